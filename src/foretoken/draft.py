@@ -1,0 +1,136 @@
+"""Draft: a batch of token trees that a drafter proposes under the last emitted token of each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A batch of draft trees, parents before children.
+
+    Node 0 of a row is the root (the last emitted token, not part of the draft); the token ``tokens[b, i]`` is node
+    ``i + 1``. Children of one parent are tried in the order in which they stand.
+
+    Attributes:
+        tokens: ``[B, N]`` int64, proposed tokens. Rows shorter than N are padded with 0.
+        parents: ``[B, N]`` int64, node number of each token's parent (0 = root); a chain is 0, 1, 2, …
+        counts: ``[B]`` int64, number of draft tokens in each row.
+        probs: ``[B, M, V]`` float or None. The law that each *parent* node drew its children from, exactly as they
+            were drawn, indexed by node number; only nodes with children need to be meaningful, so a chain of N
+            tokens has ``M = N``. None means that the tokens were chosen, not drawn: q is one-hot at each child, in
+            order. V may be smaller or larger than the target's vocabulary where the models are padded differently.
+        replacement: whether siblings were drawn with (True) or without (False) replacement. Of no meaning for
+            chains and chosen tokens.
+        is_chain: every row is a chain. Kept as a flag so that nobody has to read `parents` back from a device.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    counts: Tensor
+    probs: Tensor | None = None
+    replacement: bool = True
+    is_chain: bool = False
+
+    @classmethod
+    def chain(cls, tokens: Tensor, counts: Tensor | None = None, probs: Tensor | None = None) -> Draft:
+        """A draft without branches.
+
+        Args:
+            tokens: ``[B, N]`` int64.
+            counts: ``[B]`` int64, tokens used in each row; None means all N.
+            probs: ``[B, N, V]``, the law that each token was drawn from, or None for chosen tokens.
+        """
+        batch_size, width = tokens.shape
+        parents = torch.arange(width, device=tokens.device).expand(batch_size, width)
+        if counts is None:
+            counts = torch.full((batch_size,), width, dtype=torch.int64, device=tokens.device)
+        return cls(tokens, parents, counts, probs, is_chain=True)
+
+    @classmethod
+    def empty(cls, batch_size: int, device: torch.device | str = "cpu") -> Draft:
+        """A draft that proposes nothing in any row."""
+        return cls.chain(torch.zeros((batch_size, 0), dtype=torch.int64, device=device))
+
+    @classmethod
+    def from_lists(cls, tokens: list[list[int]], device: torch.device | str = "cpu") -> Draft:
+        """Chains of chosen tokens of any lengths, one a row."""
+        counts = torch.tensor([len(row) for row in tokens], dtype=torch.int64, device=device)
+        width = max((len(row) for row in tokens), default=0)
+        padded = [row + [0] * (width - len(row)) for row in tokens]
+        return cls.chain(torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(tokens), width), counts)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows, B."""
+        return self.tokens.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest row, N; the draft has nodes 0 … N."""
+        return self.tokens.shape[1]
+
+    def used(self) -> Tensor:
+        """``[B, N]`` bool: which entries of `tokens` are part of the draft (not padding)."""
+        return torch.arange(self.width, device=self.tokens.device) < self.counts[:, None]
+
+    def depths(self) -> Tensor:
+        """``[B, N+1]`` int64: draft tokens on the way from the root to each node; the root's is 0."""
+        if self.is_chain:
+            return torch.arange(self.width + 1, device=self.tokens.device).expand(self.batch_size, -1)
+        return self.ancestors().sum(-1) - 1
+
+    def ancestors(self) -> Tensor:
+        """``[B, N+1, N+1]`` bool: entry ``[b, i, j]`` says that node j is on the path to node i (i itself included)."""
+        return ancestor_matrix(
+            torch.cat([self.parents.new_full((self.batch_size, 1), -1), self.parents], dim=1), self.is_chain
+        )
+
+    def path(self, node: Tensor) -> tuple[Tensor, Tensor]:
+        """The path to one node of each row.
+
+        Args:
+            node: ``[B]`` int64.
+
+        Returns:
+            nodes: ``[B, D]`` int64, the path's nodes from below the root to `node`, padded with 0.
+            counts: ``[B]`` int64, how many they are (0 at the root).
+        """
+        if self.is_chain:
+            depth = int(node.max()) if node.numel() else 0
+            steps = torch.arange(1, depth + 1, device=node.device).expand(self.batch_size, depth)
+            return torch.where(steps <= node[:, None], steps, 0), node
+        on_path = self.ancestors()[torch.arange(self.batch_size, device=node.device), node]  # [B, N+1]
+        on_path[:, 0] = False
+        counts = on_path.sum(-1)
+        depth = int(counts.max()) if counts.numel() else 0
+        # Parents come before children, so that node order is path order.
+        order = torch.argsort((~on_path).to(torch.int8), dim=1, stable=True)[:, :depth]
+        inside = torch.arange(depth, device=node.device) < counts[:, None]
+        return torch.where(inside, order, 0), counts
+
+
+def ancestor_matrix(parents: Tensor, is_chain: bool = False) -> Tensor:
+    """Which nodes each node descends from.
+
+    Args:
+        parents: ``[B, N]`` int64, each entry smaller than its own column, or -1 for a node without a parent.
+        is_chain: every node's parent is the one before it.
+
+    Returns:
+        ``[B, N, N]`` bool: ``[b, i, j]`` says that j is i or one of i's ancestors.
+    """
+    batch_size, size = parents.shape
+    eye = torch.eye(size, dtype=torch.bool, device=parents.device)
+    if is_chain:
+        return torch.ones_like(eye).tril().expand(batch_size, size, size)
+    above = eye.expand(batch_size, size, size).clone()
+    rows = torch.arange(batch_size, device=parents.device)
+    for i in range(1, size):
+        parent = parents[:, i]
+        inherited = above[rows, parent.clamp(min=0)] & (parent >= 0)[:, None]
+        above[:, i] |= inherited
+    return above

@@ -1,0 +1,27 @@
+"""What can go wrong through no fault of the library. Every message names the value, the limit and the cure."""
+
+from __future__ import annotations
+
+
+class ForetokenError(Exception):
+    """Base of all errors that the caller can mend; the command line prints it and exits with status 2."""
+
+
+class ParameterError(ForetokenError, ValueError):
+    """A parameter is out of its range, or names something unknown."""
+
+
+class PromptError(ForetokenError, ValueError):
+    """A prompt can't be used: empty, too long, or with tokens outside the vocabulary."""
+
+
+class ModelError(ForetokenError):
+    """A model can't be loaded, or two models don't fit together."""
+
+
+class NumericalError(ForetokenError, ArithmeticError):
+    """A model returned scores that no token can be chosen from: NaN, or all of them -inf."""
+
+
+class OutOfMemory(ForetokenError, MemoryError):
+    """Memory ran out; the message says for which model and what to lower."""

@@ -1,0 +1,99 @@
+"""What the engine and the drafters ask of a model: score tentative tokens, then commit some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Keep = Literal["all", "last", "none"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one forward pass says.
+
+    Attributes:
+        logits: ``[B, N, V]`` at every node of the pass (``keep="all"``), ``[B, 1, V]`` at each row's last node
+            (``"last"``), or None (``"none"``). In the model's own dtype.
+        hidden: the hidden states that were asked for, each ``[B, N, H]``; empty when none were.
+    """
+
+    logits: Tensor | None
+    hidden: tuple[Tensor, ...] = ()
+
+
+class Cache(Protocol):
+    """Keys and values (or whatever the model remembers) of a batch of rows.
+
+    A forward pass appends *tentative* nodes, numbered 0, 1, 2, … in each row since the last commit, over as many
+    passes as there are. `commit` makes a path of them part of the row and forgets all others.
+    """
+
+    lengths: Tensor
+    """``[B]`` int64 on the CPU: committed tokens of each row."""
+
+    def commit(self, path: Tensor, counts: Tensor) -> None:
+        """Keep some tentative nodes of each row, in order, and forget the rest.
+
+        Args:
+            path: ``[B, D]`` int64 on any device, tentative node numbers; entries past a row's count mean nothing.
+            counts: ``[B]`` int64, how many of them each row keeps; 0 forgets all of the row's.
+        """
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Rearrange rows: new row i is old row ``rows[i]``, or an empty one where that is -1.
+
+        A row may be named more than once (beam search). Tentative nodes must have been committed or forgotten.
+        """
+
+    def encode(self, row: int, source: Sequence[int]) -> None:
+        """Give an empty row its encoder input. Encoder-decoder models only."""
+
+
+class LanguageModel(Protocol):
+    """A model that scores tokens. `foretoken.load` makes one from a path, a hub id or a transformers model."""
+
+    name: str
+    vocab_size: int
+    """Number of scores a node gets (the padded size of the output layer)."""
+    max_length: int
+    """Most tokens of a row, prompt and output together."""
+    device: torch.device
+    dtype: torch.dtype
+    tokenizer: Any | None
+    eos_token_ids: tuple[int, ...]
+    decoder_start_token_id: int | None
+    """First decoder token of an encoder-decoder model; None for a decoder-only one."""
+    supports_trees: bool
+
+    def open(self, batch_size: int) -> Cache:
+        """A new cache with `batch_size` empty rows."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        parents: Tensor,
+        counts: Tensor,
+        cache: Cache,
+        keep: Keep = "all",
+        hidden_layers: Sequence[int] = (),
+    ) -> Scores:
+        """Append tentative nodes to every row and score them.
+
+        Each node attends to its row's committed prefix, to its ancestors and to itself; its position is the prefix's
+        length plus its depth.
+
+        Args:
+            tokens: ``[B, N]`` int64; entries past a row's count are padding.
+            parents: ``[B, N]`` int64, tentative node number of each token's parent, counted over all passes since
+                the last commit; -1 for a node that follows the committed prefix directly.
+            counts: ``[B]`` int64, nodes that each row appends; 0 is allowed. Rows whose count is smaller than
+                another's leave gaps in nobody's numbering: row b's next node is the sum of its counts.
+            cache: from `open`.
+            keep: which logits are wanted.
+            hidden_layers: layers (0 = embeddings) whose output hidden states are wanted.
+        """

@@ -1,0 +1,44 @@
+"""Sequence: one request's text as it stands, which the engine extends and drafters read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from foretoken.sampling import SamplingParams
+
+_ids = count()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request: the tokens so far and how to choose the next.
+
+    Attributes:
+        tokens: prompt and output so far. The last one is the root: in the text, not yet in any cache. For an
+            encoder-decoder model these are the decoder's tokens, the start token first.
+        prompt_length: how many of `tokens` were given rather than generated.
+        params: the request's sampling parameters.
+        seed: 64-bit key of all the request's randomness.
+        source: the encoder's tokens, for encoder-decoder models.
+        id: unique in the process; drafters key what they keep about a sequence by it.
+    """
+
+    tokens: list[int]
+    prompt_length: int
+    params: SamplingParams
+    seed: int
+    source: list[int] | None = None
+    id: int = field(default_factory=lambda: next(_ids))
+
+    @property
+    def output(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def context(self) -> list[int]:
+        """Everything that text may be copied from: the encoder's tokens, if any, and `tokens`."""
+        return self.tokens if self.source is None else self.source + self.tokens
