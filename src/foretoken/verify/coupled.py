@@ -1,0 +1,46 @@
+"""Coupled verification: target and drafter share noise, and the target's own pick decides."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.verify.base import Verdict
+
+
+class CoupledVerifier:
+    """Follow the branch that holds the target's own pick (Daliri et al. 2024, arXiv 2408.07978).
+
+    The text equals, token by token, what the target alone samples with the same seed, whichever drafter ran. With
+    temperature 0 there is no noise, and this is greedy verification.
+    """
+
+    name = "coupled"
+    lossless = True
+    trees = True
+    summary = "target and drafter share noise; one seed gives one text, whatever the drafter"
+    citation = "Daliri et al. 2024, arXiv 2408.07978"
+
+    def follow(self, draft: Draft, picks: Tensor) -> Verdict:
+        """Walk from the root to the deepest node whose whole path the target picks.
+
+        Args:
+            draft: ``N`` tokens a row.
+            picks: ``[B, N+1]`` int64, the token that the target picks after each node.
+        """
+        rows = torch.arange(draft.batch_size, device=picks.device)
+        agrees = (picks[rows[:, None], draft.parents] == draft.tokens) & draft.used()  # [B, N]
+        if draft.is_chain:
+            node = agrees.to(torch.int64).cumprod(dim=1).sum(dim=1)
+        else:
+            # A node lies on the walk if it and all its ancestors agree. Siblings may hold the same token; the
+            # deepest node then wins, and which sibling it hangs from makes no difference to the text.
+            agrees = torch.cat([torch.ones_like(rows, dtype=torch.bool)[:, None], agrees], dim=1)
+            above = draft.ancestors()
+            on_walk = (agrees[:, None, :] | ~above).all(-1)
+            depths = draft.depths()
+            depth = torch.where(on_walk, depths, -1)
+            node = depth.argmax(dim=1)  # the first of the deepest
+        path, counts = draft.path(node)
+        return Verdict(path, counts, picks[rows, node])

@@ -1,0 +1,55 @@
+"""The adjusted (residual) distribution that a rejected position is sampled from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def adjusted_distribution(p: Tensor, q: Tensor) -> Tensor:
+    """``norm(max(0, p - q))``, the law of a token that replaces a rejected one.
+
+    Leviathan et al. 2023 (arXiv 2211.17192), section 2.3; Chen et al. 2023 (arXiv 2302.01318), algorithm 2.
+
+    Args:
+        p: ``[..., V]`` float, the target's law.
+        q: ``[..., V]`` float, the law that the rejected token was drawn from; leading dimensions broadcast. Where the
+            drafter's vocabulary is padded differently its last entries are cut or taken as 0.
+
+    Returns:
+        ``[..., V]`` in p's dtype. Where no mass is left (p = q) nothing can be rejected; p itself is returned there,
+        so that the result is always finite and a law.
+    """
+    return normalise_or((p - match_vocabulary(q, p.shape[-1])).clamp_(min=0), p)
+
+
+def adjusted_without(p: Tensor, token: Tensor) -> Tensor:
+    """The adjusted distribution for a *chosen* token, whose q is one-hot: p without the token, renormalised.
+
+    Args:
+        p: ``[..., V]`` float.
+        token: ``[...]`` int64.
+
+    Returns:
+        ``[..., V]``; p itself where p had all its mass on the token.
+    """
+    return normalise_or(p.scatter(-1, token[..., None], 0.0), p)
+
+
+def normalise_or(mass: Tensor, fallback: Tensor) -> Tensor:
+    """`mass` over its sum, ``[..., V]``; `fallback` where the sum is 0."""
+    total = mass.sum(-1, keepdim=True)
+    return torch.where(total > 0, mass / torch.where(total > 0, total, 1), fallback)
+
+
+def match_vocabulary(probs: Tensor, vocab_size: int) -> Tensor:
+    """`probs` cut or zero-padded to ``[..., vocab_size]``; the very same tensor when it fits already.
+
+    Cutting is for reading a law's value only: a drafter must not draw tokens that the target has no score for.
+    """
+    missing = vocab_size - probs.shape[-1]
+    if missing == 0:
+        return probs
+    if missing < 0:
+        return probs[..., :vocab_size]
+    return torch.nn.functional.pad(probs, (0, missing))
