@@ -1,6 +1,6 @@
 """Tiny random transformers models for tests: float32, deterministic, distributions far from uniform.
 
-Every function takes `vocab_size`, `seed` and any field of the model's config. The global random state is untouched.
+Every function takes `vocab_size`, `seed` and any field of the config. The global random state is untouched.
 """
 
 from __future__ import annotations
