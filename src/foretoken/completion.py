@@ -1,0 +1,180 @@
+"""What a request gives back: the text, why it ended, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "error"]
+Origin = Literal["accepted", "residual", "bonus", "target"]
+"""Where a token came from: an accepted draft token; the replacement of a rejected one; the target's own token after a
+whole accepted draft; the target's own token where nothing was drafted."""
+
+PARTS = ("drafter", "target", "verification", "other")
+
+
+@dataclass
+class DecodeStats:
+    """What decoding one request took. Prefill counts in `seconds` alone.
+
+    Attributes:
+        rounds: target passes that emitted tokens.
+        emitted: tokens generated.
+        drafted: tokens that were proposed and scored.
+        accepted: those of them that were accepted.
+        drafted_by_position: tokens proposed at depth 1, 2, … of the draft.
+        accepted_by_position: tokens accepted at depth 1, 2, ….
+        seconds: wall-clock time of the rounds that the request took part in, by part: ``drafter``, ``target``,
+            ``verification`` (sampling parameters and drawing) and ``other`` (everything else). Rows of one batch
+            share their rounds, and so their seconds.
+    """
+
+    rounds: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; 0 when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of the proposals at depth 1, 2, … that were accepted."""
+        return [
+            accepted / drafted if drafted else 0.0
+            for accepted, drafted in zip(self.accepted_by_position, self.drafted_by_position, strict=True)
+        ]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Emitted tokens / target passes; 1.0 means that speculation gave nothing."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens / total seconds, prefill included."""
+        total = sum(self.seconds.values())
+        return self.emitted / total if total else 0.0
+
+    def record(self, depths: Iterable[int], accepted: int, emitted: int) -> None:
+        """Count one round.
+
+        Args:
+            depths: depth (1 = below the root) of each drafted token.
+            accepted: accepted tokens, at depths 1 … accepted.
+            emitted: tokens that were added to the text.
+        """
+        self.rounds += 1
+        self.emitted += emitted
+        self.accepted += accepted
+        for depth in depths:
+            self.drafted += 1
+            if depth > len(self.drafted_by_position):
+                self.drafted_by_position.append(0)
+                self.accepted_by_position.append(0)
+            self.drafted_by_position[depth - 1] += 1
+        for depth in range(accepted):
+            self.accepted_by_position[depth] += 1
+
+    @classmethod
+    def total(cls, parts: Iterable[DecodeStats]) -> DecodeStats:
+        """The sum over several requests. Seconds are added too: meaningful for requests that ran one after another."""
+        result = cls()
+        for part in parts:
+            result.rounds += part.rounds
+            result.emitted += part.emitted
+            result.drafted += part.drafted
+            result.accepted += part.accepted
+            for name in ("drafted_by_position", "accepted_by_position"):
+                mine, other = getattr(result, name), getattr(part, name)
+                mine.extend([0] * (len(other) - len(mine)))
+                for place, value in enumerate(other):
+                    mine[place] += value
+            for name, value in part.seconds.items():
+                result.seconds[name] += value
+        return result
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The target's log-probability of one emitted token, and of the likeliest ones.
+
+    Of the model's raw scores: before temperature, truncation and penalties.
+    """
+
+    token_id: int
+    logprob: float
+    top: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One request's result.
+
+    Attributes:
+        token_ids: generated tokens; the end token, if one was generated, included.
+        text: their text without special tokens, cut before a stop string; empty for a model without a tokenizer.
+        finish_reason: ``stop`` (an end token, a stop token or a stop string), ``length`` (`max_new_tokens` or the
+            model's context is used up), or ``error`` (only in a batch: this request failed, see `error`).
+        logprobs: one entry a token where `SamplingParams.logprobs` asked for them, else None.
+        stats: what it took.
+        error: what went wrong, with finish_reason ``error``.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    logprobs: list[TokenLogprob] | None = None
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class DraftedToken:
+    """One token of a draft, as a trace shows it."""
+
+    token_id: int
+    text: str
+    depth: int
+    accepted: bool
+    p: float
+    """The target's probability of the token at its place, sampling parameters applied."""
+    q: float
+    """The drafter's; 1 for a token that was chosen, not drawn."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token as it is added to the text. `text` is what became readable with it: empty inside a character."""
+
+    token_id: int
+    text: str
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """What one round added to a streamed request.
+
+    Attributes:
+        pieces: the new tokens, in order.
+        drafted: the round's draft; filled with ``trace=True`` only.
+        stats: the request's statistics so far (the same object in every event).
+        completion: the whole result, in the last event only.
+    """
+
+    pieces: tuple[Piece, ...]
+    stats: DecodeStats
+    drafted: tuple[DraftedToken, ...] = ()
+    completion: Completion | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that this round added."""
+        return "".join(piece.text for piece in self.pieces)

@@ -1,0 +1,85 @@
+"""What a drafter is, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from foretoken.sampling import Sampler
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one round.
+
+    Attributes:
+        sequences: one a row, as they stand; drafters read them and never change them.
+        sampler: the rows' sampling parameters.
+        seeds: ``[B]`` int64, key of each row's randomness.
+        positions: ``[B]`` int64, tokens of each row: the absolute position of the first token to come.
+        vocab_size: the target's; a drafter never proposes a token at or above it.
+        shared_noise: the verifier is a coupled one: a drafter with a law of its own should propose what that law
+            picks under the noise it shares with the target (`Sampler.picks`) and declare it chosen.
+    """
+
+    sequences: list[Sequence]
+    sampler: Sampler
+    seeds: Tensor
+    positions: Tensor
+    vocab_size: int
+    shared_noise: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the draft is wanted."""
+        return self.seeds.device
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes tokens. What it keeps about a sequence is its own affair, keyed by `Sequence.id`.
+
+    Rows may join, leave or change places between any two calls, and rounds may pass without a call: a drafter
+    compares what it knows with ``sequence.tokens`` and catches up. A proposal may depend on nothing but the
+    sequences' past and the drafter's own draws.
+    """
+
+    name: str
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """A draft for every row.
+
+        Args:
+            batch: the rows.
+            limits: most tokens that each row may draft; 0 is allowed.
+        """
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """What became of the draft. Called before the batch's sequences are extended.
+
+        Args:
+            batch: as at `propose`.
+            draft: what was proposed.
+            verdict: what was kept.
+            logits: ``[B, N+1, V]``, the target's raw scores after each node.
+        """
+
+
+class NoDrafter:
+    """Proposes nothing: every round is one plain step of the target."""
+
+    name = "none"
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """An empty draft."""
+        return Draft.empty(len(batch.sequences), batch.device)
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Nothing to learn."""

@@ -1,0 +1,118 @@
+"""A small language model that drafts a chain, one token a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+
+import torch
+from foretoken.randomness import Stream, uniforms
+from foretoken.sampling import draw
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
+from foretoken.models.base import Cache, LanguageModel
+from foretoken.models.feed import feed
+from foretoken.verify.base import Verdict
+
+
+class DraftModel:
+    """Drafts with a smaller model of the same vocabulary (Leviathan et al. 2023, arXiv 2211.17192).
+
+    Each token is drawn from the drafter's law under the request's own sampling parameters, and that very law is what
+    the draft carries as q. With temperature 0, and under a coupled verifier, tokens are chosen instead.
+    """
+
+    name = "draft-model"
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self._cache: Cache | None = None
+        self._rows: list[int] = []  # ids of the sequences that the cache's rows belong to
+        self._tentative = 0  # drafted tokens that the cache holds, not yet committed or forgotten
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """A chain of up to ``limits[b]`` tokens in row b."""
+        # The last drafted token is never fed, so a text of n tokens allows max_length - n + 1 draft tokens.
+        limits = [
+            max(0, min(limit, self.model.max_length - len(sequence.tokens) + 1))
+            for limit, sequence in zip(limits, batch.sequences, strict=True)
+        ]
+        width = max(limits, default=0)
+        device = batch.device
+        if width == 0:
+            return Draft.empty(len(limits), device)
+        logits = self._catch_up(batch, limits)
+        vocab_size = min(self.model.vocab_size, batch.vocab_size)
+        chosen = batch.shared_noise or batch.sampler.all_greedy
+        counts = torch.tensor(limits, device=device)
+        size = len(limits)
+        ones = torch.ones(size, dtype=torch.int64)
+        tokens = torch.zeros((size, 0), dtype=torch.int64, device=device)
+        laws: list[Tensor] = []
+        for step in range(width):
+            scores = logits[:, None, :vocab_size].to(device)
+            so_far, node = Draft.chain(tokens), torch.full((size, 1), step, device=device)
+            if chosen:
+                token = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=batch.shared_noise)
+            else:
+                q = batch.sampler.probabilities(scores, batch.sequences, so_far, node)
+                laws.append(q)
+                token = draw(q, self._uniforms(batch, step))
+            tokens = torch.cat([tokens, token], dim=1)
+            if step + 1 < width:
+                logits = self._step(token, step, ones)
+        return Draft.chain(tokens, counts, torch.cat(laws, dim=1) if laws else None)
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Commit the accepted tokens that the cache holds; forget the others."""
+        self._forget(verdict.counts.cpu())
+
+    def _uniforms(self, batch: Batch, step: int) -> Tensor:
+        """``[B, 1]``, keyed by the root's position and the step, so that no two rounds share a draw."""
+        return uniforms(batch.seeds, batch.positions[:, None], Stream.DRAFT + step)
+
+    def _step(self, token: Tensor, step: int, ones: Tensor) -> Tensor:
+        """Logits ``[B, V]`` after one more tentative token in every row."""
+        assert self._cache is not None
+        token = token.to(self.model.device)
+        parents = torch.full_like(token, step - 1)
+        logits = self.model.forward(token, parents, ones, self._cache).logits
+        assert logits is not None
+        self._tentative += 1
+        return logits[:, 0]
+
+    def _forget(self, accepted: Tensor) -> None:
+        if self._cache is None or self._tentative == 0:
+            return
+        path = torch.arange(self._tentative).expand(len(self._rows), -1)
+        self._cache.commit(path, accepted.clamp(max=self._tentative))
+        self._tentative = 0
+
+    def _catch_up(self, batch: Batch, limits: AbstractSequence[int]) -> Tensor:
+        """Bring the cache up to the text, root included; logits ``[B, V]`` after it."""
+        self._forget(torch.zeros(len(self._rows), dtype=torch.int64))
+        ids = [sequence.id for sequence in batch.sequences]
+        if self._cache is None:
+            self._cache = self.model.open(len(ids))
+            joined = list(range(len(ids)))
+        elif ids != self._rows:
+            places = {row: place for place, row in enumerate(self._rows)}
+            selection = [places.get(row, -1) for row in ids]
+            self._cache.select(selection)
+            joined = [row for row, place in enumerate(selection) if place < 0]
+        else:
+            joined = []
+        self._rows = ids
+        for row in joined:
+            source = batch.sequences[row].source
+            if source is not None:
+                self._cache.encode(row, source)
+        known = self._cache.lengths.tolist()
+        missing = [
+            sequence.tokens[length:] if limit > 0 else []
+            for sequence, length, limit in zip(batch.sequences, known, limits, strict=True)
+        ]
+        logits = feed(self.model, self._cache, missing, keep="last")
+        assert logits is not None  # a row with a limit has at least its root to feed
+        return logits

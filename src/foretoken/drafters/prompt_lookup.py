@@ -1,0 +1,80 @@
+"""Prompt lookup: continue the text as it went on the last time it read like this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
+from foretoken.errors import ParameterError
+from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
+
+
+class PromptLookup:
+    """Copies what followed the most recent earlier occurrence of the longest suffix of the text.
+
+    The rule of prompt lookup decoding (Saxena 2023), as in transformers and vLLM, with every n-gram's last place
+    kept in a table, so that a proposal costs the same at any length. The tokens are chosen, not drawn.
+
+    Args:
+        max_ngram: longest suffix that is looked for, in tokens.
+        min_ngram: shortest one.
+    """
+
+    name = "prompt-lookup"
+
+    def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise ParameterError(
+                f"min_ngram={min_ngram}, max_ngram={max_ngram}: both must be at least 1, and min_ngram the smaller"
+            )
+        self.max_ngram = max_ngram
+        self.min_ngram = min_ngram
+        self._tables: dict[int, _LastPlaces] = {}
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """A chain that copies earlier text, empty where no suffix of the text occurred before."""
+        tables = {}
+        rows = []
+        for sequence, limit in zip(batch.sequences, limits, strict=True):
+            table = self._tables.get(sequence.id) or _LastPlaces(self.min_ngram, self.max_ngram)
+            tables[sequence.id] = table
+            rows.append([token for token in table.continuation(sequence, limit) if token < batch.vocab_size])
+        self._tables = tables  # rows that left are forgotten
+        return Draft.from_lists(rows, batch.device)
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Nothing to learn: the text itself is read at the next proposal."""
+
+
+class _LastPlaces:
+    """For every n-gram of a growing text that something followed, where it ended last."""
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._text: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}
+
+    def continuation(self, sequence: Sequence, limit: int) -> list[int]:
+        """Up to `limit` tokens that followed the longest known suffix."""
+        self._read(sequence)
+        for size in self._sizes:
+            if size <= len(self._text):
+                end = self._ends.get(tuple(self._text[-size:]))
+                if end is not None:
+                    return self._text[end : end + limit]
+        return []
+
+    def _read(self, sequence: Sequence) -> None:
+        """Enter the n-grams that end before the last token: those have a continuation."""
+        offset = len(sequence.source or ())
+        new = sequence.context if not self._text else sequence.tokens[len(self._text) - offset :]
+        for token in new:
+            end = len(self._text)
+            for size in self._sizes:
+                if size <= end:
+                    self._ends[tuple(self._text[end - size :])] = end
+            self._text.append(token)

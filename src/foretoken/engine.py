@@ -1,0 +1,202 @@
+"""The round loop: draft, score, verify, commit, for batches whose rows come and go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from collections.abc import Sequence as AbstractSequence
+from typing import Any, overload
+
+from foretoken.models.loading import check_pair
+from foretoken.sampling import SamplingParams
+
+from foretoken import verify
+from foretoken.completion import Completion, StreamEvent
+from foretoken.drafters import Drafter, DraftModel, NoDrafter
+from foretoken.drafters import get as get_drafter
+from foretoken.drafters import names as drafter_names
+from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
+from foretoken.models import LanguageModel, load
+from foretoken.request import Prompt, is_single, make_sequence
+from foretoken.rounds import Rounds, Row
+
+
+class Engine:
+    """Generates with a target model, speculatively where a drafter is given.
+
+    Args:
+        target: the model whose distribution the output has: a path, a hub id, a transformers model, or what
+            `foretoken.load` returned.
+        drafter: what guesses ahead: a name from `foretoken.drafters.names` that needs no model (``"prompt-lookup"``,
+            ``"ngram-storage"``, …), a model in any of the forms of `target`, a `Drafter`, or None to decode plainly.
+        verifier: a name from `foretoken.verify.names`, or a verifier.
+        num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly.
+        max_batch_size: most rows that are decoded at once; further requests wait for a free row.
+        load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
+
+    Raises:
+        ModelError: a model can't be loaded, or the two don't share a vocabulary.
+        ParameterError: an unknown drafter or verifier, or a number out of its range.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        drafter: Any = None,
+        verifier: str | verify.AnyVerifier = "token",
+        num_speculative_tokens: int = 5,
+        *,
+        max_batch_size: int = 32,
+        **load_options: Any,
+    ) -> None:
+        if isinstance(num_speculative_tokens, bool) or not isinstance(num_speculative_tokens, int):
+            raise ParameterError(f"num_speculative_tokens={num_speculative_tokens!r}: must be a whole number")
+        if not 0 <= num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+            raise ParameterError(
+                f"num_speculative_tokens={num_speculative_tokens}: must be from 0 (no speculation) to "
+                f"{MAX_SPECULATIVE_TOKENS}"
+            )
+        if max_batch_size < 1:
+            raise ParameterError(f"max_batch_size={max_batch_size}: must be at least 1")
+        self.verifier = verify.get(verifier)
+        self.target: LanguageModel = load(target, **load_options)
+        self.drafter: Drafter = make_drafter(drafter, self.target, **load_options)
+        self.num_speculative_tokens = num_speculative_tokens
+        self.max_batch_size = max_batch_size
+
+    @overload
+    def generate(
+        self, prompts: str | list[int] | list[dict[str, Any]], params: SamplingParams | None = None
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompts: AbstractSequence[Prompt], params: SamplingParams | AbstractSequence[SamplingParams] | None = None
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | AbstractSequence[Prompt],
+        params: SamplingParams | AbstractSequence[SamplingParams] | None = None,
+    ) -> Completion | list[Completion]:
+        """Complete one prompt or a list of them.
+
+        Args:
+            prompts: a text, a list of token ids, a list of chat messages, or a list of any of these.
+            params: how to sample: one for all, or one for each prompt.
+
+        Returns:
+            A completion for one prompt, a list of them for a list. In a list a request that fails has
+            ``finish_reason="error"`` and its `error`; the others are not touched by it.
+
+        Raises:
+            PromptError: a single prompt can't be used.
+            NumericalError: the model gave a single prompt scores that nothing can be chosen from.
+            OutOfMemory: memory ran out.
+        """
+        if is_single(prompts):
+            if params is not None and not isinstance(params, SamplingParams):
+                raise ParameterError(f"one prompt takes one SamplingParams, not {type(params).__name__}")
+            completion = self._complete([prompts], [params or SamplingParams()])[0]
+            if completion.error is not None:
+                raise completion.error
+            return completion
+        batch: AbstractSequence[Prompt] = prompts  # type: ignore[assignment]
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(batch)
+        if len(params) != len(batch):
+            raise ParameterError(f"{len(params)} SamplingParams for {len(batch)} prompts: give one, or one for each")
+        return self._complete(batch, params)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, trace: bool = False
+    ) -> Iterator[StreamEvent]:
+        """Complete one prompt, round by round.
+
+        Args:
+            prompt: a text, a list of token ids, or a list of chat messages.
+            params: how to sample.
+            trace: also report each round's draft, with p and q of every drafted token.
+
+        Yields:
+            One event a round; the last one holds the completion. Stop iterating to cancel.
+        """
+        if not is_single(prompt):
+            raise PromptError("stream takes one prompt; for a list of them use generate")
+        row = self._row(prompt, params or SamplingParams(), stream=True)
+        return self._stream(row, trace)
+
+    def _stream(self, row: Row, trace: bool) -> Iterator[StreamEvent]:
+        rounds = self._rounds(trace)
+        rounds.join([row])
+        while not row.finished:
+            rounds.step()
+            if row.error is not None:
+                raise row.error
+            yield row.event()
+
+    def _complete(
+        self, prompts: AbstractSequence[Prompt], params: AbstractSequence[SamplingParams]
+    ) -> list[Completion]:
+        results: list[Completion | Row] = []
+        for prompt, one in zip(prompts, params, strict=True):
+            try:
+                results.append(self._row(prompt, one))
+            except ForetokenError as error:
+                results.append(Completion([], "", "error", error=error))
+        waiting = [row for row in results if isinstance(row, Row)]
+        rounds = self._rounds()
+        while waiting or rounds.rows:
+            free = self.max_batch_size - len(rounds.rows)
+            joining, waiting = waiting[:free], waiting[free:]
+            rounds.join(joining)
+            rounds.step()
+        return [row.completion() if isinstance(row, Row) else row for row in results]
+
+    def _row(self, prompt: Prompt, params: SamplingParams, stream: bool = False) -> Row:
+        if params.stop and self.target.tokenizer is None:
+            raise ParameterError(
+                f"stop={list(params.stop)!r}: {self.target.name} was loaded without a tokenizer, so that stop strings "
+                "can't be found: use stop_token_ids"
+            )
+        if is_single(prompt):
+            return Row(make_sequence(self.target, prompt, params), self.target, stream)
+        raise PromptError("a prompt in a list is itself a list of prompts: lists of prompts don't nest")
+
+    def _rounds(self, trace: bool = False) -> Rounds:
+        return Rounds(self.target, self.drafter, self.verifier, self.num_speculative_tokens, trace)
+
+
+MAX_SPECULATIVE_TOKENS = 256
+
+
+def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Drafter:
+    """The drafter that `Engine` was asked for; see there.
+
+    Raises:
+        ParameterError: neither a known name nor a model.
+        ModelError: the model can't be loaded, or has another vocabulary than the target.
+    """
+    if drafter is None:
+        return NoDrafter()
+    if isinstance(drafter, str) and drafter in drafter_names():
+        return get_drafter(drafter)
+    if isinstance(drafter, Drafter):
+        if isinstance(drafter, DraftModel):
+            check_pair(target, drafter.model)
+        return drafter
+    try:
+        model = load(drafter, **load_options)
+    except ModelError as error:
+        if isinstance(drafter, str) and os.sep not in drafter and "/" not in drafter:
+            raise ParameterError(
+                f"unknown drafter {drafter!r}: choose one of {', '.join(drafter_names())}, or give a model ({error})"
+            ) from error
+        raise
+    check_pair(target, model)
+    if (model.decoder_start_token_id is None) != (target.decoder_start_token_id is None):
+        raise ModelError(
+            f"{model.name} can't draft for {target.name}: one is an encoder-decoder model and the other is not; "
+            "use a drafter of the target's kind, or prompt-lookup"
+        )
+    return DraftModel(model)

@@ -1,0 +1,41 @@
+"""Feeding text to a model: committed tokens in chunks, for prefill and for catching up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.models.base import Cache, Keep, LanguageModel
+
+CHUNK = 512
+"""Most tokens of a row in one prefill pass: bounds the memory of activations and masks."""
+
+
+def feed(model: LanguageModel, cache: Cache, rows: Sequence[Sequence[int]], keep: Keep = "none") -> Tensor | None:
+    """Append text to every row and commit it.
+
+    Args:
+        model: scores the text.
+        cache: its cache, without tentative nodes.
+        rows: new tokens of each row; rows may be empty and of different lengths.
+        keep: "last" to get the logits after each row's last new token, "none" for nothing.
+
+    Returns:
+        ``[B, V]`` logits with ``keep="last"`` (those of empty rows mean nothing), else None.
+    """
+    longest = max((len(row) for row in rows), default=0)
+    last: Tensor | None = None
+    for start in range(0, longest, CHUNK):
+        parts = [list(row[start : start + CHUNK]) for row in rows]
+        counts = torch.tensor([len(part) for part in parts])
+        width = max(len(part) for part in parts)
+        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=model.device)
+        steps = torch.arange(width, device=model.device).expand(len(parts), width)
+        logits = model.forward(tokens, steps - 1, counts, cache, keep=keep).logits
+        cache.commit(steps, counts)
+        if logits is not None:
+            ends_here = (counts > 0).to(logits.device)[:, None]
+            last = logits[:, 0] if last is None else torch.where(ends_here, logits[:, 0], last)
+    return last

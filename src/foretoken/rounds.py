@@ -1,0 +1,373 @@
+"""One round after another: draft, score, verify, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as AbstractSequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from foretoken.randomness import Stream, uniforms
+from foretoken.sampling import Sampler, check_finite
+from torch import Tensor
+
+from foretoken.completion import (
+    PARTS,
+    Completion,
+    DecodeStats,
+    DraftedToken,
+    FinishReason,
+    Origin,
+    Piece,
+    StreamEvent,
+    TokenLogprob,
+)
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch, Drafter
+from foretoken.errors import NumericalError, OutOfMemory, ParameterError
+from foretoken.models.base import LanguageModel
+from foretoken.models.feed import feed
+from foretoken.sequence import Sequence
+from foretoken.text import Detokenizer
+from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, decide
+from foretoken.verify.coupled import CoupledVerifier as FollowPicks
+
+_FOLLOW = FollowPicks()
+
+
+class Row:
+    """A request while it is being decoded."""
+
+    def __init__(self, sequence: Sequence, model: LanguageModel, stream: bool = False) -> None:
+        self.sequence = sequence
+        self.stats = DecodeStats()
+        self.finish_reason: FinishReason | None = None
+        self.error: Exception | None = None
+        self.logprobs: list[TokenLogprob] | None = [] if sequence.params.logprobs is not None else None
+        params = sequence.params
+        self._model = model
+        self._stream = stream
+        self._stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
+        )
+        self._detokenizer: Detokenizer | None = None
+        if model.tokenizer is not None and (stream or params.stop):
+            context = () if sequence.source is not None else sequence.tokens
+            self._detokenizer = Detokenizer(model.tokenizer, params.stop, context)
+        self._pieces: list[Piece] = []
+        self.drafted: tuple[DraftedToken, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """No further token will be added."""
+        return self.finish_reason is not None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        sequence = self.sequence
+        emitted = len(sequence.tokens) - sequence.prompt_length
+        return min(sequence.params.max_new_tokens - emitted, self._model.max_length - len(sequence.tokens))
+
+    def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin]) -> int:
+        """Append tokens until the request ends; how many were taken."""
+        self._pieces = []
+        sequence = self.sequence
+        for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
+            sequence.tokens.append(token)
+            emitted = len(sequence.tokens) - sequence.prompt_length
+            may_stop = emitted >= sequence.params.min_new_tokens
+            text = self._detokenizer.add(token, may_stop) if self._detokenizer else ""
+            if (token in self._stop_ids and may_stop) or (self._detokenizer and self._detokenizer.stopped):
+                self.finish_reason = "stop"
+            elif self.remaining <= 0:
+                self.finish_reason = "length"
+            if self.finished and self._detokenizer:
+                text += self._detokenizer.finish()
+            self._pieces.append(Piece(token, text, origin))
+            if self.finished:
+                return taken
+        return len(tokens)
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an error."""
+        self.error = error
+        self.finish_reason = "error"
+
+    def event(self) -> StreamEvent:
+        """What the last round added."""
+        return StreamEvent(tuple(self._pieces), self.stats, self.drafted, self.completion() if self.finished else None)
+
+    def completion(self) -> Completion:
+        """The result."""
+        assert self.finish_reason is not None
+        output = self.sequence.output
+        if self._detokenizer is not None:
+            text = self._detokenizer.text
+        elif self._model.tokenizer is not None:
+            text = self._model.tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        else:
+            text = ""
+        return Completion(output, text, self.finish_reason, self.logprobs, self.stats, self.error)
+
+
+@dataclass
+class _Clock:
+    """Wall-clock seconds by part of the round that is going on."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    _started: float = field(default_factory=perf_counter)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += perf_counter() - start
+
+    def stop(self) -> dict[str, float]:
+        """Seconds by part; what no part claimed is ``other``."""
+        self.seconds["other"] = perf_counter() - self._started - sum(self.seconds.values())
+        return self.seconds
+
+
+class Rounds:
+    """The rows that are being decoded together, and the steps that they take.
+
+    Rows join and leave between rounds; the target's cache follows. A drafter keeps up by itself.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter,
+        verifier: AnyVerifier,
+        num_speculative_tokens: int,
+        trace: bool = False,
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._verifier = verifier
+        self._k = num_speculative_tokens
+        self._trace = trace
+        self._cache = target.open(0)
+        self.rows: list[Row] = []
+        self._sampler: Sampler | None = None
+
+    def join(self, rows: AbstractSequence[Row]) -> None:
+        """Let requests take part from the next round on."""
+        if not rows:
+            return
+        self._cache.select([*range(len(self.rows)), *[-1] * len(rows)])
+        first = len(self.rows)
+        self.rows.extend(rows)
+        for place, row in enumerate(rows, start=first):
+            if row.sequence.source is not None:
+                self._cache.encode(place, row.sequence.source)
+        self._sampler = None
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One round for every row; rows that finished with it leave."""
+        if not self.rows:
+            return
+        clock = _Clock()
+        with clock.part("target"), self._memory_guard(self._target.name):
+            self._prefill()
+        batch = self._batch()
+        with clock.part("drafter"), self._memory_guard(f"the drafter {self._drafter.name}"):
+            draft = self._propose(batch)
+        with clock.part("target"), self._memory_guard(self._target.name):
+            logits = self._score(draft)
+        with clock.part("verification"):
+            healthy = self._check(logits)
+            verdict, target_probs = self._verify(batch, draft, logits)
+            path, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
+        with clock.part("drafter"):
+            self._drafter.observe(batch, draft, verdict, logits)
+        with clock.part("target"):
+            root = (
+                torch.zeros_like(verdict.path[:, :1])
+                if verdict.path.shape[1]
+                else verdict.path.new_zeros((len(self.rows), 1))
+            )
+            self._cache.commit(torch.cat([root, verdict.path], dim=1), verdict.counts + 1)
+        self._extend(draft, path, accepted, following, logits, target_probs, healthy)
+        seconds = clock.stop()
+        for row in self.rows:
+            for name, value in seconds.items():
+                row.stats.seconds[name] += value
+        self._leave()
+
+    def _prefill(self) -> None:
+        """Bring the cache up to each row's root, which the round itself scores."""
+        lengths = self._cache.lengths.tolist()
+        missing = [row.sequence.tokens[length:-1] for row, length in zip(self.rows, lengths, strict=True)]
+        if any(missing):
+            feed(self._target, self._cache, missing)
+
+    def _batch(self) -> Batch:
+        sequences = [row.sequence for row in self.rows]
+        device = self._target.device
+        if self._sampler is None:
+            self._sampler = Sampler(
+                [sequence.params for sequence in sequences],
+                [sequence.seed for sequence in sequences],
+                vocab_size=self._target.vocab_size,
+                eos_token_ids=self._target.eos_token_ids,
+                device=device,
+            )
+        return Batch(
+            sequences,
+            self._sampler,
+            seeds=self._sampler.seeds,
+            positions=torch.tensor([len(sequence.tokens) for sequence in sequences], device=device),
+            vocab_size=self._target.vocab_size,
+            shared_noise=isinstance(self._verifier, CoupledVerifier),
+        )
+
+    def _propose(self, batch: Batch) -> Draft:
+        # The round emits one token more than it accepts.
+        limits = [max(0, min(self._k, row.remaining - 1)) for row in self.rows]
+        draft = self._drafter.propose(batch, limits) if any(limits) else Draft.empty(len(limits), batch.device)
+        if not draft.is_chain and not self._verifier.trees:
+            raise ParameterError(
+                f"verifier {self._verifier.name!r} takes chains, and {self._drafter.name!r} drafts trees: "
+                "use a verifier for trees, such as 'coupled'"
+            )
+        return draft
+
+    def _score(self, draft: Draft) -> Tensor:
+        roots = torch.tensor([[row.sequence.tokens[-1]] for row in self.rows], device=draft.tokens.device)
+        tokens = torch.cat([roots, draft.tokens], dim=1)
+        parents = torch.cat([torch.full_like(roots, -1), draft.parents], dim=1)
+        logits = self._target.forward(tokens, parents, draft.counts + 1, self._cache).logits
+        assert logits is not None
+        return logits
+
+    def _check(self, logits: Tensor) -> list[bool]:
+        """Which rows can be sampled from; the others fail, with scores that let the round go on without them."""
+        bad = check_finite(logits)
+        if not bool(bad.any()):
+            return [True] * len(self.rows)
+        for row, is_bad in zip(self.rows, bad.tolist(), strict=True):
+            if is_bad:
+                row.fail(
+                    NumericalError(
+                        f"{self._target.name} gave scores with NaN or infinity (or nothing but -inf) after "
+                        f"{len(row.sequence.tokens):,} tokens: nothing can be sampled from them; load the model with "
+                        "dtype='float32', or check its weights"
+                    )
+                )
+        logits[bad] = 0
+        return (~bad).tolist()
+
+    def _verify(self, batch: Batch, draft: Draft, logits: Tensor) -> tuple[Verdict, Tensor | None]:
+        """The verdict, and the target's law at every node where it was needed."""
+        sampler, verifier = batch.sampler, self._verifier
+        target_probs = None
+        if self._trace or not (isinstance(verifier, CoupledVerifier) or (sampler.all_greedy and verifier.lossless)):
+            target_probs = sampler.probabilities(logits, batch.sequences, draft)
+        if isinstance(verifier, CoupledVerifier):
+            return verifier.follow(draft, sampler.picks(logits, batch.sequences, draft)), target_probs
+        if sampler.all_greedy and verifier.lossless:
+            # Every lossless verifier does this when p is one-hot.
+            return _FOLLOW.follow(draft, sampler.picks(logits, batch.sequences, draft, noise=False)), target_probs
+        assert target_probs is not None
+        streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)], device=batch.device)
+        coins = uniforms(batch.seeds, batch.positions[:, None].expand(-1, 2), streams)
+        return decide(verifier, draft, target_probs, coins), target_probs
+
+    def _extend(
+        self,
+        draft: Draft,
+        path: list[list[int]],
+        accepted: list[int],
+        following: list[int],
+        logits: Tensor,
+        target_probs: Tensor | None,
+        healthy: list[bool],
+    ) -> None:
+        tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
+        depths = None if draft.is_chain else draft.depths().tolist()
+        traces = self._traces(draft, path, accepted, target_probs) if self._trace and target_probs is not None else None
+        for place, row in enumerate(self.rows):
+            if not healthy[place]:
+                continue
+            count, nodes = counts[place], path[place][: accepted[place]]
+            row_depths = list(range(1, count + 1)) if depths is None else depths[place][1 : count + 1]
+            emitted = [tokens[place][node - 1] for node in nodes] + [following[place]]
+            last: Origin
+            if count == 0:
+                last = "target"
+            else:
+                end = nodes[-1] if nodes else 0
+                is_leaf = end == count if depths is None else end not in draft.parents[place, :count].tolist()
+                last = "bonus" if is_leaf else "residual"
+            origins: list[Origin] = ["accepted"] * len(nodes)
+            taken = row.extend(emitted, [*origins, last])
+            row.stats.record(row_depths, min(len(nodes), taken), taken)
+            if row.logprobs is not None:
+                self._add_logprobs(row, logits[place], [0, *nodes], emitted[:taken])
+            if traces is not None:
+                row.drafted = traces[place]
+
+    def _add_logprobs(self, row: Row, logits: Tensor, nodes: list[int], tokens: list[int]) -> None:
+        assert row.logprobs is not None
+        laws = logits[nodes[: len(tokens)]].float().log_softmax(-1)
+        top = laws.topk(min(row.sequence.params.logprobs or 0, laws.shape[-1]))
+        for law, token, ids, values in zip(laws, tokens, top.indices.tolist(), top.values.tolist(), strict=True):
+            row.logprobs.append(TokenLogprob(token, float(law[token]), dict(zip(ids, values, strict=True))))
+
+    def _traces(
+        self, draft: Draft, path: list[list[int]], accepted: list[int], target_probs: Tensor
+    ) -> list[tuple[DraftedToken, ...]]:
+        depths = draft.depths().tolist()
+        tokenizer = self._target.tokenizer
+        result = []
+        for place, count in enumerate(draft.counts.tolist()):
+            kept = set(path[place][: accepted[place]])
+            trace = []
+            for node in range(1, count + 1):
+                token, parent = int(draft.tokens[place, node - 1]), int(draft.parents[place, node - 1])
+                trace.append(
+                    DraftedToken(
+                        token,
+                        tokenizer.decode([token]) if tokenizer is not None else "",
+                        depths[place][node],
+                        node in kept,
+                        float(target_probs[place, parent, token]),
+                        1.0 if draft.probs is None else float(draft.probs[place, parent, token]),
+                    )
+                )
+            result.append(tuple(trace))
+        return result
+
+    def _leave(self) -> None:
+        staying = [place for place, row in enumerate(self.rows) if not row.finished]
+        if len(staying) < len(self.rows):
+            self._cache.select(staying)
+            self.rows = [self.rows[place] for place in staying]
+            self._sampler = None
+
+    @contextmanager
+    def _memory_guard(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"out of memory in {name} with {len(self.rows)} rows of up to "
+                f"{max(len(row.sequence.tokens) for row in self.rows):,} tokens: lower max_batch_size, "
+                "num_speculative_tokens, the prompt's length or max_new_tokens"
+            ) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, OutOfMemory):
+        return False
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
