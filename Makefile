@@ -1,0 +1,32 @@
+# The two commands of the README are `make demo` and `make test`; both start from a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-full lint install recipe clean
+
+demo: $(VENV)/.installed
+	$(BIN)/foretoken demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+# Everything that `make test` leaves out for time: the whole grid of drafters, verifiers and sampling options.
+test-full: lint
+	$(BIN)/python -m pytest -m "full or not full"
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing (a minute or two, most of it PyTorch) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
