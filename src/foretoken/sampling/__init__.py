@@ -1,0 +1,7 @@
+"""From a model's logits to the law of the next token, and from a law to a token."""
+
+from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.sampler import Sampler
+from foretoken.sampling.vocabulary import check_finite, draw
+
+__all__ = ["Sampler", "SamplingParams", "check_finite", "draw"]

@@ -1,0 +1,144 @@
+"""SamplingParams: what a request asks of the text."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretoken.errors import ParameterError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop. Names and meanings are those of vLLM and transformers.
+
+    Attributes:
+        temperature: logits are divided by it; 0 is greedy decoding.
+        top_k: keep the k most probable tokens; 0, -1 and None keep all.
+        top_p: keep the smallest set of most probable tokens with at least this much probability.
+        min_p: drop tokens less probable than this times the most probable one.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output.
+        presence_penalty: subtracted from the logit of each token in the output.
+        frequency_penalty: subtracted from a token's logit once for each time it is in the output.
+        logit_bias: added to the logits of these token ids; -inf bans a token.
+        seed: key of all the request's randomness; None takes a fresh one.
+        max_new_tokens: tokens to generate at most.
+        min_new_tokens: end and stop tokens are banned until this many are generated.
+        stop_token_ids: further tokens that end the text.
+        stop: strings that end the text.
+        ignore_eos: generate on after an end token.
+        logprobs: report this many most probable tokens with each token; None reports nothing.
+
+    Raises:
+        ParameterError: a value is out of range or of the wrong type.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    seed: int | None = None
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    stop_token_ids: Sequence[int] = ()
+    stop: str | Sequence[str] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        def keep(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)  # the way to normalise a field of a frozen dataclass
+
+        keep("temperature", _number("temperature", self.temperature, 0.0, cure="use 0 for greedy decoding"))
+        top_k = -1 if self.top_k is None else _integer("top_k", self.top_k, -1, cure="use 0 to keep all tokens")
+        keep("top_k", max(top_k, 0))
+        keep("top_p", _number("top_p", self.top_p, 0.0, 1.0, above=True, cure="use 1 to keep all tokens"))
+        keep("min_p", _number("min_p", self.min_p, 0.0, 1.0, cure="use 0 to keep all tokens"))
+        penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, above=True, cure="use 1 for none")
+        keep("repetition_penalty", penalty)
+        for name in ("presence_penalty", "frequency_penalty"):
+            keep(name, _number(name, getattr(self, name), -2.0, 2.0, cure="use 0 for none"))
+        keep("logit_bias", _logit_bias(self.logit_bias))
+        if self.seed is not None:
+            keep("seed", _integer("seed", self.seed, 0, 2**64 - 1, cure="use None for a fresh one"))
+        keep("max_new_tokens", _integer("max_new_tokens", self.max_new_tokens, 1, cure="ask for at least one token"))
+        keep("min_new_tokens", _integer("min_new_tokens", self.min_new_tokens, 0, cure="use 0 for none"))
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ParameterError(
+                f"min_new_tokens is {self.min_new_tokens}, more than max_new_tokens, {self.max_new_tokens}: "
+                "lower the one or raise the other"
+            )
+        keep("stop_token_ids", _token_ids(self.stop_token_ids))
+        keep("stop", _strings(self.stop))
+        if not isinstance(self.ignore_eos, bool):
+            raise ParameterError(f"ignore_eos is {self.ignore_eos!r}: use True or False")
+        if self.logprobs is not None:
+            keep("logprobs", _integer("logprobs", self.logprobs, 0, cure="use None to report nothing"))
+
+    @property
+    def greedy(self) -> bool:
+        """The most probable token is taken always."""
+        return self.temperature == 0.0
+
+
+def _number(name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False, cure: str) -> float:
+    """A finite float in [low, high], or in (low, high] with `above`."""
+    limit = f"{'above' if above else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ParameterError(f"{name} is {value!r}, not a number: give a number {limit}; {cure}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or not low <= number <= high or (above and number == low):
+        raise ParameterError(f"{name} is {value!r}, but must be a finite number {limit}: {cure}")
+    return number
+
+
+def _integer(name: str, value: Any, low: int, high: int | None = None, *, cure: str) -> int:
+    limit = f"at least {low}" + (f" and at most {high}" if high is not None else "")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ParameterError(f"{name} is {value!r}, not an integer: give an integer {limit}; {cure}")
+    number = int(value)
+    if number < low or (high is not None and number > high):
+        raise ParameterError(f"{name} is {number}, but must be {limit}: {cure}")
+    return number
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ParameterError(f"stop_token_ids is {value!r}: give a list of token ids")
+    return tuple(_integer("stop_token_ids", token, 0, cure="give token ids of the vocabulary") for token in value)
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, Iterable):
+        raise ParameterError(f"stop is {value!r}: give a string or a list of strings")
+    strings = tuple(value)
+    for text in strings:
+        if not isinstance(text, str) or not text:
+            raise ParameterError(f"stop holds {text!r}: give strings of at least one character")
+    return strings
+
+
+def _logit_bias(value: Any) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ParameterError(f"logit_bias is {value!r}: give a mapping from token ids to numbers")
+    bias = {}
+    for token, number in value.items():
+        token = _integer("a token id in logit_bias", token, 0, cure="give token ids of the vocabulary")
+        if number != -math.inf:
+            number = _number(f"logit_bias[{token}]", number, -math.inf, cure="use -inf to ban a token")
+        bias[token] = float(number)
+    return bias or None

@@ -1,0 +1,154 @@
+"""What changes logits before temperature: bias, penalties, and the ban on ending too early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as AbstractSequence
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.sampling.params import SamplingParams
+from foretoken.sequence import Sequence
+
+
+class _Entries:
+    """A sparse ``[B, V]``: some (row, token id, value) of a batch."""
+
+    def __init__(self, entries: Iterable[tuple[int, int, float]], device: torch.device) -> None:
+        entries = list(entries)
+        self.rows = torch.tensor([row for row, _, _ in entries], dtype=torch.int64, device=device)
+        self.ids = torch.tensor([token for _, token, _ in entries], dtype=torch.int64, device=device)
+        self.values = torch.tensor([value for _, _, value in entries], dtype=torch.float32, device=device)
+        self.end = max((token + 1 for _, token, _ in entries), default=0)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def within(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, ids and values of the ids that a model of this vocabulary has."""
+        if self.end <= width:
+            return self.rows, self.ids, self.values
+        inside = self.ids < width
+        return self.rows[inside], self.ids[inside], self.values[inside]
+
+
+class Penalties:
+    """Logit bias, penalties and minimum lengths of a batch's rows.
+
+    Every node of a draft is treated as its own text: the committed tokens and those on the way to the node.
+    """
+
+    def __init__(
+        self, params: AbstractSequence[SamplingParams], eos_token_ids: AbstractSequence[int], device: torch.device
+    ) -> None:
+        self._bias = _Entries(
+            ((row, *item) for row, p in enumerate(params) for item in (p.logit_bias or {}).items()), device
+        )
+        self._ends = _Entries(
+            (
+                (row, token, -torch.inf)
+                for row, p in enumerate(params)
+                if p.min_new_tokens > 0
+                for token in sorted({*eos_token_ids, *p.stop_token_ids})
+            ),
+            device,
+        )
+        self._min_new_tokens = [p.min_new_tokens for p in params]
+        self._penalised = [
+            row
+            for row, p in enumerate(params)
+            if (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) != (1.0, 0.0, 0.0)
+        ]
+
+        def column(name: str) -> Tensor:  # [P, 1, 1]
+            values = [getattr(params[row], name) for row in self._penalised]
+            return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+
+        self._repetition = column("repetition_penalty")
+        self._presence = column("presence_penalty")
+        self._frequency = column("frequency_penalty")
+        self._device = device
+        self.any = bool(len(self._bias) or len(self._ends) or self._penalised)
+
+    def apply(self, scores: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None) -> None:
+        """Change ``[B, M, V]`` float32 scores in place.
+
+        Args:
+            scores: logits of M nodes of each row.
+            sequences: the rows' texts, root included.
+            draft: the trees under the roots.
+            nodes: ``[B, M]`` int64, the nodes' numbers; None means all, in order.
+        """
+        width = scores.shape[-1]
+        if len(self._bias):
+            rows, ids, values = self._bias.within(width)
+            scores[rows, :, ids] += values[:, None]
+        if self._penalised:
+            self._penalise(scores, sequences, draft, nodes)
+        missing = [
+            least - (len(sequence.tokens) - sequence.prompt_length)
+            for least, sequence in zip(self._min_new_tokens, sequences, strict=True)
+        ]
+        if len(self._ends) and max(missing) > 0:
+            rows, ids, _ = self._ends.within(width)
+            early = node_depths(draft, nodes) < torch.tensor(missing, device=self._device)[:, None]  # [B, M]
+            scores[rows, :, ids] = scores[rows, :, ids].masked_fill_(early[rows], -torch.inf)
+
+    def _penalise(
+        self, scores: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None
+    ) -> None:
+        width = scores.shape[-1]
+        rows = torch.tensor(self._penalised, device=self._device)
+        drafted = draft.tokens[rows]  # [P, N]
+        ids, generated = self._counts([sequences[row] for row in self._penalised], drafted.tolist(), width)
+        on_path = draft.ancestors()[rows]  # [P, N+1, N+1]
+        if nodes is not None:
+            on_path = on_path.gather(1, nodes[rows][..., None].expand(-1, -1, on_path.shape[-1]))
+        on_path = on_path[..., 1:] & (drafted < width)[:, None]  # [P, M, N]
+        place = torch.searchsorted(ids, drafted).clamp_(max=ids.shape[1] - 1)[:, None].expand_as(on_path)
+        drafts = on_path.new_zeros((*on_path.shape[:2], ids.shape[1]), dtype=torch.float32)
+        drafts.scatter_add_(2, place, on_path.to(torch.float32))  # [P, M, U]: how often on the way to the node
+        drafts = drafts.gather(2, torch.searchsorted(ids, ids)[:, None].expand_as(drafts))  # the same for repeated ids
+        count = drafts + generated.clamp(min=0)[:, None]
+        in_text = (generated >= 0)[:, None] | (drafts > 0)
+
+        where = (rows[:, None, None], torch.arange(scores.shape[1], device=self._device)[:, None], ids[:, None])
+        values = scores[where]  # [P, M, U]
+        repeated = torch.where(values < 0, values * self._repetition, values / self._repetition)
+        values = torch.where(in_text, repeated, values)
+        scores[where] = values - self._frequency * count - self._presence * (count > 0)
+
+    def _counts(
+        self, sequences: AbstractSequence[Sequence], drafted: list[list[int]], width: int
+    ) -> tuple[Tensor, Tensor]:
+        """The token ids of each text and draft, rising, and how often each was generated.
+
+        Returns:
+            ids: ``[P, U]`` int64; shorter rows repeat their last id.
+            generated: ``[P, U]`` float32; -1 for ids that the text does not hold.
+        """
+        ids, generated = [], []
+        for sequence, tokens in zip(sequences, drafted, strict=True):
+            counts = dict.fromkeys(tokens, -1)
+            counts.update(dict.fromkeys(sequence.tokens[: sequence.prompt_length], 0))
+            for token in sequence.output:
+                counts[token] = max(counts.get(token, 0), 0) + 1
+            row = sorted(token for token in counts if token < width) or [0]
+            ids.append(row)
+            generated.append([counts.get(token, -1) for token in row])
+        longest = max(map(len, ids))
+        for row, numbers in zip(ids, generated, strict=True):
+            row += row[-1:] * (longest - len(row))
+            numbers += numbers[-1:] * (longest - len(numbers))
+        return (
+            torch.tensor(ids, dtype=torch.int64, device=self._device),
+            torch.tensor(generated, dtype=torch.float32, device=self._device),
+        )
+
+
+def node_depths(draft: Draft, nodes: Tensor | None) -> Tensor:
+    """``[B, M]`` int64: draft tokens on the way to each of the nodes; all nodes if None."""
+    depths = draft.depths()
+    return depths if nodes is None else depths.gather(1, nodes)

@@ -1,0 +1,199 @@
+"""Sampler: the sampling parameters of a batch's rows, made ready for use."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence as AbstractSequence
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.randomness import gumbel, gumbel_at, seed_tensor
+from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.penalties import Penalties, node_depths
+from foretoken.sampling.truncation import Filters, Kept, truncate
+from foretoken.sampling.vocabulary import argmax
+from foretoken.sequence import Sequence
+
+_NOISE_ROWS = 8  # rows of a vocabulary's noise made at a time
+
+
+class _Group:
+    """The rows whose parameters take one way through the filters, so that a row's way never depends on others."""
+
+    def __init__(self, rows: list[int], params: AbstractSequence[SamplingParams], device: torch.device) -> None:
+        chosen = [params[row] for row in rows]
+        self.rows = None if len(rows) == len(params) else torch.tensor(rows, device=device)
+
+        def pack(values: list[float], dtype: torch.dtype) -> float | Tensor:
+            if len(set(values)) == 1:
+                return values[0]
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        first = chosen[0]
+        # Within these limits neither the temperature nor its inverse rounds to 0 or overflows in float32.
+        inverse = pack([1.0 / min(max(p.temperature, 1e-30), 1e30) for p in chosen], torch.float32)
+        self.filters = Filters(
+            inverse_temperature=inverse,
+            top_k=first.top_k or 0,
+            top_p=pack([p.top_p for p in chosen], torch.float64) if first.top_p < 1.0 else None,
+            log_min_p=pack([math.log(p.min_p) for p in chosen], torch.float32) if first.min_p > 0.0 else None,
+        )
+
+    @staticmethod
+    def key(params: SamplingParams) -> tuple[object, ...]:
+        """Rows of one key go together."""
+        return params.top_k, params.top_p < 1.0, params.min_p > 0.0, params.temperature == 1.0
+
+
+class Sampler:
+    """Logits to laws and tokens, for a batch whose rows have parameters of their own.
+
+    A row gets what it would get alone. Rebuild it, or `select`, when rows change.
+
+    Logits are ``[B, M, V]`` of any float dtype and any V (a drafter's vocabulary may be padded differently from the
+    target's); they are not written to. M nodes of each row's draft tree are named by `nodes` ``[B, M]`` int64, None
+    meaning all nodes in order. Logits that `check_finite` calls bad give results without meaning.
+
+    Args:
+        params: of the B rows.
+        seeds: of the rows, each in 0 … 2**64 - 1.
+        vocab_size: tokens of the target.
+        eos_token_ids: the tokens that end a text.
+        device: where logits are.
+
+    Attributes:
+        seeds: ``[B]`` int64.
+        all_greedy: every row has temperature 0.
+    """
+
+    def __init__(
+        self,
+        params: AbstractSequence[SamplingParams],
+        seeds: AbstractSequence[int],
+        *,
+        vocab_size: int,
+        eos_token_ids: AbstractSequence[int] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.params = tuple(params)
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.device = torch.device(device)
+        self.seeds = seed_tensor(list(seeds), self.device)
+        self._seeds = tuple(seeds)
+        self._penalties = Penalties(self.params, self.eos_token_ids, self.device)
+        greedy = [row for row, p in enumerate(self.params) if p.greedy]
+        self.all_greedy = len(greedy) == len(self.params)
+        self._greedy = torch.tensor(greedy, dtype=torch.int64, device=self.device) if greedy else None
+        groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for row, p in enumerate(self.params):
+            if not p.greedy:
+                groups[_Group.key(p)].append(row)
+        self._groups = [_Group(rows, self.params, self.device) for rows in groups.values()]
+
+    def select(self, rows: AbstractSequence[int] | Tensor) -> Sampler:
+        """The sampler of some of the rows, in this order."""
+        numbers = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        return Sampler(
+            [self.params[row] for row in numbers],
+            [self._seeds[row] for row in numbers],
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            device=self.device,
+        )
+
+    def positions(self, sequences: AbstractSequence[Sequence]) -> Tensor:
+        """``[B]`` int64: the position of each row's next token, the first after the root."""
+        return torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64, device=self.device)
+
+    def scores(
+        self, logits: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None = None
+    ) -> Tensor:
+        """``[B, M, V]`` float32: logits with bias, penalties and minimum lengths applied, before temperature.
+
+        May be `logits` itself where there is nothing to do: don't write to it.
+        """
+        if not self._penalties.any:
+            return logits.to(torch.float32)
+        scores = logits.to(torch.float32, copy=True)
+        self._penalties.apply(scores, sequences, draft, nodes)
+        return scores
+
+    def probabilities(
+        self, logits: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None = None
+    ) -> Tensor:
+        """``[B, M, V]`` float32: the law of the next token at each node; each sums to 1.
+
+        Greedy rows have all mass at their best token, the lowest id of equal ones.
+        """
+        scores = self.scores(logits, sequences, draft, nodes)
+        if len(self._groups) == 1 and self._groups[0].rows is None:
+            parts = self._truncate(scores, self._groups[0])
+            if parts[0].rows is None and parts[0].ids is None:
+                return parts[0].scores.softmax(-1).view(scores.shape)
+        probs = torch.zeros(scores.shape, dtype=torch.float32, device=scores.device)
+        flat = probs.view(-1, scores.shape[-1])
+        for group in self._groups:
+            for kept in self._truncate(scores, group):
+                law = kept.scores.softmax(-1)
+                if kept.ids is None:
+                    flat[slice(None) if kept.rows is None else kept.rows] = law
+                elif kept.rows is None:
+                    flat.scatter_(1, kept.ids, law)
+                else:
+                    flat[kept.rows[:, None], kept.ids] = law
+        if self._greedy is not None:
+            best = argmax(scores if self.all_greedy else scores[self._greedy])
+            probs[self._greedy] = probs[self._greedy].scatter_(-1, best[..., None], 1.0)
+        return probs
+
+    def picks(
+        self,
+        logits: Tensor,
+        sequences: AbstractSequence[Sequence],
+        draft: Draft,
+        nodes: Tensor | None = None,
+        noise: bool = True,
+    ) -> Tensor:
+        """``[B, M]`` int64: one token a node, a function of the row's seed and the token's position.
+
+        Greedy rows get their best token, others the argmax of log-probability plus Gumbel noise, which is a draw from
+        the row's law. Without `noise` all rows get their best token.
+        """
+        if self.all_greedy or not noise:
+            return argmax(self.scores(logits, sequences, draft, nodes) if self._penalties.any else logits)
+        scores = self.scores(logits, sequences, draft, nodes)
+        picks = torch.empty(scores.shape[:2], dtype=torch.int64, device=scores.device)
+        if self._greedy is not None:
+            picks[self._greedy] = argmax(scores[self._greedy])
+        flat = picks.view(-1)
+        positions = (self.positions(sequences)[:, None] + node_depths(draft, nodes)).view(-1)
+        seeds = self.seeds.repeat_interleave(scores.shape[1])
+        for group in self._groups:
+            for kept in self._truncate(scores, group):
+                rows = slice(None) if kept.rows is None else kept.rows
+                flat[rows] = _noisy_argmax(kept, seeds[rows], positions[rows])
+        return picks
+
+    def _truncate(self, scores: Tensor, group: _Group) -> list[Kept]:
+        """What the group's filters leave of its rows' nodes; rows are numbered as in ``scores.view(B * M, V)``."""
+        nodes, width = scores.shape[1:]
+        filters = group.filters.repeat(nodes)
+        if group.rows is None:
+            return truncate(scores.reshape(-1, width), filters)
+        parts = truncate(scores[group.rows].view(-1, width), filters)
+        numbers = (group.rows[:, None] * nodes + torch.arange(nodes, device=scores.device)).view(-1)
+        return [Kept(numbers if k.rows is None else numbers[k.rows], k.scores, k.ids) for k in parts]
+
+
+def _noisy_argmax(kept: Kept, seeds: Tensor, positions: Tensor) -> Tensor:
+    """``[R]`` int64: argmax of scores plus noise for seeds and positions ``[R]``."""
+    if kept.ids is not None:
+        best = gumbel_at(seeds, positions, kept.ids).add_(kept.scores).argmax(-1, keepdim=True)
+        return kept.ids.gather(-1, best).squeeze(-1)
+    size = kept.scores.shape[-1]
+    parts = zip(*(x.split(_NOISE_ROWS) for x in (kept.scores, seeds, positions)), strict=True)
+    return torch.cat([argmax(gumbel(seed, position, size).add_(scores)) for scores, seed, position in parts])

@@ -1,0 +1,201 @@
+"""Temperature, top-k, top-p and min-p: which tokens stay, and with what scores.
+
+Rules on ties. top-k keeps every token that scores as much as the k-th, as transformers does. top-p takes tokens by
+falling score, equal ones by rising id, until the mass is reached, and keeps at least one. (transformers leaves the
+order of equal ones to an unstable sort.) Each filter sees the law that those before it left, renormalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.sampling.vocabulary import block_sums, topk
+
+_WINDOW = 64  # tokens; real models' top-p rarely needs more
+_TIES = 16  # tokens beyond the k-th that are looked at for ties with it
+_KEY_BITS = 15  # buckets of the histogram of a row whose top-p needs more
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the filters left of some rows.
+
+    Attributes:
+        rows: ``[R]`` int64, the rows' numbers; None means all.
+        scores: ``[R, W]`` float32, logits over temperature up to a constant a row; -inf where removed.
+        ids: ``[R, W]`` int64, the tokens that the scores belong to; None means that W is the vocabulary.
+    """
+
+    rows: Tensor | None
+    scores: Tensor
+    ids: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Temperature and filters of some rows.
+
+    Attributes:
+        inverse_temperature: a number, or ``[R, 1]`` float32.
+        top_k: one number for all rows, 0 for none.
+        top_p: a number, or ``[R, 1]`` float64, below 1; None for none.
+        log_min_p: a number, or ``[R, 1]`` float32; None for none.
+    """
+
+    inverse_temperature: float | Tensor
+    top_k: int
+    top_p: float | Tensor | None
+    log_min_p: float | Tensor | None
+
+    def rows(self, rows: Tensor) -> Filters:
+        """The filters of some of the rows."""
+
+        return self._each(lambda value: value[rows])
+
+    def repeat(self, times: int) -> Filters:
+        """For each row as many times in a row."""
+        return self._each(lambda value: value.repeat_interleave(times, dim=0))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Filters:
+        changed: dict[str, Any] = {n: change(v) for n, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
+
+
+def truncate(scores: Tensor, filters: Filters) -> list[Kept]:
+    """Apply temperature and filters.
+
+    A row's result does not depend on the other rows: those that need more than a window of their best tokens are worked
+    on, and come back, apart.
+
+    Args:
+        scores: ``[R, V]`` float32, left as they are.
+        filters: of the R rows.
+
+    Returns:
+        Parts with distinct rows, all rows in all.
+    """
+    size = scores.shape[-1]
+    if 0 < filters.top_k < size:
+        kept, done = _window_of_k(scores, filters)
+    elif filters.top_p is not None and size > _WINDOW:
+        kept, done = _window_of_p(scores, filters)
+    else:
+        return [Kept(None, _whole(scores, filters))]
+    if bool(done.all()):
+        return [kept]
+    finished, others = done.nonzero().squeeze(-1), (~done).nonzero().squeeze(-1)
+    parts = [Kept(others, _whole(scores[others], filters.rows(others)))]
+    if len(finished):
+        assert kept.ids is not None
+        parts.append(Kept(finished, kept.scores[finished], kept.ids[finished]))
+    return parts
+
+
+def _scale(scores: Tensor, best: Tensor, inverse_temperature: float | Tensor) -> Tensor:
+    """(scores - best) / temperature: at most 0, so that no temperature makes it overflow to +inf."""
+    scaled = scores - best
+    if not _is_one(inverse_temperature):
+        scaled.mul_(inverse_temperature)
+    return scaled
+
+
+def _is_one(value: float | Tensor) -> bool:
+    return not isinstance(value, Tensor) and value == 1.0
+
+
+def _window_of_k(scores: Tensor, filters: Filters) -> tuple[Kept, Tensor]:
+    """The k best tokens. Not done: rows where too many tokens tie with the k-th."""
+    k = filters.top_k
+    values, ids = topk(scores, min(k + _TIES, scores.shape[-1]))
+    kth = values[:, k - 1 : k]
+    done = (kth > values[:, -1:]).squeeze(-1)
+    if filters.top_p is not None:
+        values, ids = _order(values, ids)
+    scaled = _scale(values, values[:, :1], filters.inverse_temperature).masked_fill_(values < kth, -torch.inf)
+    if filters.top_p is not None:
+        _cut(scaled, scaled.exp().sum(-1, keepdim=True, dtype=torch.float64), filters.top_p)
+    return Kept(None, _min_p(scaled, filters), ids), done
+
+
+def _window_of_p(scores: Tensor, filters: Filters) -> tuple[Kept, Tensor]:
+    """The best tokens that top-p keeps. Not done: rows where they, and all that tie with them, overfill a window."""
+    assert filters.top_p is not None
+    values, ids = _order(*topk(scores, _WINDOW))
+    best = values[:, :1].clone()
+    total = block_sums(_scale(scores, best, filters.inverse_temperature).exp_()).sum(-1, keepdim=True)
+    scaled = _scale(values, best, filters.inverse_temperature)
+    last = _cut(scaled, total, filters.top_p)
+    done = (values.gather(-1, last) > values[:, -1:]).squeeze(-1)
+    return Kept(None, _min_p(scaled, filters), ids), done
+
+
+def _min_p(scaled: Tensor, filters: Filters) -> Tensor:
+    """Remove, in place, what is less probable than min-p times the best, whose scaled score is 0."""
+    if filters.log_min_p is None:
+        return scaled
+    return scaled.masked_fill_(scaled < filters.log_min_p, -torch.inf)
+
+
+def _cut(scaled: Tensor, total: Tensor, top_p: float | Tensor) -> Tensor:
+    """Remove from ``[R, W]`` falling scores, in place, what lies beyond top-p; ``[R, 1]``, the last place kept.
+
+    `total` is ``[R, 1]``, the sum of all exponentials of the row.
+    """
+    weights = scaled.exp().to(torch.float64)
+    before = weights.cumsum(-1) - weights
+    removed = before >= top_p * total
+    scaled.masked_fill_(removed, -torch.inf)
+    return (~removed).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+
+
+def _order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Put equal neighbours of falling values ``[R, W]`` into the order of their ids."""
+    if not bool((values[:, 1:] == values[:, :-1]).any()):
+        return values, ids
+    ids, by_id = ids.sort(dim=-1)
+    values, by_value = torch.sort(values.gather(-1, by_id), dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, by_value)
+
+
+def _whole(scores: Tensor, filters: Filters) -> Tensor:
+    """The filters over whole rows ``[R, V]``; may return its argument."""
+    if 0 < filters.top_k < scores.shape[-1]:
+        scores = scores.masked_fill(scores < topk(scores, filters.top_k)[0][:, -1:], -torch.inf)
+    if filters.top_p is None and filters.log_min_p is None and _is_one(filters.inverse_temperature):
+        return scores
+    scaled = _scale(scores, scores.amax(-1, keepdim=True), filters.inverse_temperature)
+    if filters.top_p is not None:
+        for row, top_p in enumerate(_numbers(filters.top_p, len(scaled))):
+            _cut_row(scaled[row], top_p)
+    return _min_p(scaled, filters)
+
+
+def _cut_row(scaled: Tensor, top_p: float) -> None:
+    """Remove from a row ``[V]``, in place, what lies beyond top-p, sorting only the tokens near the cut.
+
+    The leading bits of a positive float, read as an integer, rank it: a histogram of the mass over them finds the
+    bucket in which the mass reaches top-p.
+    """
+    keys = (-scaled).view(torch.int32) >> (31 - _KEY_BITS)
+    keys &= (1 << _KEY_BITS) - 1  # the sign of -0.0 would be taken for a number
+    weights = scaled.exp().to(torch.float64)
+    mass = torch.bincount(keys, weights=weights, minlength=1 << _KEY_BITS)
+    reached = mass.cumsum(-1)
+    limit = top_p * reached[-1]
+    bucket = (reached < limit).sum()
+    members = (keys == bucket).nonzero().squeeze(-1)
+    order = torch.sort(scaled[members], descending=True, stable=True).indices
+    members = members[order]
+    inside = weights[members]
+    before = reached[bucket] - mass[bucket] + inside.cumsum(-1) - inside
+    scaled.masked_fill_(keys > bucket, -torch.inf)
+    scaled[members[before >= limit]] = -torch.inf
+
+
+def _numbers(value: float | Tensor, count: int) -> list[float]:
+    return value.squeeze(-1).tolist() if isinstance(value, Tensor) else [value] * count

@@ -1,0 +1,114 @@
+"""Operations on rows as long as a vocabulary (10**5 entries) that touch them as few times as possible.
+
+Torch's own argmax and topk read a row many times slower than a maximum does. Both need little but the maxima of blocks:
+the best entries of a row lie in the blocks with the best maxima.
+
+Sums go block by block too: how torch splits the sum of a single long row between threads, and so its rounding, differs
+from what it does with many rows. A row must not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BLOCK = 256  # entries, for argmax and sums
+_TOPK_BLOCK = 64  # entries
+_TOPK_LIMIT = 128  # from here on torch.topk is as fast
+
+
+def check_finite(logits: Tensor) -> Tensor:
+    """Which rows no token can be chosen from: NaN or +inf somewhere, or a node whose entries are all -inf.
+
+    Args:
+        logits: ``[B, …, V]``, any float dtype.
+
+    Returns:
+        ``[B]`` bool, True for the bad rows.
+    """
+    return ~logits.amax(-1).isfinite().reshape(logits.shape[0], -1).all(-1)
+
+
+def argmax(x: Tensor) -> Tensor:
+    """``[…]`` int64: where each row of ``[…, V]`` has its maximum, at the lowest index on ties."""
+    size = x.shape[-1]
+    if size < 8 * _BLOCK:
+        return x.argmax(-1)
+    whole = size // _BLOCK * _BLOCK
+    maxima = x[..., :whole].unflatten(-1, (-1, _BLOCK)).amax(-1)
+    if whole < size:
+        maxima = torch.cat([maxima, x[..., whole:].amax(-1, keepdim=True)], dim=-1)
+    block = maxima.argmax(-1, keepdim=True)
+    # Past the end of a last, shorter block its last entry repeats, after the maximum that it may be.
+    inside = (block * _BLOCK + torch.arange(_BLOCK, device=x.device)).clamp_(max=size - 1)
+    return inside.gather(-1, x.gather(-1, inside).argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest entries of each row, largest first; which of equal ones, and their order, is left open.
+
+    Args:
+        x: ``[…, V]``.
+        k: at most V.
+
+    Returns:
+        values and indices, ``[…, k]``.
+    """
+    size = x.shape[-1]
+    if k > _TOPK_LIMIT or size < 8 * _TOPK_BLOCK * k:
+        values, indices = x.topk(k)
+        return values, indices
+    whole = size // _TOPK_BLOCK * _TOPK_BLOCK
+    best = x[..., :whole].unflatten(-1, (-1, _TOPK_BLOCK)).amax(-1).topk(k, sorted=False).indices
+    inside = (best[..., None] * _TOPK_BLOCK + torch.arange(_TOPK_BLOCK, device=x.device)).flatten(-2)
+    candidates = x.gather(-1, inside)
+    if whole < size:  # the entries of a last, shorter block are candidates always
+        rest = torch.arange(whole, size, device=x.device).expand(*x.shape[:-1], -1)
+        inside, candidates = torch.cat([inside, rest], -1), torch.cat([candidates, x[..., whole:]], -1)
+    values, places = candidates.topk(k)
+    return values, inside.gather(-1, places)
+
+
+def block_sums(x: Tensor) -> Tensor:
+    """Sums ``[…, V / 256, rounded up]`` float64 of the blocks of each row."""
+    size = x.shape[-1]
+    whole = size // _BLOCK * _BLOCK
+    sums = x[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
+    if whole < size:
+        sums = torch.cat([sums, x[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
+    return sums
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw a token from each law, by inverting its cumulative distribution.
+
+    The token drawn is the first whose cumulative probability exceeds ``u * total``, so never one of probability zero,
+    and the total need not be exactly 1.
+
+    Args:
+        probs: ``[…, V]``, not negative, each row with a positive total.
+        uniforms: ``[…]`` in [0, 1).
+
+    Returns:
+        ``[…]`` int64.
+    """
+    size = probs.shape[-1]
+    if size <= _BLOCK:
+        return _invert(probs.to(torch.float64).cumsum(-1), uniforms[..., None]).squeeze(-1)
+    ends = block_sums(probs).cumsum(-1)
+    block = _invert(ends, uniforms[..., None])
+    # What is left of u * total inside the block, as a share of the block.
+    start = torch.where(block > 0, ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    left = uniforms[..., None] * ends[..., -1:] - start
+    share = left / (ends.gather(-1, block) - start)
+    inside = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)
+    weights = probs.gather(-1, inside.clamp(max=size - 1)).to(torch.float64).masked_fill_(inside >= size, 0.0)
+    return inside.gather(-1, _invert(weights.cumsum(-1), share)).squeeze(-1)
+
+
+def _invert(cumulative: Tensor, share: Tensor) -> Tensor:
+    """First index whose cumulative weight exceeds the share of the total: ``[…, 1]`` for ``[…, W]`` and ``[…, 1]``."""
+    total = cumulative[..., -1:]
+    index = (cumulative <= share * total).sum(-1, keepdim=True)
+    # A share that rounds to 1 exceeds everything: take the last entry with weight, where the total is first reached.
+    return torch.minimum(index, (cumulative < total).sum(-1, keepdim=True))
