@@ -1,0 +1,155 @@
+"""The same request with speculation and without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from foretoken.cli import respond
+from foretoken.cli.options import OutputOptions
+from foretoken.cli.respond import Answer
+from foretoken.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from foretoken.engine import Engine
+    from foretoken.request import Prompt
+    from foretoken.sampling import SamplingParams
+
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two answers to one request."""
+
+    name: str
+    """Of what speculated."""
+    speculative: Answer
+    plain: Answer
+    relation: str
+    """What can be said of the two texts."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether they are the same tokens."""
+        return self.speculative.token_ids == self.plain.token_ids
+
+    @property
+    def speed_up(self) -> float:
+        """How many times the plain tokens a second the speculative ones are."""
+        plain = self.plain.stats.tokens_per_second
+        return self.speculative.stats.tokens_per_second / plain if plain else 0.0
+
+    def table(self) -> Table:
+        """The numbers, side by side."""
+        ours, theirs = self.speculative.stats, self.plain.stats
+        table = Table("", self.name, "target alone", title_justify="left")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        table.add_row("tokens", f"{ours.emitted:,}", f"{theirs.emitted:,}")
+        table.add_row("seconds", *(f"{sum(stats.seconds.values()):.2f}" for stats in (ours, theirs)))
+        table.add_row("tokens/s", *(f"{stats.tokens_per_second:.1f}" for stats in (ours, theirs)))
+        table.add_row("speed-up", f"{self.speed_up:.2f}×", "1×", style="bold")
+        table.add_row("target passes", f"{ours.rounds:,}", f"{theirs.rounds:,}")
+        table.add_row("mean acceptance length", f"{ours.mean_acceptance_length:.2f}", "1")
+        table.add_row("acceptance rate", f"{ours.acceptance_rate:.0%}" if ours.drafted else "–", "–")
+        return table
+
+    def as_json(self, trace: bool) -> dict[str, Any]:
+        """For ``--json``: the speculative answer, and under ``compare`` the other one."""
+        return {
+            **self.speculative.as_json(trace),
+            "compare": {
+                "plain": self.plain.as_json(trace=False),
+                "speed_up": self.speed_up,
+                "texts_equal": self.equal,
+                "relation": self.relation,
+            },
+        }
+
+
+def plain_engine(engine: Engine) -> Engine:
+    """The same target and verifier with nothing that drafts."""
+    from foretoken.engine import Engine
+
+    return Engine(engine.target, None, engine.verifier)
+
+
+def fix_seed(params: SamplingParams) -> SamplingParams:
+    """The same seed for both texts, so that a coupled verifier has one text to give."""
+    from foretoken.randomness import fresh_seed
+
+    return params if params.seed is not None else replace(params, seed=fresh_seed())
+
+
+def warm_up(engine: Engine, prompt: Prompt) -> None:
+    """A few tokens that nobody sees: first passes are slow, and would be charged to whoever decodes first."""
+    from foretoken.request import encode
+    from foretoken.sampling import SamplingParams
+
+    few = encode(engine.target, prompt)[-_WARM_UP_TOKENS:]
+    params = SamplingParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True, temperature=0)
+    for one in (engine, plain_engine(engine)):
+        one.generate(few, params)
+
+
+def relation(engine: Engine, params: SamplingParams, speculative: Answer, plain: Answer) -> str:
+    """What can be said of a speculative and a plain text, honestly."""
+    verifier = engine.verifier
+    if not verifier.lossless:
+        return f"{verifier.name!r} is lossy: the first text is not drawn from the target's law"
+    coupled = verifier.name == "coupled"
+    if not (params.greedy or coupled):
+        return f"Both texts are draws from the target's law ({verifier.name!r} is lossless); they need not be equal."
+    reason = "greedy decoding" if params.greedy else f"{verifier.name!r} verifier, seed {params.seed}"
+    if speculative.token_ids == plain.token_ids:
+        return f"The texts are equal, token by token ({reason})."
+    pairs = zip(speculative.token_ids, plain.token_ids, strict=False)
+    place = next((number for number, (ours, theirs) in enumerate(pairs, start=1) if ours != theirs), None)
+    if place is None:
+        return "One text is the beginning of the other: it was cut short."
+    return (
+        f"The texts part at token {place:,}: two tokens were so close there that rounding decided "
+        f"({reason}; --dtype float32 makes this rarer)."
+    )
+
+
+def compare(
+    engine: Engine, prompt: Prompt, params: SamplingParams, output: OutputOptions, screen: Screen, echo: str = ""
+) -> Answer:
+    """Decode with speculation and without, and show both as `respond` would; the speculative answer."""
+    params = fix_seed(params)
+    warm_up(engine, prompt)
+    plain = plain_engine(engine)
+    if output.json:
+        speculative = respond.run(engine, prompt, params, output.trace)
+        other = respond.run(plain, prompt, params) if not speculative.interrupted else None
+    else:
+        name = f"{engine.drafter.name}, k = {engine.num_speculative_tokens}"
+        screen.note(f"── with {name}", style="bold")
+        speculative = respond.show_answer(engine, prompt, params, output, screen, echo)
+        other = None
+        if not speculative.interrupted:
+            screen.note("── target alone", style="bold")
+            # Programs want the text once.
+            silent = not screen.out.is_terminal
+            other = respond.run(plain, prompt, params) if silent else _show_plain(plain, prompt, params, screen, echo)
+    if other is None or other.interrupted:
+        if output.json:
+            respond.print_json(screen, speculative.as_json(output.trace))
+        else:
+            screen.note(respond.render.summary(speculative.stats, respond.INTERRUPTED))
+        return replace(speculative, finish_reason=respond.INTERRUPTED)
+    result = Comparison(engine.drafter.name, speculative, other, relation(engine, params, speculative, other))
+    if output.json:
+        respond.print_json(screen, result.as_json(output.trace))
+    else:
+        screen.notes.print(result.table())
+        screen.note(result.relation, style="")
+    return speculative
+
+
+def _show_plain(engine: Engine, prompt: Prompt, params: SamplingParams, screen: Screen, echo: str) -> Answer:
+    return respond.show_answer(engine, prompt, params, OutputOptions(), screen, echo)

@@ -1,0 +1,226 @@
+"""The options that commands share: each declared once, with its type, default, limits and help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from foretoken.errors import ParameterError
+
+if TYPE_CHECKING:
+    from foretoken.sampling import SamplingParams
+
+_MODELS, _SAMPLING, _OUTPUT = "Models and speculation", "Sampling and length", "Output"
+
+
+@dataclass(kw_only=True)
+class ModelOptions:
+    """Which models run, and how they speculate."""
+
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Folder or hub id of the target. Default: the shipped pair's.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|MODEL",
+            help="A name from 'foretoken drafters', or folder or hub id of a model. "
+            "Default: draft-model with the shipped target, prompt-lookup with any other.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    verifier: Annotated[
+        str, typer.Option(metavar="NAME", help="A name from 'foretoken verifiers'.", rich_help_panel=_MODELS)
+    ] = "token"
+    num_speculative_tokens: Annotated[
+        int,
+        typer.Option(
+            "--num-speculative-tokens",
+            "-k",
+            help="Most tokens drafted a round; 0 decodes plainly.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = 5
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16, float16 or auto. Default: float32 for the shipped pair, else auto.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu, cuda, cuda:1, … Default: a GPU where there is one.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+
+
+@dataclass(kw_only=True)
+class SamplingOptions:
+    """The fields of `SamplingParams`, as a command line writes them."""
+
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0: all.", rich_help_panel=_SAMPLING)] = 0
+    top_p: Annotated[
+        float, typer.Option(help="Keep the likeliest tokens with this much mass.", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        typer.Option(help="Drop tokens less likely than this times the likeliest.", rich_help_panel=_SAMPLING),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: what was said becomes less likely.", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, typer.Option(help="Subtracted once from what was generated.", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Subtracted for each time it was generated.", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    logit_bias: Annotated[
+        list[str],
+        typer.Option(
+            metavar="ID=BIAS",
+            help="Added to a token's score; -inf bans it. Repeatable.",
+            show_default=False,
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = field(default_factory=list)
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Key of all randomness. Default: a fresh one.", show_default=False, rich_help_panel=_SAMPLING
+        ),
+    ] = None
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.", rich_help_panel=_SAMPLING)
+    ] = 256
+    min_new_tokens: Annotated[int, typer.Option(help="No end before so many.", rich_help_panel=_SAMPLING)] = 0
+    stop_token_ids: Annotated[
+        list[int],
+        typer.Option(
+            "--stop-token-id",
+            help="A token that ends the text. Repeatable.",
+            show_default=False,
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = field(default_factory=list)
+    stop: Annotated[
+        list[str],
+        typer.Option(help="A string that ends the text. Repeatable.", show_default=False, rich_help_panel=_SAMPLING),
+    ] = field(default_factory=list)
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=_SAMPLING)
+    ] = False
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="With --json: so many likeliest tokens at each place.", show_default=False, rich_help_panel=_SAMPLING
+        ),
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """The library's parameters.
+
+        Raises:
+            ParameterError: a value is out of its range.
+        """
+        from foretoken.sampling import SamplingParams
+
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        values["logit_bias"] = dict(map(_bias, self.logit_bias)) or None
+        return SamplingParams(**values)
+
+
+@dataclass(kw_only=True)
+class OutputOptions:
+    """What is shown."""
+
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also decode without speculation, and compare.", rich_help_panel=_OUTPUT)
+    ] = False
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="One round a line: what was drafted, accepted, rejected, put instead.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False
+    probs: Annotated[
+        bool,
+        typer.Option("--probs", help="In the trace: p and q of each token. Implies --trace.", rich_help_panel=_OUTPUT),
+    ] = False
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=_OUTPUT)
+    ] = False
+    no_color: Annotated[
+        bool,
+        typer.Option("--no-color", help="No colours, as with NO_COLOR=1 in the environment.", rich_help_panel=_OUTPUT),
+    ] = False
+
+    def __post_init__(self) -> None:
+        self.trace = self.trace or self.probs
+
+
+def _bias(entry: str) -> tuple[int, float]:
+    token, _, number = entry.partition("=")
+    try:
+        return int(token), float(number)
+    except ValueError:
+        raise ParameterError(
+            f"logit bias {entry!r}: write TOKEN_ID=NUMBER, for example 42=-1.5, or 42=-inf to ban token 42"
+        ) from None
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function that has dataclasses of options among its parameters.
+
+    Typer reads one parameter an option; this lists the dataclasses' fields as parameters, and builds the dataclasses
+    from what Typer read.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if hasattr(kind, "__dataclass_fields__")}
+    parameters = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in groups:
+            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
+            continue
+        kind = groups[parameter.name]
+        types = get_type_hints(kind, include_extras=True)
+        for option in fields(kind):
+            default = option.default if option.default_factory is MISSING else option.default_factory()
+            parameters.append(
+                inspect.Parameter(
+                    option.name, inspect.Parameter.KEYWORD_ONLY, annotation=types[option.name], default=default
+                )
+            )
+
+    def command(**values: Any) -> None:
+        built = {
+            name: kind(**{option.name: values.pop(option.name) for option in fields(kind)})
+            for name, kind in groups.items()
+        }
+        function(**values, **built)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {}
+    return command

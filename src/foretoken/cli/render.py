@@ -1,0 +1,172 @@
+"""How tokens look: colours by origin, the trace of a round, the summary of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from foretoken.cli.screen import has_colour
+from foretoken.completion import DecodeStats, DraftedToken, Origin, Piece, StreamEvent
+
+STYLES: dict[Origin, str] = {"accepted": "green", "residual": "yellow", "bonus": "bright_blue", "target": ""}
+MEANINGS: dict[Origin, str] = {
+    "accepted": "accepted draft",
+    "residual": "replacement of a rejected one",
+    "bonus": "bonus after a whole draft",
+    "target": "nothing was drafted",
+}
+REJECTED = "red strike"
+_LAST_MARK: dict[Origin, str] = {"residual": "→", "bonus": "+", "target": "·", "accepted": ""}
+_MARGIN = 8  # columns: a word that would begin this close to the edge begins the next line
+
+_VISIBLE = {number: chr(0x2400 + number) for number in range(0x20)} | {0x7F: "␡"}
+_VISIBLE |= {number: "\ufffd" for number in range(0x80, 0xA0)}
+_HARMLESS = {number: picture for number, picture in _VISIBLE.items() if chr(number) not in "\n\t"}
+_VISIBLE |= {ord(" "): "␣", ord("\n"): "⏎", ord("\t"): "⇥"}
+
+
+def harmless(text: str) -> str:
+    """Control characters as pictures, so that generated text can't command the terminal."""
+    return text.translate(_HARMLESS)
+
+
+def visible(text: str, token_id: int) -> str:
+    """A token for a trace: white space as signs, and its number where its bytes are no characters."""
+    if not text or "\ufffd" in text:
+        return f"⟨{token_id}⟩"
+    return text.translate(_VISIBLE)
+
+
+def legend() -> Text:
+    """What the colours mean."""
+    parts = [Text.assemble(("■ ", style), (MEANINGS[origin], "dim")) for origin, style in STYLES.items()]
+    return Text("   ").join(parts)
+
+
+class TokenWriter:
+    """Writes tokens as they are decided: coloured and wrapped at words for people, plain for programs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._coloured = has_colour(console) or console.record
+        self._column = 0
+        self._ended_line = True
+
+    def prompt(self, text: str, style: str = "dim") -> None:
+        """What the text continues; for people only."""
+        if self._coloured:
+            self._styled(harmless(text), style)
+
+    def write(self, event: StreamEvent) -> None:
+        """One round's tokens."""
+        if self._coloured:
+            for piece, word in zip(event.pieces, _words(event.pieces), strict=True):
+                self._styled(harmless(piece.text), STYLES[piece.origin], word)
+        elif event.text:
+            self._console.file.write(event.text)
+        if event.text:
+            self._ended_line = event.text.endswith("\n")
+        self._console.file.flush()
+
+    def end(self) -> None:
+        """Finish the line."""
+        if self._coloured:
+            if self._column:
+                self._console.print()
+        elif not self._ended_line:
+            self._console.file.write("\n")
+            self._console.file.flush()
+        self._column, self._ended_line = 0, True
+
+    def _styled(self, text: str, style: str, word: int = 0) -> None:
+        """Print at the cursor; `word` is the width of the word that the text begins, as far as it is known."""
+        width = self._console.width
+        wrapped = Text(style=style, end="")
+        for line in text.replace("\t", "    ").splitlines(keepends=True):
+            room = width - self._column
+            if line.startswith(" ") and line.strip() and self._column and room < max(word, _MARGIN):
+                wrapped.append("\n")
+                self._column, line = 0, line.lstrip(" ")
+            for character in line:
+                size = cell_len(character)
+                if character != "\n" and self._column + size > width:
+                    wrapped.append("\n")
+                    self._column = 0
+                wrapped.append(character)
+                self._column = 0 if character == "\n" else self._column + size
+        self._console.print(wrapped, end="", soft_wrap=True)
+
+
+def _words(pieces: Sequence[Piece]) -> list[int]:
+    """Width of each piece together with those after it that belong to the same word."""
+    widths = [0] * len(pieces)
+    following = 0
+    for place in range(len(pieces) - 1, -1, -1):
+        text = pieces[place].text
+        widths[place] = cell_len(text) + following
+        following = 0 if text[:1].isspace() else widths[place]
+    return widths
+
+
+def trace_line(number: int, event: StreamEvent, token_text: Callable[[int], str], probs: bool, coloured: bool) -> Text:
+    """One round: its number, accepted / drafted, the drafted tokens, and what came after those that were accepted."""
+    kept = sum(token.accepted for token in event.drafted)
+    line = Text(f"{number:>4}  {kept}/{len(event.drafted)} ", style="dim")
+    branches = [token.depth for token in event.drafted] != list(range(1, len(event.drafted) + 1))
+    depth = 1
+    for token in event.drafted:
+        if branches and token.depth != depth:
+            line.append(" │", style="dim")
+        depth = token.depth
+        line.append(" ")
+        line.append_text(_drafted(token, probs, coloured))
+    for piece in event.pieces:
+        if piece.origin != "accepted":
+            line.append(f" {_LAST_MARK[piece.origin]} ", style="dim")
+            shown = visible(token_text(piece.token_id), piece.token_id)
+            line.append(shown, style=f"not dim {STYLES[piece.origin]}")
+    return line
+
+
+def _drafted(token: DraftedToken, probs: bool, coloured: bool) -> Text:
+    shown = visible(token.text, token.token_id)
+    if token.accepted:
+        text = Text(shown, style=f"not dim {STYLES['accepted']}")
+    else:
+        text = Text(shown if coloured else f"[-{shown}-]", style=f"not dim {REJECTED}")
+    if probs:
+        text = Text.assemble(text, (f" {_share(token.p)}|{_share(token.q)}", "dim"))
+    return text
+
+
+def _share(probability: float) -> str:
+    """Two digits that tell 0 and 1 from what is merely close to them."""
+    if probability in (0.0, 1.0):
+        return f"{probability:.0f}"
+    if probability < 0.005:
+        return "<.01"
+    return f"{min(probability, 0.99):.2f}".removeprefix("0")
+
+
+def trace_header(probs: bool, coloured: bool) -> str:
+    """What a trace's lines mean."""
+    rejected = "rejected ones struck through" if coloured else "rejected ones as [-…-]"
+    odds = "; after each drafted token p|q, the target's and the drafter's probability of it" if probs else ""
+    return f"round, accepted/drafted, the draft ({rejected}), → replacement or + bonus{odds}"
+
+
+def summary(stats: DecodeStats, finish_reason: str) -> str:
+    """One line about a request."""
+    parts = [f"{stats.emitted:,} tokens", f"{stats.tokens_per_second:.1f} tokens/s"]
+    if stats.drafted:
+        by_position = " ".join(f"{share:.0%}".rstrip("%") for share in stats.acceptance_by_position[:8])
+        more = " …" if len(stats.acceptance_by_position) > 8 else ""
+        parts += [
+            f"mean acceptance length {stats.mean_acceptance_length:.2f}",
+            f"acceptance rate {stats.acceptance_rate:.0%} (by position {by_position}{more})",
+        ]
+    parts += [f"{stats.rounds:,} rounds", f"ended by {finish_reason}"]
+    return " · ".join(parts)

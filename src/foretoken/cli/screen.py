@@ -1,0 +1,55 @@
+"""Where things are written: text to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import IO
+
+from rich.console import Console
+
+from foretoken.errors import ForetokenError
+
+
+def make_console(file: IO[str], no_color: bool = False, width: int | None = None, record: bool = False) -> Console:
+    """A console that writes escape codes to a terminal only, and none at all where colours are unwanted."""
+    plain = no_color or bool(os.environ.get("NO_COLOR"))
+    return Console(
+        file=file,
+        color_system=None if plain else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=width,
+        record=record,
+    )
+
+
+class Screen:
+    """The two consoles of a command.
+
+    Attributes:
+        out: for the generated text, or the JSON.
+        notes: for all that is said about it.
+    """
+
+    def __init__(self, no_color: bool = False) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, ValueError):  # a terminal of few characters must not end the text
+                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        self.out = make_console(sys.stdout, no_color)
+        self.notes = make_console(sys.stderr, no_color)
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """A line about what is going on."""
+        self.notes.print(text, style=style, soft_wrap=True)
+
+    def error(self, error: ForetokenError | str) -> None:
+        """A line about what went wrong."""
+        self.notes.print(f"error: {error}", style="bold red", soft_wrap=True)
+
+
+def has_colour(console: Console) -> bool:
+    """Whether styles reach the reader; where not, marks in the text must do."""
+    return console.color_system is not None

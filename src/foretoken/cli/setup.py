@@ -1,0 +1,91 @@
+"""From options to an engine."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from foretoken.cli.options import ModelOptions
+from foretoken.cli.screen import Screen
+from foretoken.errors import ParameterError
+
+if TYPE_CHECKING:
+    from foretoken.engine import Engine
+    from foretoken.models import LanguageModel
+
+SHIPPED_DRAFTER = "draft-model"
+MODEL_FREE_DRAFTER = "prompt-lookup"  # for a target that came without a drafter
+
+
+def keep_quiet(screen: Screen) -> None:
+    """Let other libraries' chatter not mix with the text, and show the library's own warnings as notes.
+
+    Before torch and transformers are imported.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+    def show(message: Any, category: Any, filename: str, *_: Any) -> None:
+        if category is UserWarning or category is RuntimeWarning:
+            screen.note(f"note: {message}", style="yellow")
+
+    warnings.showwarning = show
+
+
+def load_engine(options: ModelOptions, screen: Screen) -> Engine:
+    """The engine that the options describe.
+
+    Raises:
+        ForetokenError: a model can't be loaded, or a name or number is wrong.
+    """
+    from foretoken import verify
+
+    verify.get(options.verifier)  # a wrong name should not cost the time that models take to load
+    with screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext():
+        target = _load_target(options)
+        return make_engine(options, target, make_drafter(options, target))
+
+
+def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> Engine:
+    """An engine of loaded parts."""
+    from foretoken.engine import Engine
+
+    return Engine(target, drafter, options.verifier, options.num_speculative_tokens)
+
+
+def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
+    """The drafter that the options name, loaded."""
+    from foretoken import engine
+    from foretoken.drafters import DraftModel
+    from foretoken.models import check_pair
+    from foretoken.shipped import load_part
+
+    shipped = options.target is None
+    name = options.drafter or (SHIPPED_DRAFTER if shipped else MODEL_FREE_DRAFTER)
+    if name != SHIPPED_DRAFTER:
+        return engine.make_drafter(name, target, **_load_options(options))
+    if not shipped:
+        raise ParameterError(
+            f"drafter {SHIPPED_DRAFTER!r} is the shipped drafter, which fits the shipped target alone: for "
+            f"{options.target} name a drafter model's folder or hub id, or one of 'foretoken drafters'"
+        )
+    model = load_part("drafter", **_load_options(options))
+    check_pair(target, model)
+    return DraftModel(model)
+
+
+def _load_target(options: ModelOptions) -> LanguageModel:
+    from foretoken.models import load
+    from foretoken.shipped import load_part
+
+    if options.target is None:
+        return load_part("target", **_load_options(options))
+    return load(options.target, **_load_options(options))
+
+
+def _load_options(options: ModelOptions) -> dict[str, Any]:
+    given = {"dtype": options.dtype, "device": options.device}
+    return {name: value for name, value in given.items() if value is not None}

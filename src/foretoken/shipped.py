@@ -1,0 +1,51 @@
+"""The model pair that comes with the package."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from foretoken.errors import ModelError
+
+if TYPE_CHECKING:
+    from foretoken.models import LanguageModel
+
+Part = Literal["target", "drafter"]
+
+
+def tiny_pair_path() -> Path:
+    """The folder with the shipped models, in ``target`` and ``drafter``.
+
+    Raises:
+        ModelError: this installation has no models.
+    """
+    folder = Path(str(resources.files("foretoken"))) / "assets" / "tiny_pair"
+    for name in ("target", "drafter"):
+        if not (folder / name / "config.json").is_file():
+            raise ModelError(
+                f"the shipped {name} is missing from {folder / name}: reinstall foretoken, train the pair with "
+                "recipes/tiny_pair, or name models of your own"
+            )
+    return folder
+
+
+def tiny_pair(dtype: Any = "float32", **load_options: Any) -> tuple[LanguageModel, LanguageModel]:
+    """The shipped target and drafter, loaded: ``Engine(*foretoken.tiny_pair())``.
+
+    Args:
+        dtype: of the weights in memory, as `foretoken.load` takes it. They were stored in bfloat16; models this small
+            are no slower in float32, where ties that rounding would decide are rarer.
+        load_options: further options of `foretoken.load`.
+
+    Raises:
+        ModelError: this installation has no models.
+    """
+    return load_part("target", dtype, **load_options), load_part("drafter", dtype, **load_options)
+
+
+def load_part(part: Part, dtype: Any = "float32", **load_options: Any) -> LanguageModel:
+    """One of the two; see `tiny_pair`."""
+    from foretoken.models import load
+
+    return load(tiny_pair_path() / part, **{"dtype": dtype, "name": f"tiny_pair/{part}", **load_options})
