@@ -1,0 +1,272 @@
+"""SlotCache: keys and values of a batch whose rows all have their own length, and of their tentative nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import CacheLayerMixin
+
+PAGE = 256
+"""Slots are allocated in multiples of this many."""
+
+
+@dataclass(slots=True)
+class Append:
+    """Where one forward pass writes, and what its nodes descend from.
+
+    Attributes:
+        width: nodes that the pass appends to each row, N (padding included).
+        lengths: committed tokens of each row.
+        done: tentative nodes that each row had before the pass.
+        start: slot of the pass's first node where all rows agree on it, else None.
+        end: slots that attention sees, K.
+        chain: every tentative node, of this pass and of those before, follows the one before it.
+        ancestors: ``[B, T, T]`` bool, ``[b, i, j]``: tentative node j is i or above it. None for chains.
+        slots: ``[B, N]`` int64, the slot of each new node; None where `start` says it.
+    """
+
+    width: int
+    lengths: list[int]
+    done: list[int]
+    start: int | None
+    end: int
+    chain: bool
+    ancestors: npt.NDArray[np.bool_] | None
+    slots: Tensor | None
+
+    def depths(self) -> npt.NDArray[np.int64]:
+        """``[B, T]``: committed tokens aside, how many nodes are above each tentative one (trees only)."""
+        assert self.ancestors is not None
+        return self.ancestors.sum(-1) - 1
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer, ``[B, H, S, D]`` each. `SlotCache` does the work."""
+
+    is_sliding = False
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+        self.keys: Any = None
+        self.values: Any = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to prepare: `reserve` allocates."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the pass's new nodes (``[B, H, N, D]``) and return everything that attention may see."""
+        plan = self.cache.plan
+        end, start = plan.end, plan.start
+        if self.keys is None or self.keys.shape[2] < end:
+            self.keys = self._reserve(self.keys, key_states, end)
+            self.values = self._reserve(self.values, value_states, end)
+            self.is_initialized = True
+        if start is not None:
+            self.keys.narrow(2, start, plan.width).copy_(key_states)
+            self.values.narrow(2, start, plan.width).copy_(value_states)
+        else:
+            assert plan.slots is not None
+            slots = plan.slots.to(key_states.device)
+            rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+            self.keys[rows, :, slots] = key_states.transpose(1, 2)
+            self.values[rows, :, slots] = value_states.transpose(1, 2)
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+
+    def _reserve(self, old: Tensor | None, states: Tensor, slots: int) -> Tensor:
+        """A buffer like `old` with room for `slots`. Zeros, for what is masked must still be finite."""
+        have = 0 if old is None else old.shape[2]
+        slots = -(-max(slots, have + have // 2) // PAGE) * PAGE
+        new = states.new_zeros((states.shape[0], states.shape[1], slots, states.shape[3]))
+        if old is not None:
+            new[:, :, :have] = old
+        return new
+
+    def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
+        """Copy slots `sources` of `rows` to slots `targets`, all at once."""
+        for buffer in (self.keys, self.values):
+            if buffer is not None:
+                buffer[rows, :, targets] = buffer[rows, :, sources]
+
+    def select(self, rows: Sequence[int], used: int) -> None:
+        """Make row i what row ``rows[i]`` is, up to slot `used`; clear it where that is -1."""
+        if self.keys is None:
+            return
+        self.keys, self.values = (_select(buffer, rows, used) for buffer in (self.keys, self.values))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Slots that attention sees, and the first of them."""
+        return self.cache.plan.end, 0
+
+    def get_seq_length(self) -> int:
+        """Slots in use before the pass."""
+        return self.cache.plan.end - self.cache.plan.width
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+
+def _select(buffer: Tensor, rows: Sequence[int], used: int) -> Tensor:
+    if len(rows) > buffer.shape[0]:
+        new = buffer.new_zeros((len(rows), *buffer.shape[1:]))
+        new[: buffer.shape[0], :, :used] = buffer[:, :, :used]
+        buffer_rows = buffer.shape[0]
+    else:
+        new, buffer_rows = buffer, len(rows)
+    moved = [(i, row) for i, row in enumerate(rows) if row not in (i, -1)]
+    if moved:
+        targets, sources = [i for i, _ in moved], [row for _, row in moved]
+        new[targets, :, :used] = buffer[sources, :, :used]
+    for i in range(buffer_rows):
+        if rows[i] == -1:
+            # A row that left may have held NaN, which no mask hides.
+            new[i, :, :used] = 0
+    return new[: len(rows)]
+
+
+class SlotCache(TransformersCache):  # type: ignore[misc]
+    """A `foretoken.models.Cache` that transformers' attention layers write to.
+
+    Row b's committed tokens sit in slots ``0 … lengths[b] - 1`` of that row, its tentative node i in slot
+    ``lengths[b] + i``. So a commit of the first nodes moves nothing, and a commit of a tree's branch moves only that
+    branch. Layers with a sliding window keep everything as well: their mask is the window.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__(layers=[])
+        self.lengths = torch.zeros(batch_size, dtype=torch.int64)
+        self._lengths = [0] * batch_size
+        self._forget()
+        self.plan = Append(0, self._lengths, self._done, 0, 0, True, None, None)
+
+    def _forget(self) -> None:
+        self._done = [0] * len(self._lengths)
+        self._chain = True
+        self._ancestors: npt.NDArray[np.bool_] | None = None
+
+    def begin(self, parents: Tensor, counts: Tensor, width: int) -> Append:
+        """Take `width` more tentative nodes a row and say where they go.
+
+        Args:
+            parents: ``[B, N]`` int64.
+            counts: ``[B]`` int64.
+            width: N.
+        """
+        lengths, done = self._lengths, self._done
+        added: list[int] = counts.tolist()
+        self._chain = self._chain and _continues(parents, added, done)
+        if not self._chain:
+            self._extend_tree(parents.tolist(), added, width)
+        offsets = [length + count for length, count in zip(lengths, done, strict=True)]
+        first = max(offsets, default=0)
+        uniform = all(offset == first for offset in offsets)
+        slots = None
+        if not uniform:
+            slots = torch.tensor(offsets)[:, None] + torch.arange(width)
+        self.plan = Append(
+            width=width,
+            lengths=lengths,
+            done=done,
+            start=first if uniform else None,
+            end=first + width,
+            chain=self._chain,
+            ancestors=self._ancestors,
+            slots=slots,
+        )
+        self._done = [before + more for before, more in zip(done, added, strict=True)]
+        return self.plan
+
+    def _extend_tree(self, parents: list[list[int]], added: list[int], width: int) -> None:
+        batch_size, size = len(added), max(self._done) + width
+        old = self._ancestors
+        if old is None or old.shape[1] < size:
+            new = np.zeros((batch_size, size, size), dtype=np.bool_)
+            known = max(self._done) if old is None else old.shape[1]
+            new[:, :known, :known] = np.tri(known, dtype=np.bool_) if old is None else old
+            self._ancestors = old = new
+        else:
+            self._ancestors = old = old.copy()  # The plan of the pass before may still be read.
+        for row, before in enumerate(self._done):
+            above, row_parents = old[row], parents[row]
+            for i in range(width):
+                node = before + i
+                parent = row_parents[i] if i < added[row] else -1  # Padding sees the prefix and itself.
+                above[node] = above[parent] if parent >= 0 else False
+                above[node, node] = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by each attention layer with its new keys and values, ``[B, H, N, D]``."""
+        while len(self.layers) <= layer_idx:
+            self.layers.append(SlotLayer(self))
+        return self.layers[layer_idx].update(key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Slots in use before the pass."""
+        return self.plan.end - self.plan.width
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Slots that attention sees, and the first of them."""
+        return self.plan.end, 0
+
+    @torch.inference_mode()
+    def commit(self, path: Tensor, counts: Tensor) -> None:
+        """See `foretoken.models.Cache`."""
+        kept: list[int] = counts.tolist()
+        rows: list[int] = []
+        sources: list[int] = []
+        targets: list[int] = []
+        if any(kept) and not (self._chain and path.shape[1] == max(self._done) and kept == self._done):
+            for row, nodes in enumerate(path.tolist()):
+                length = self._lengths[row]
+                for i in range(kept[row]):
+                    if nodes[i] != i:
+                        rows.append(row)
+                        sources.append(length + nodes[i])
+                        targets.append(length + i)
+        if rows:
+            for layer in self.layers:
+                layer.move(rows, sources, targets)
+        self._lengths = [length + more for length, more in zip(self._lengths, kept, strict=True)]
+        self.lengths = torch.tensor(self._lengths, dtype=torch.int64)
+        self._forget()
+
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        """See `foretoken.models.Cache`."""
+        rows = list(rows)
+        if rows == list(range(len(self._lengths))):
+            return
+        used = self.plan.end
+        for layer in self.layers:
+            layer.select(rows, used)
+        self._lengths = [self._lengths[row] if row >= 0 else 0 for row in rows]
+        self.lengths = torch.tensor(self._lengths, dtype=torch.int64)
+        self._forget()
+
+    def encode(self, row: int, source: Sequence[int]) -> None:
+        """Decoder-only models read no source."""
+        raise TypeError("a decoder-only model takes no encoder input")
+
+
+def _continues(parents: Tensor, added: list[int], done: list[int]) -> bool:
+    """Whether each row's new nodes follow, one after another, the nodes it already has."""
+    width = parents.shape[1]
+    if parents.numel() > 4096:
+        steps = torch.arange(width, device=parents.device)
+        before = torch.tensor(done, device=parents.device)[:, None]
+        used = steps < torch.tensor(added, device=parents.device)[:, None]
+        return bool(((parents == before + steps - 1) | ~used).all())
+    return all(
+        row[:count] == list(range(before - 1, before - 1 + count))
+        for row, count, before in zip(parents.tolist(), added, done, strict=True)
+    )

@@ -1,0 +1,99 @@
+"""HFModel: any decoder-only transformers model whose layers are attention, scored through a `SlotCache`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.models import traits
+from foretoken.models.base import Cache, Keep, Scores
+from foretoken.models.cache import Append, SlotCache
+from foretoken.models.masks import MaskBuilder, Pattern, patterns_of
+
+
+class HFModel(traits.Wrapped):
+    """A `LanguageModel` over a transformers causal language model.
+
+    Args:
+        module: the model, on its device, in evaluation mode.
+        tokenizer: its tokenizer, if it has one.
+        name: what messages call it.
+        patterns: which positions its layers see; None reads the config.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        tokenizer: Any | None = None,
+        name: str | None = None,
+        patterns: dict[str, Pattern] | Pattern | None = None,
+    ) -> None:
+        config = traits.text_config(module)
+        found = patterns if patterns is not None else patterns_of(config)
+        if found is None:
+            raise NotImplementedError(f"layers that are not attention: {sorted(set(config.layer_types))}")
+        accepted = traits.accepts(module)
+        if not {"position_ids", "past_key_values", "attention_mask"} <= accepted and "kwargs" not in accepted:
+            raise NotImplementedError("its forward takes no position ids")
+        super().__init__(module, tokenizer, name)
+        self._patterns = found
+        self._masks = MaskBuilder(self.dtype, self.device)
+        self._rows = traits.OutputRows(module)
+        # Eager attention isn't causal of its own: it has no mask but the one that it is given.
+        self._plain_causal = getattr(config, "_attn_implementation", None) == "sdpa"
+
+    def open(self, batch_size: int) -> Cache:
+        """A new cache with `batch_size` empty rows."""
+        return SlotCache(batch_size)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        parents: Tensor,
+        counts: Tensor,
+        cache: Cache,
+        keep: Keep = "all",
+        hidden_layers: Sequence[int] = (),
+    ) -> Scores:
+        """See `LanguageModel.forward`. Parents and counts on the CPU spare a synchronisation with the device."""
+        assert isinstance(cache, SlotCache)
+        width = tokens.shape[1]
+        with torch.inference_mode():
+            plan = cache.begin(parents, counts, width)
+            arguments: dict[str, Any] = {
+                "input_ids": tokens.to(self.device),
+                "attention_mask": self._attention_mask(plan),
+                "position_ids": self._masks.positions(plan, self.max_length),
+                "past_key_values": cache,
+                "use_cache": True,
+            }
+            if hidden_layers:
+                arguments["output_hidden_states"] = True
+            if keep == "all" or (keep == "last" and width == 1):
+                output = self.module(**arguments)
+                logits = output.logits
+            elif not self._rows.available:
+                output = self.module(**arguments)
+                last = (counts - 1).clamp(min=0).to(output.logits.device)
+                logits = output.logits[torch.arange(last.shape[0], device=last.device), last][:, None]
+            else:
+                last = (counts - 1).clamp(min=0)
+                hook = self._rows.none() if keep == "none" else self._rows.only(last[:, None])
+                try:
+                    output = self.module(**arguments)
+                finally:
+                    hook.remove()
+                logits = output.logits
+            hidden = tuple(output.hidden_states[layer] for layer in hidden_layers)
+        return Scores(None if keep == "none" else logits, hidden)
+
+    def _attention_mask(self, plan: Append) -> Tensor | dict[str, Tensor | None] | None:
+        if isinstance(self._patterns, Pattern):
+            return self._masks.mask(plan, self._patterns, self._plain_causal)
+        return {
+            layer_type: self._masks.mask(plan, pattern, self._plain_causal)
+            for layer_type, pattern in self._patterns.items()
+        }

@@ -1,0 +1,271 @@
+"""`load`: a `LanguageModel` from a path, a hub id or a transformers model; `check_pair`: do two fit together?"""
+
+from __future__ import annotations
+
+import re
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import huggingface_hub
+import torch
+import transformers
+from torch import nn
+from transformers.models.auto import modeling_auto
+
+from foretoken.errors import ModelError, OutOfMemory
+from foretoken.models.base import LanguageModel
+from foretoken.models.wrapping import wrap
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+)
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def load(
+    model: Any,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    attn_implementation: str | None = None,
+    tokenizer: Any | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    name: str | None = None,
+    **kwargs: Any,
+) -> LanguageModel:
+    """Load a language model.
+
+    Args:
+        model: a folder, a hub id, a transformers model, or a `LanguageModel` (returned as it is).
+        dtype: of the weights, as torch or transformers name it. "auto" is the checkpoint's, but on a CPU that
+            doesn't multiply 16-bit numbers float32 in its place, and bfloat16 for float16 on one that does.
+        device: where the model runs; None means a CUDA device where there is one, else the CPU. A transformers model
+            stays where it is.
+        attn_implementation: "sdpa" or "eager"; None means what transformers prefers.
+        tokenizer: a tokenizer, or where to load one from; None looks next to the model.
+        trust_remote_code: run code that comes with the checkpoint.
+        revision: branch, tag or commit on the hub.
+        name: what messages call the model; None means what it was loaded from.
+        kwargs: passed on to `from_pretrained`, `quantization_config` or `device_map` for example.
+
+    Raises:
+        ModelError: there is no such model, its files are broken, or it is no language model.
+        OutOfMemory: it doesn't fit.
+    """
+    if isinstance(model, nn.Module):
+        return wrap(model, _tokenizer(tokenizer, {}) if isinstance(tokenizer, (str, Path)) else tokenizer, name)
+    if not isinstance(model, (str, Path)):
+        if all(hasattr(model, part) for part in ("open", "forward", "vocab_size", "max_length")):
+            return model
+        raise ModelError(
+            f"can't load a model from a {type(model).__name__}: give a path, a hub id or a transformers model"
+        )
+    source = _locate(model)
+    name = name or str(model)
+    hub: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if revision is not None:
+        hub["revision"] = revision
+    if not Path(source).is_dir() and not _hub_resolves():
+        # What was downloaded before still loads; without this, the hub's client retries for half a minute.
+        hub["local_files_only"] = True
+    with _quiet(), _translated_errors(name, source):
+        config = transformers.AutoConfig.from_pretrained(source, **hub)
+        architecture = _architecture(config, name)
+        if attn_implementation is not None:
+            kwargs["attn_implementation"] = attn_implementation
+        quantised = "quantization_config" in kwargs or getattr(config, "quantization_config", None) is not None
+        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if quantised:
+            kwargs.setdefault("dtype", dtype)
+            if target.type != "cpu":
+                kwargs.setdefault("device_map", {"": str(target)})
+        else:
+            kwargs["dtype"] = _resolve_dtype(dtype, config, target)
+        module, report = architecture.from_pretrained(source, output_loading_info=True, **hub, **kwargs)
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise ModelError(
+                f"{name} lacks weights of a {type(module).__name__} ({len(missing)} of them, such as {missing[0]}): "
+                "is the checkpoint complete, and that of a language model?"
+            )
+        if "device_map" not in kwargs and not quantised:
+            module = module.to(target)
+        if tokenizer is None or isinstance(tokenizer, (str, Path)):
+            tokenizer = _tokenizer(tokenizer or source, hub)
+        return wrap(module, tokenizer, name)
+
+
+def check_pair(target: LanguageModel, drafter: LanguageModel) -> None:
+    """See to it that a drafter's tokens mean what the target's mean.
+
+    Output layers that differ only by padding are fine.
+
+    Raises:
+        ModelError: they have different vocabularies.
+    """
+    cure = "choose a drafter of the target's family, or one that needs no model, such as prompt-lookup"
+    pair = f"drafter {drafter.name} and target {target.name}"
+    if target.tokenizer is not None and drafter.tokenizer is not None:
+        if target.tokenizer is drafter.tokenizer:
+            return
+        ours, theirs = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
+        if ours != theirs:
+            differing = sum(theirs.get(token) != index for token, index in ours.items())
+            differing += sum(token not in ours for token in theirs)
+            raise ModelError(
+                f"{pair} have different vocabularies ({len(theirs):,} and {len(ours):,} tokens, {differing:,} of "
+                f"which differ): {cure}"
+            )
+    elif target.vocab_size != drafter.vocab_size and (target.tokenizer is None) == (drafter.tokenizer is None):
+        raise ModelError(
+            f"{pair} have vocabularies of {drafter.vocab_size:,} and {target.vocab_size:,} tokens, and no tokenizers "
+            f"to compare: {cure}"
+        )
+
+
+def _locate(model: str | Path) -> str:
+    """The folder or hub id to load from; ModelError where it can't be either."""
+    text = str(model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{text} has no config.json: give the folder that `save_pretrained` wrote")
+        return str(path)
+    if path.exists():
+        raise ModelError(f"{text} is a file: give the folder that holds config.json and the weights")
+    looks_like_path = isinstance(model, Path) or text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text)
+    if looks_like_path:
+        raise ModelError(f"there is no folder {text!r}: check the path, or give a hub id (organisation/model)")
+    return text
+
+
+def _hub_resolves() -> bool:
+    """Whether the hub's name resolves; True where a proxy does that."""
+    if getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(huggingface_hub.constants.ENDPOINT).hostname, None)
+    except OSError:
+        return False
+    return True
+
+
+def _architecture(config: Any, name: str) -> Any:
+    """The transformers class that loads a config's language model."""
+    masked = type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING
+    if config.is_encoder_decoder:
+        if type(config) in modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING or hasattr(config, "auto_map"):
+            return transformers.AutoModelForSeq2SeqLM
+    elif type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map"):
+        # Encoders can be loaded as causal models too; only those trained as decoders write text.
+        if not masked or getattr(config, "is_decoder", False) or _named_causal(config):
+            return transformers.AutoModelForCausalLM
+    elif type(config) in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return transformers.AutoModelForImageTextToText
+    named = ", ".join(getattr(config, "architectures", None) or [config.model_type])
+    raise ModelError(f"{name} ({named}) is no language model: load a causal or an encoder-decoder language model")
+
+
+def _named_causal(config: Any) -> bool:
+    return any("CausalLM" in architecture for architecture in getattr(config, "architectures", None) or [])
+
+
+def _resolve_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) -> torch.dtype:
+    """The dtype to load weights in."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype != "auto":
+        found = getattr(torch, dtype.removeprefix("torch."), None)
+        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+            raise ModelError(f"dtype {dtype!r} is unknown: use auto, float32, bfloat16 or float16")
+        return found
+    stored = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
+    if isinstance(stored, str):
+        stored = getattr(torch, stored)
+    if device.type == "cpu" and stored in (torch.bfloat16, torch.float16):
+        return torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    return stored
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions that multiply bfloat16 numbers."""
+    cpu = torch.cpu
+    asked = [getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    if any(ask is not None and ask() for ask in asked):
+        return True
+    if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2", "DEFAULT"):
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _tokenizer(source: str | Path, hub: dict[str, Any]) -> Any | None:
+    """The tokenizer at a place, or None where there is none."""
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
+        return None
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(source), **hub)
+    except Exception as error:
+        # Token ids still work; but say what happened, for text won't.
+        warnings.warn(f"no tokenizer could be loaded from {source}: {error}", stacklevel=3)
+        return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and advice away."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _translated_errors(name: str, source: str) -> Iterator[None]:
+    """Turn what loading raises into errors that name the model and the cure."""
+    try:
+        yield
+    except (ModelError, OutOfMemory):
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _out_of_memory(name) from error
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        if isinstance(error, RuntimeError) and re.search("not enough memory|can't allocate memory", text):
+            raise _out_of_memory(name) from error
+        first = text.splitlines()[0][:300]
+        if not Path(source).is_dir() and isinstance(error, OSError):
+            message = (
+                f"{name!r} is neither a folder here nor a model that the hub could give ({type(error).__name__}): "
+                "check the name, the network and, for gated models, your access"
+            )
+        elif "model type" in text and ("not recognize" in text or "unrecognized" in text.lower()):
+            message = f"{name} has an architecture unknown to transformers {transformers.__version__}: {first}"
+        else:
+            message = f"{name} can't be loaded, its files are broken or incomplete ({type(error).__name__}): {first}"
+        raise ModelError(message) from error
+
+
+def _out_of_memory(name: str) -> OutOfMemory:
+    return OutOfMemory(
+        f"memory ran out while loading {name}: lower the dtype (bfloat16), or use a quantised or smaller checkpoint"
+    )

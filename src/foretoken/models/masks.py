@@ -1,0 +1,173 @@
+"""Additive attention masks ``[B, 1, N, K]`` for the nodes that a pass appends to a `SlotCache`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.models.cache import Append
+
+TEMPLATE_ROWS = 64
+"""Chains of up to this many nodes under rows of one length read their mask from a stored one."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which positions a layer lets a position see, itself and earlier ones.
+
+    Attributes:
+        window: only the last `window` positions, itself included; None for all.
+        chunk: only those of the same chunk of this many positions; None for all.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def trivial(self, end: int) -> bool:
+        """Whether positions below `end` all see each other, causality aside."""
+        return (self.window is None or end <= self.window) and (self.chunk is None or end <= self.chunk)
+
+
+FULL = Pattern()
+
+
+def patterns_of(config: Any) -> dict[str, Pattern] | Pattern | None:
+    """The attention pattern of each layer type, or one for all layers, or None if there is more than attention.
+
+    Args:
+        config: the model's text config.
+    """
+    window = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    known = {
+        "full_attention": FULL,
+        "sliding_attention": Pattern(window=window),
+        "chunked_attention": Pattern(chunk=chunk),
+    }
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        if not set(layer_types) <= set(known):
+            return None
+        found = {layer_type: known[layer_type] for layer_type in dict.fromkeys(layer_types)}
+        return found if len(set(found.values())) > 1 else next(iter(found.values()))
+    if window is not None:
+        return Pattern(window=window)
+    return FULL if chunk is None else Pattern(chunk=chunk)
+
+
+class MaskBuilder:
+    """Builds masks and positions for one model; keeps what can be kept between passes.
+
+    Args:
+        dtype: floating type that the model's attention adds masks in.
+        device: where masks are wanted.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self.lowest = torch.finfo(dtype).min
+        self._steps = torch.arange(1024, device=device)
+        self._templates: dict[Pattern, Tensor] = {}
+
+    def steps(self, count: int) -> Tensor:
+        """``[count]`` int64: 0, 1, 2, … on the device."""
+        if self._steps.shape[0] < count:
+            self._steps = torch.arange(2 * count, device=self.device)
+        return self._steps[:count]
+
+    def positions(self, plan: Append, limit: int) -> Tensor:
+        """``[B, N]`` int64, the position of every node; padding nodes stay below `limit`."""
+        batch_size = len(plan.lengths)
+        if plan.chain and plan.start is not None:
+            self.steps(plan.end)
+            positions = self._steps[plan.start : plan.end].expand(batch_size, plan.width)
+        elif plan.chain:
+            assert plan.slots is not None
+            positions = plan.slots.to(self.device)
+        else:
+            positions = torch.from_numpy(self._query_positions(plan)).to(self.device)
+        return positions.clamp(max=limit - 1) if plan.end > limit else positions
+
+    def _query_positions(self, plan: Append) -> Any:
+        rows = np.arange(len(plan.lengths))[:, None]
+        nodes = np.asarray(plan.done)[:, None] + np.arange(plan.width)
+        return np.asarray(plan.lengths)[:, None] + plan.depths()[rows, nodes]
+
+    def mask(self, plan: Append, pattern: Pattern, plain: bool) -> Tensor | None:
+        """The mask ``[B, 1, N, K]`` of a pass, or None where attention needs none.
+
+        Args:
+            plan: from `SlotCache.begin`.
+            pattern: what the layer lets positions see.
+            plain: the attention function is causal of its own where it gets no mask and no cached keys.
+        """
+        if plan.chain and plan.start is not None:
+            if pattern.trivial(plan.end) and (plan.width == 1 or (plain and plan.start == 0)):
+                return None
+            if plan.width <= TEMPLATE_ROWS:
+                return self._template(plan, pattern)
+        if not plan.chain:
+            return self._tree(plan, pattern)
+        keys = self.steps(plan.end)
+        queries = self.positions(plan, plan.end)[:, :, None]
+        hidden = keys > queries
+        if not pattern.trivial(plan.end):
+            hidden |= _outside(keys, queries, pattern)
+        return hidden[:, None].to(self.dtype).mul_(self.lowest)
+
+    def _template(self, plan: Append, pattern: Pattern) -> Tensor:
+        """A view of a stored mask; row i of it is for a position with `half + i` positions before it."""
+        assert plan.start is not None
+        template = self._templates.get(pattern)
+        relative = pattern if pattern.chunk is None else None
+        if relative is None:  # Chunks aren't the same at every position.
+            queries = self.steps(plan.end)[plan.start : plan.end, None]
+            keys = self.steps(plan.end)
+            hidden = (keys > queries) | _outside(keys, queries, pattern)
+            made = hidden.to(self.dtype).mul_(self.lowest)
+            return made[None, None].expand(len(plan.lengths), 1, -1, -1)
+        half = 0 if template is None else template.shape[1] - TEMPLATE_ROWS
+        if template is None or plan.start > half:
+            half = max(512, 2 * plan.start)
+            keys = torch.arange(half + TEMPLATE_ROWS, device=self.device)
+            queries = keys[half:, None]
+            hidden = (keys > queries) | _outside(keys, queries, pattern)
+            template = hidden.to(self.dtype).mul_(self.lowest)
+            self._templates[pattern] = template
+        view = template[: plan.width, half - plan.start : half + plan.width]
+        return view.expand(len(plan.lengths), 1, plan.width, plan.end)
+
+    def _tree(self, plan: Append, pattern: Pattern) -> Tensor:
+        assert plan.ancestors is not None
+        rows = np.arange(len(plan.lengths))[:, None]
+        nodes = np.asarray(plan.done)[:, None] + np.arange(plan.width)
+        size = plan.ancestors.shape[1]
+        # A column for the prefix, one a tentative node, and one for slots that the row doesn't use.
+        table = np.full((len(plan.lengths), plan.width, size + 2), self.lowest, dtype=np.float32)
+        table[:, :, 0] = 0
+        table[:, :, 1:-1][plan.ancestors[rows, nodes]] = 0
+        keys = self.steps(plan.end)
+        lengths = torch.tensor(plan.lengths).to(self.device, non_blocking=True)[:, None]
+        column = (keys - lengths + 1).clamp_(0, size + 1)  # [B, K]
+        mask = torch.from_numpy(table).to(self.device, self.dtype)
+        mask = mask.gather(2, column[:, None].expand(-1, plan.width, -1))
+        if not pattern.trivial(plan.end):
+            depths = np.pad(plan.depths(), ((0, 0), (1, 1)))
+            tentative = torch.from_numpy(depths).to(self.device).gather(1, column) + lengths
+            positions = torch.where(column == 0, keys, tentative)[:, None]
+            queries = torch.from_numpy(self._query_positions(plan)).to(self.device)[:, :, None]
+            mask.masked_fill_(_outside(positions, queries, pattern), self.lowest)
+        return mask[:, None]
+
+
+def _outside(keys: Tensor, queries: Tensor, pattern: Pattern) -> Tensor:
+    """Where the pattern hides key positions from query positions, causality aside."""
+    if pattern.window is not None:
+        return keys <= queries - pattern.window
+    if pattern.chunk is not None:
+        return keys // pattern.chunk != queries // pattern.chunk
+    return torch.zeros((), dtype=torch.bool, device=keys.device)

@@ -1,0 +1,95 @@
+"""Finds out, by trying, whether a model can be scored through a `SlotCache`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from foretoken.models import traits
+from foretoken.models.base import LanguageModel
+from foretoken.models.hf import HFModel
+
+WINDOW = 4
+"""Sliding windows are this small while a model is tried, so that short texts reach beyond them."""
+
+_TEXTS = ([3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2])
+_TREE = [-1, 0, 0, 2]  # A branch of two tokens and one of three.
+_TREE_TOKENS = [6, 5, 3, 7]
+_PATH = [0, 2, 3]
+_NEXT = 4
+
+
+def refusal(module: Any) -> str | None:
+    """Why a causal language model can't be scored through a `SlotCache`; None if it can.
+
+    A ragged batch, a tree and a commit of one branch are scored both ways, on a few tokens.
+    """
+    if getattr(module, "_is_stateful", False):
+        return "its state can't be rolled back"
+    try:
+        with _small_window(traits.text_config(module)):
+            error = _error(module)
+    except Exception as exception:
+        # Whatever a model that doesn't take such masks, positions or caches happens to raise.
+        return f"{type(exception).__name__}: {exception}"
+    limit = 1e-3 if module.dtype in (torch.float32, torch.float64) and not _quantised(module) else 0.1
+    if not error < limit:
+        return f"its scores differ from those of plain passes by {error:.2g} standard deviations"
+    return None
+
+
+def _quantised(module: Any) -> bool:
+    return getattr(module.config, "quantization_config", None) is not None
+
+
+@contextmanager
+def _small_window(config: Any) -> Iterator[None]:
+    old = {field: getattr(config, field, None) for field in ("sliding_window", "attention_chunk_size")}
+    changed = {field: value for field, value in old.items() if isinstance(value, int) and value > WINDOW}
+    try:
+        for field in changed:
+            setattr(config, field, WINDOW)
+        yield
+    finally:
+        for field, value in changed.items():
+            setattr(config, field, value)
+
+
+def _error(module: Any) -> float:
+    """Mean difference between the two ways, in standard deviations of the logits."""
+    model: LanguageModel = HFModel(module)
+    size = model.vocab_size
+    room = max(1, model.max_length - len(_PATH) - 1)
+    texts = [[token % size for token in text[:room]] for text in _TEXTS]
+    tree = [token % size for token in _TREE_TOKENS]
+    batch_size, width = len(texts), max(map(len, texts))
+    cache = model.open(batch_size)
+    steps = torch.arange(width).expand(batch_size, width)
+    counts = torch.tensor([len(text) for text in texts])
+    padded = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+    found = [model.forward(padded, steps - 1, counts, cache, keep="last").logits]
+    cache.commit(steps, counts)
+    nodes = torch.tensor(tree).expand(batch_size, -1)
+    parents = torch.tensor(_TREE).expand(batch_size, -1)
+    every = torch.full((batch_size,), len(tree))
+    scores = model.forward(nodes, parents, every, cache).logits
+    assert scores is not None
+    found += [scores[:, 1:2], scores[:, 3:4]]
+    cache.commit(torch.tensor(_PATH).expand(batch_size, -1), torch.full((batch_size,), len(_PATH)))
+    one = torch.ones((batch_size, 1), dtype=torch.int64)
+    found.append(model.forward(one * (_NEXT % size), one * -1, one[:, 0], cache).logits)
+
+    path = [tree[node] for node in _PATH]
+    endings: list[list[int]] = [[], tree[:2], path, [*path, _NEXT % size]]
+    wanted = [text + ending for ending in endings for text in texts]
+    longest = max(map(len, wanted))
+    plain = torch.tensor([text + [0] * (longest - len(text)) for text in wanted], device=model.device)
+    with torch.inference_mode():
+        logits = module(input_ids=plain, attention_mask=torch.ones_like(plain), use_cache=False).logits.float()
+    last = torch.tensor([len(text) - 1 for text in wanted], device=logits.device)
+    expected = logits[torch.arange(len(wanted), device=logits.device), last]
+    actual = torch.cat([part[:, 0].float() for part in found if part is not None]).to(expected.device)
+    return float((actual - expected).abs().mean() / expected.std())

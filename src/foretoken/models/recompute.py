@@ -1,0 +1,169 @@
+"""RecomputeModel: for models whose state can't be rolled back. Its cache is the text, read anew in every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.models import traits
+from foretoken.models.base import Cache, Keep, Scores
+
+MAX_TOKENS = 8192
+"""Most tokens, padding included, that one pass of the model reads; more are read in several."""
+
+
+class TokenCache:
+    """The committed tokens of each row, and its tentative nodes with their parents."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.texts: list[list[int]] = [[] for _ in range(batch_size)]
+        self._forget()
+
+    def _forget(self) -> None:
+        self.nodes: list[list[int]] = [[] for _ in self.texts]
+        self.parents: list[list[int]] = [[] for _ in self.texts]
+        self.lengths = torch.tensor([len(text) for text in self.texts], dtype=torch.int64)
+
+    def append(self, tokens: Tensor, parents: Tensor, counts: Tensor) -> list[list[int]]:
+        """Add tentative nodes; returns the node numbers that each row got."""
+        new = []
+        for row, (row_tokens, row_parents, count) in enumerate(
+            zip(tokens.tolist(), parents.tolist(), counts.tolist(), strict=True)
+        ):
+            first = len(self.nodes[row])
+            self.nodes[row] += row_tokens[:count]
+            self.parents[row] += row_parents[:count]
+            new.append(list(range(first, first + count)))
+        return new
+
+    def path(self, row: int, node: int) -> list[int]:
+        """Node numbers from a top node to `node`."""
+        nodes = []
+        while node >= 0:
+            nodes.append(node)
+            node = self.parents[row][node]
+        return nodes[::-1]
+
+    def commit(self, path: Tensor, counts: Tensor) -> None:
+        """See `foretoken.models.Cache`."""
+        for row, (nodes, count) in enumerate(zip(path.tolist(), counts.tolist(), strict=True)):
+            self.texts[row] += [self.nodes[row][node] for node in nodes[:count]]
+        self._forget()
+
+    def select(self, rows: Sequence[int]) -> None:
+        """See `foretoken.models.Cache`."""
+        self.texts = [list(self.texts[row]) if row >= 0 else [] for row in rows]
+        self._forget()
+
+    def encode(self, row: int, source: Sequence[int]) -> None:
+        """Decoder-only models read no source."""
+        raise TypeError("a decoder-only model takes no encoder input")
+
+
+class RecomputeModel(traits.Wrapped):
+    """A `LanguageModel` that reads each row's whole text in every pass; each path of a tree is a row of its own."""
+
+    def __init__(self, module: Any, tokenizer: Any | None = None, name: str | None = None) -> None:
+        super().__init__(module, tokenizer, name)
+        self._rows = traits.OutputRows(module)
+        self._accepts = traits.accepts(module)
+
+    def open(self, batch_size: int) -> Cache:
+        """A new cache with `batch_size` empty rows."""
+        return TokenCache(batch_size)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        parents: Tensor,
+        counts: Tensor,
+        cache: Cache,
+        keep: Keep = "all",
+        hidden_layers: Sequence[int] = (),
+    ) -> Scores:
+        """See `LanguageModel.forward`."""
+        assert isinstance(cache, TokenCache)
+        new = cache.append(tokens, parents, counts)
+        batch_size, width = tokens.shape
+        if keep == "none" and not hidden_layers:
+            return Scores(None)
+        paths: list[tuple[int, list[int]]] = []  # Row, and the nodes of one of its branches.
+        places: list[tuple[int, int, int, int]] = []  # Row, column of the result, path, place in its text.
+        for row, nodes in enumerate(new):
+            wanted = nodes[-1:] if keep == "last" and not hidden_layers else nodes
+            inner = {cache.parents[row][node] for node in wanted}
+            seen: dict[int, tuple[int, int]] = {}
+            for leaf in [node for node in wanted if node not in inner]:
+                branch = cache.path(row, leaf)
+                for depth, node in enumerate(branch):
+                    seen.setdefault(node, (len(paths), len(cache.texts[row]) + depth))
+                paths.append((row, branch))
+            places += [(row, node - nodes[0], *seen[node]) for node in wanted]
+        texts = [cache.texts[row] + [cache.nodes[row][node] for node in branch] for row, branch in paths]
+        found = self._score(texts, [(path, place) for _, _, path, place in places], hidden_layers)
+        targets = (
+            torch.tensor([row for row, *_ in places], dtype=torch.int64, device=self.device),
+            torch.tensor([column for _, column, *_ in places], dtype=torch.int64, device=self.device),
+        )
+        spread = []
+        for values in found:
+            result = values.new_zeros((batch_size, width, values.shape[-1]))
+            result[targets] = values
+            spread.append(result)
+        logits: Tensor | None = spread[0]
+        if keep == "last":
+            last = (counts - 1).clamp(min=0).to(self.device)
+            logits = spread[0][torch.arange(batch_size, device=self.device), last][:, None]
+        return Scores(None if keep == "none" else logits, tuple(spread[1:]))
+
+    def _score(
+        self, texts: list[list[int]], wanted: list[tuple[int, int]], hidden_layers: Sequence[int]
+    ) -> list[Tensor]:
+        """Logits ``[W, V]``, then hidden states ``[W, H]``, at the wanted (text, place) pairs, in their order."""
+        longest = max((len(text) for text in texts), default=1)
+        size = max(1, MAX_TOKENS // longest)
+        parts: list[list[Tensor]] = []
+        order: list[int] = []
+        for first in range(0, len(texts), size) or [0]:
+            chosen = [i for i, (text, _) in enumerate(wanted) if first <= text < first + size]
+            order += chosen
+            part = texts[first : first + size] or [[0]]
+            pairs = [(wanted[i][0] - first, wanted[i][1]) for i in chosen]
+            parts.append(self._pass(part, pairs, hidden_layers))
+        if order == list(range(len(wanted))):
+            return [torch.cat(values) for values in zip(*parts, strict=True)]
+        back = torch.argsort(torch.tensor(order)).to(self.device)
+        return [torch.cat(values)[back] for values in zip(*parts, strict=True)]
+
+    def _pass(
+        self, texts: list[list[int]], wanted: list[tuple[int, int]], hidden_layers: Sequence[int]
+    ) -> list[Tensor]:
+        longest = max(len(text) for text in texts)
+        # Causal models don't see padding to the right of a text.
+        padded = [text + [0] * (longest - len(text)) for text in texts]
+        rows = torch.tensor([row for row, _ in wanted], dtype=torch.int64, device=self.device)
+        columns = torch.tensor([column for _, column in wanted], dtype=torch.int64, device=self.device)
+        with torch.inference_mode():
+            arguments = self._arguments(torch.tensor(padded, device=self.device))
+            if hidden_layers:
+                arguments["output_hidden_states"] = True
+            if self._rows.available:
+                hook = self._rows.flat(rows, columns)
+                try:
+                    output = self.module(**arguments)
+                finally:
+                    hook.remove()
+                logits = output.logits[0]
+            else:
+                output = self.module(**arguments)
+                logits = output.logits[rows, columns]
+            return [logits, *(output.hidden_states[layer][rows, columns] for layer in hidden_layers)]
+
+    def _arguments(self, input_ids: Tensor) -> dict[str, Any]:
+        arguments: dict[str, Any] = {"input_ids": input_ids, "use_cache": False}
+        if "attention_mask" in self._accepts:
+            arguments["attention_mask"] = torch.ones_like(input_ids)
+        return arguments

@@ -1,0 +1,139 @@
+"""What a transformers model's config tells: limits, end tokens, how its attention looks."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+NO_LIMIT = 1 << 30
+_LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
+
+
+def text_config(module: Any, decoder: bool = True) -> Any:
+    """The part of a (maybe multimodal) model's config that describes its language model."""
+    config = module.config
+    return config.get_text_config(decoder=decoder) if hasattr(config, "get_text_config") else config
+
+
+def max_length(config: Any) -> int:
+    """Most positions that a config allows; a large number where it names none."""
+    for field in _LENGTH_FIELDS:
+        value = getattr(config, field, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return NO_LIMIT
+
+
+def eos_token_ids(module: Any) -> tuple[int, ...]:
+    """The tokens that end a text, as `generate` would see them."""
+    for holder in (getattr(module, "generation_config", None), module.config, text_config(module)):
+        value = getattr(holder, "eos_token_id", None)
+        if isinstance(value, int):
+            return (value,)
+        if value is not None:
+            return tuple(int(token) for token in value)
+    return ()
+
+
+def accepts(module: Any) -> frozenset[str]:
+    """Names of the arguments that a model's forward takes."""
+    return frozenset(inspect.signature(module.forward).parameters)
+
+
+def output_layer(module: Any) -> nn.Module | None:
+    """The layer from hidden states to logits."""
+    layer = module.get_output_embeddings()
+    return layer if isinstance(layer, nn.Module) else None
+
+
+def vocab_size(module: Any) -> int:
+    """Number of scores a position gets."""
+    layer = output_layer(module)
+    features = getattr(layer, "out_features", None)
+    return int(features) if features else int(text_config(module).vocab_size)
+
+
+def device_of(module: Any) -> torch.device:
+    """Where the model wants its token ids."""
+    embeddings = module.get_input_embeddings()
+    weight = getattr(embeddings, "weight", None)
+    return weight.device if isinstance(weight, Tensor) else module.device
+
+
+class Wrapped:
+    """What all wrappers of transformers models have in common: the descriptive part of `LanguageModel`.
+
+    Args:
+        module: the model, on its device, in evaluation mode.
+        tokenizer: its tokenizer, if it has one.
+        name: what messages call it.
+    """
+
+    decoder_start_token_id: int | None = None
+    supports_trees = True
+
+    def __init__(self, module: Any, tokenizer: Any | None = None, name: str | None = None) -> None:
+        self.module = module
+        self.tokenizer = tokenizer
+        self.name: str = name or type(module).__name__
+        self.vocab_size = vocab_size(module)
+        self.max_length = max_length(text_config(module))
+        self.device = device_of(module)
+        self.dtype: torch.dtype = module.dtype
+        self.eos_token_ids = eos_token_ids(module)
+
+
+class OutputRows:
+    """Makes the output layer score only some nodes of a pass, so that no logits are computed to be thrown away.
+
+    Args:
+        module: a transformers model with an output layer.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._layer = output_layer(module)
+        # Layers of quantised weights may not take an empty input; they score one node instead.
+        self._spare = 0 if isinstance(self._layer, nn.Linear) and type(self._layer) is nn.Linear else 1
+
+    def none(self) -> Any:
+        """Score as few nodes as possible."""
+        return self._hooked(lambda hidden: hidden[:, : self._spare])
+
+    def only(self, nodes: Tensor) -> Any:
+        """Score some nodes of each row.
+
+        Args:
+            nodes: ``[B, M]`` int64.
+        """
+
+        def pick(hidden: Tensor) -> Tensor:
+            rows = torch.arange(hidden.shape[0], device=hidden.device)[:, None]
+            return hidden[rows, nodes.to(hidden.device)]
+
+        return self._hooked(pick)
+
+    def flat(self, rows: Tensor, columns: Tensor) -> Any:
+        """Score some nodes of the batch; logits are ``[1, W, V]``.
+
+        Args:
+            rows: ``[W]`` int64.
+            columns: ``[W]`` int64.
+        """
+        return self._hooked(lambda hidden: hidden[rows.to(hidden.device), columns.to(hidden.device)][None])
+
+    def _hooked(self, pick: Any) -> Any:
+        if self._layer is None:
+            raise NotImplementedError("the model names no output layer")
+
+        def hook(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (pick(arguments[0]), *arguments[1:])
+
+        return self._layer.register_forward_pre_hook(hook)
+
+    @property
+    def available(self) -> bool:
+        """Whether the model has an output layer to hook."""
+        return self._layer is not None
