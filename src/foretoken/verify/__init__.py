@@ -1,19 +1,30 @@
 """Verifiers: which drafted tokens to keep, and what to say next, so that the output has the target's law.
 
-This package is mathematics: it imports no model and no drafter.
+This package is mathematics: it imports no model and no drafter. `exact` proves a verifier lossless by algebra, and
+`bounds` says how many tokens any lossless rule can accept.
 """
 
 from __future__ import annotations
 
 from foretoken.errors import ParameterError
 from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, Verifier, decide
+from foretoken.verify.block import BlockVerifier
 from foretoken.verify.coupled import CoupledVerifier as _Coupled
+from foretoken.verify.ensemble import EnsembleVerifier
+from foretoken.verify.kseq import KSeqVerifier
+from foretoken.verify.lenient import LenientVerifier
 from foretoken.verify.residual import adjusted_distribution
 from foretoken.verify.token import TokenVerifier, UnadjustedTokenVerifier
+from foretoken.verify.traversal import TraversalVerifier
+from foretoken.verify.tree import TreeVerifier
+from foretoken.verify.typical import TypicalVerifier
 
 __all__ = [
     "AnyVerifier",
     "CoupledVerifier",
+    "EnsembleVerifier",
+    "LenientVerifier",
+    "TypicalVerifier",
     "Verdict",
     "Verifier",
     "adjusted_distribution",
@@ -23,21 +34,50 @@ __all__ = [
 ]
 
 _VERIFIERS: dict[str, AnyVerifier] = {
-    verifier.name: verifier for verifier in (TokenVerifier(), _Coupled(), UnadjustedTokenVerifier())
+    verifier.name: verifier
+    for verifier in (
+        TokenVerifier(),
+        BlockVerifier(),
+        TreeVerifier(),
+        TraversalVerifier(),
+        KSeqVerifier(),
+        _Coupled(),
+        TypicalVerifier(),
+        LenientVerifier(),
+        EnsembleVerifier(),
+        UnadjustedTokenVerifier(),
+    )
+}
+
+_PARAMETERS: dict[str, type[TypicalVerifier | LenientVerifier | EnsembleVerifier]] = {
+    cls.name: cls for cls in (TypicalVerifier, LenientVerifier, EnsembleVerifier)
 }
 
 
 def get(name: str | AnyVerifier) -> AnyVerifier:
     """The verifier of that name; an object that is a verifier already is returned as it is.
 
+    Verifiers with parameters take them after a colon, in the order of their constructor: ``lenient:0.8``,
+    ``ensemble:0.7``, ``typical:0.09,0.3``.
+
     Raises:
-        ParameterError: no verifier has that name; the message lists those there are.
+        ParameterError: no verifier has that name, or the parameters don't fit; the message says what would do.
     """
     if isinstance(name, Verifier | CoupledVerifier):
         return name
-    if name not in _VERIFIERS:
+    base, colon, values = name.partition(":")
+    if base not in _VERIFIERS:
         raise ParameterError(f"unknown verifier {name!r}: choose one of {', '.join(_VERIFIERS)}")
-    return _VERIFIERS[name]
+    if not colon:
+        return _VERIFIERS[base]
+    if base not in _PARAMETERS:
+        raise ParameterError(f"verifier {base!r} takes no parameters: got {values!r}, leave out what follows the name")
+    try:
+        return _PARAMETERS[base](*map(float, values.split(",")))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ParameterError):
+            raise
+        raise ParameterError(f"can't read parameters {values!r}: write {base}:0.5, or {base} for defaults") from None
 
 
 def names() -> tuple[str, ...]:

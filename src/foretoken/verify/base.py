@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.errors import ParameterError
 from foretoken.sampling import draw
+from foretoken.verify.residual import safe_ratio
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,15 @@ def decide(verifier: Verifier, draft: Draft, target_probs: Tensor, uniforms: Ten
     return Verdict(path, counts, token)
 
 
+def require_chain(name: str, draft: Draft) -> None:
+    """Refuse drafts that may branch, on behalf of a verifier that knows chains alone."""
+    if not draft.is_chain:
+        raise ParameterError(
+            f"verifier {name!r} takes chains, and this draft may branch: build it with Draft.chain, or verify it with "
+            "tree, traversal or coupled"
+        )
+
+
 def acceptance_ratios(draft: Draft, target_probs: Tensor) -> Tensor:
     """``p(x) / q(x)`` of each drafted token under its parent, ``[B, N]``; ``p(x)`` for chosen tokens; 0 on padding.
 
@@ -104,9 +115,7 @@ def acceptance_ratios(draft: Draft, target_probs: Tensor) -> Tensor:
     ratios = torch.where(inside & draft.used(), p, 0)
     if draft.probs is None:
         return ratios
-    q = _at_parent(draft, draft.probs, draft.tokens).to(ratios.dtype)
-    # 0 / 0 means "never drawn, and rightly so"; dividing by 1 there gives the 0 that the docstring promises.
-    return ratios / torch.where((q == 0) & (ratios == 0), 1, q)
+    return safe_ratio(ratios, _at_parent(draft, draft.probs, draft.tokens).to(ratios.dtype))
 
 
 def _at_parent(draft: Draft, probs: Tensor, tokens: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.verify.base import Verdict
+from foretoken.verify.trees import deepest
 
 
 class CoupledVerifier:
@@ -31,16 +32,8 @@ class CoupledVerifier:
         """
         rows = torch.arange(draft.batch_size, device=picks.device)
         agrees = (picks[rows[:, None], draft.parents] == draft.tokens) & draft.used()  # [B, N]
-        if draft.is_chain:
-            node = agrees.to(torch.int64).cumprod(dim=1).sum(dim=1)
-        else:
-            # A node lies on the walk if it and all its ancestors agree. Siblings may hold the same token; the
-            # deepest node then wins, and which sibling it hangs from makes no difference to the text.
-            agrees = torch.cat([torch.ones_like(rows, dtype=torch.bool)[:, None], agrees], dim=1)
-            above = draft.ancestors()
-            on_walk = (agrees[:, None, :] | ~above).all(-1)
-            depths = draft.depths()
-            depth = torch.where(on_walk, depths, -1)
-            node = depth.argmax(dim=1)  # the first of the deepest
+        # Siblings may hold the same token; the deepest node then wins, and which sibling it hangs from makes no
+        # difference to the text.
+        node = deepest(draft, agrees)
         path, counts = draft.path(node)
         return Verdict(path, counts, picks[rows, node])

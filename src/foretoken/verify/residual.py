@@ -12,7 +12,7 @@ def adjusted_distribution(p: Tensor, q: Tensor) -> Tensor:
     Leviathan et al. 2023 (arXiv 2211.17192), section 2.3; Chen et al. 2023 (arXiv 2302.01318), algorithm 2.
 
     Args:
-        p: ``[..., V]`` float, the target's law.
+        p: ``[..., V]`` float, the target's law, or part of its mass.
         q: ``[..., V]`` float, the law that the rejected token was drawn from; leading dimensions broadcast. Where the
             drafter's vocabulary is padded differently its last entries are cut or taken as 0.
 
@@ -20,7 +20,7 @@ def adjusted_distribution(p: Tensor, q: Tensor) -> Tensor:
         ``[..., V]`` in p's dtype. Where no mass is left (p = q) nothing can be rejected; p itself is returned there,
         so that the result is always finite and a law.
     """
-    return normalise_or((p - match_vocabulary(q, p.shape[-1])).clamp_(min=0), p)
+    return normalise_or((p - match_vocabulary(q, p.shape[-1]).to(p.dtype)).clamp_(min=0), p)
 
 
 def adjusted_without(p: Tensor, token: Tensor) -> Tensor:
@@ -28,12 +28,30 @@ def adjusted_without(p: Tensor, token: Tensor) -> Tensor:
 
     Args:
         p: ``[..., V]`` float.
-        token: ``[...]`` int64.
+        token: ``[...]`` int64. One beyond the vocabulary has p = 0, and removing it changes nothing.
 
     Returns:
         ``[..., V]``; p itself where p had all its mass on the token.
     """
-    return normalise_or(p.scatter(-1, token[..., None], 0.0), p)
+    return normalise_or(without(p, token), p)
+
+
+def without(mass: Tensor, token: Tensor) -> Tensor:
+    """`mass` (``[..., V]``) with the token's entry set to 0; unchanged where the token lies beyond V."""
+    index = token[..., None].clamp(max=mass.shape[-1] - 1)
+    kept = torch.where(token[..., None] < mass.shape[-1], 0.0, mass.gather(-1, index))
+    return mass.scatter(-1, index, kept.to(mass.dtype))
+
+
+def value_at(mass: Tensor, tokens: Tensor) -> Tensor:
+    """``mass[..., tokens]``, ``[..., R]`` for tokens ``[..., R]``; 0 where a token lies beyond the vocabulary."""
+    index = tokens.clamp(max=mass.shape[-1] - 1)
+    return torch.where(tokens < mass.shape[-1], mass.gather(-1, index), 0)
+
+
+def safe_ratio(p: Tensor, q: Tensor) -> Tensor:
+    """``p / q``, with 0 / 0 = 0: what is never drawn, and rightly so. Infinite where only q is 0."""
+    return p / torch.where((q == 0) & (p == 0), 1, q)
 
 
 def normalise_or(mass: Tensor, fallback: Tensor) -> Tensor:

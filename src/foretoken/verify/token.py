@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.verify.base import acceptance_ratios
-from foretoken.verify.residual import adjusted_distribution, adjusted_without
+from foretoken.verify.base import acceptance_ratios, require_chain
+from foretoken.verify.residual import adjusted_without, match_vocabulary, normalise_or
 
 
 class TokenVerifier:
@@ -21,33 +21,27 @@ class TokenVerifier:
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
         """``a_1 ⋯ a_n (1 - a_{n+1})`` for n below the chain's length, ``a_1 ⋯ a_k`` at its end; ``[B, N+1]``."""
-        accept = acceptance_ratios(draft, target_probs).clamp(max=1)
-        # A padded token has ratio 0, so that its predecessor is the last node that a row can stop at.
-        reach = (
-            torch.cat([torch.ones_like(accept[:, :1]), accept.cumprod(dim=1)], dim=1)
-            if accept.shape[1]
-            else (target_probs.new_ones((draft.batch_size, 1)))
-        )
+        require_chain(self.name, draft)
+        accept = self._accept(draft, target_probs)
+        # A padded token has probability 0, so that its predecessor is the last node that a row can stop at.
+        reach = torch.nn.functional.pad(accept.cumprod(dim=1), (1, 0), value=1.0)
         return reach - torch.nn.functional.pad(reach[:, 1:], (0, 1))
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
         """The residual after a rejection, the target's own law after the whole chain; ``[B, V]``."""
+        require_chain(self.name, draft)
         rows = torch.arange(draft.batch_size, device=node.device)
         p = target_probs[rows, node]
         if draft.width == 0:
             return p
-        rejected = node < draft.counts
-        following = node.clamp(max=draft.width - 1)  # column of the token that was tried and rejected
-        return torch.where(rejected[:, None], self._replacement(draft, p, rows, following), p)
+        return torch.where((node < draft.counts)[:, None], self._replacement(draft, p, node), p)
 
-    def _replacement(self, draft: Draft, p: Tensor, rows: Tensor, following: Tensor) -> Tensor:
-        if draft.probs is None:
-            tokens = draft.tokens[rows, following]
-            # A token beyond the target's vocabulary has p = 0, and removing it changes nothing.
-            beyond = tokens >= p.shape[-1]
-            removed = adjusted_without(p, torch.where(beyond, 0, tokens))
-            return torch.where(beyond[:, None], p, removed)
-        return adjusted_distribution(p, draft.probs[rows, following].to(p.dtype))
+    def _accept(self, draft: Draft, target_probs: Tensor) -> Tensor:
+        """The probability of accepting each token once those before it are, ``[B, N]``; 0 on padding."""
+        return acceptance_ratios(draft, target_probs).clamp(max=1)
+
+    def _replacement(self, draft: Draft, p: Tensor, node: Tensor) -> Tensor:
+        return replacement_law(draft, p, p, node)
 
 
 class UnadjustedTokenVerifier(TokenVerifier):
@@ -61,5 +55,22 @@ class UnadjustedTokenVerifier(TokenVerifier):
     lossless = False
     summary = "token-level with the adjustment skipped: draws replacements from p; LOSSY, for comparison only"
 
-    def _replacement(self, draft: Draft, p: Tensor, rows: Tensor, following: Tensor) -> Tensor:
+    def _replacement(self, draft: Draft, p: Tensor, node: Tensor) -> Tensor:
         return p
+
+
+def replacement_law(draft: Draft, mass: Tensor, p: Tensor, node: Tensor) -> Tensor:
+    """What follows when the token after `node` of a chain is rejected: ``norm((mass - q)+)``.
+
+    Args:
+        draft: chains, N > 0.
+        mass: ``[B, V]``, the target's law at `node`, or the share of it that is still to be spent.
+        p: ``[B, V]``, the law to return where nothing is left of that.
+        node: ``[B]`` int64; a row's last node gets a law without meaning.
+    """
+    rows = torch.arange(draft.batch_size, device=node.device)
+    following = node.clamp(max=draft.width - 1)  # column of the token that was tried and rejected
+    if draft.probs is None:
+        return adjusted_without(p, draft.tokens[rows, following])
+    q = match_vocabulary(draft.probs[rows, following], p.shape[-1]).to(p.dtype)
+    return normalise_or((mass - q).clamp_(min=0), p)

@@ -1,0 +1,74 @@
+"""Block verification: one decision for a whole chain, never worse on average than token by token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.verify.base import acceptance_ratios, require_chain
+from foretoken.verify.residual import match_vocabulary
+from foretoken.verify.token import replacement_law
+
+
+class BlockVerifier:
+    """Sun et al. 2024, algorithm 2: stop at the last position whose coin succeeds.
+
+    ``w_0 = 1``, ``w_i = min(1, w_{i-1} p(x_i)/q(x_i))`` is the share of the prefix's probability that may still be
+    spent; a lucky token makes up for an unlucky one before it, which token by token it can't.
+    """
+
+    name = "block"
+    lossless = True
+    trees = False
+    summary = "weighs the whole chain at once; accepts at least as many tokens as token-level, on any pair"
+    citation = "Sun et al. 2024, arXiv 2403.10444"
+
+    def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
+        """``h_n Π_{j>n} (1 - h_j)``, ``[B, N+1]``.
+
+        ``h_i = S_i / (S_i + 1 - w_i)`` with ``S_i = Σ_x (w_i p(x) - q(x))+`` inside the chain, ``h_k = w_k`` at its
+        end, ``h_0 = 1``.
+        """
+        require_chain(self.name, draft)
+        ratios = acceptance_ratios(draft, target_probs)
+        weights = _weights(ratios)
+        left = self._left(draft, target_probs, ratios, weights[:, 1:-1])
+        room = left + (1 - weights[:, 1:-1])  # in this order: never below S, though 1 - w be tiny
+        inner = torch.where(room > 0, left / torch.where(room > 0, room, 1), 1)
+        node = torch.arange(draft.width + 1, device=weights.device)
+        coins = torch.cat([weights[:, :1], inner, weights[:, 1:][:, -1:]], dim=1)
+        coins = torch.where(node == draft.counts[:, None], weights, coins)
+        coins = torch.where(node > draft.counts[:, None], 0, coins)
+        later = (1 - coins).flip(1).cumprod(dim=1).flip(1)[:, 1:]
+        return coins * torch.nn.functional.pad(later, (0, 1), value=1.0)
+
+    def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
+        """``norm((w_n p - q)+)`` inside the chain, p at its end; ``[B, V]``."""
+        require_chain(self.name, draft)
+        rows = torch.arange(draft.batch_size, device=node.device)
+        p = target_probs[rows, node]
+        if draft.width == 0:
+            return p
+        weights = _weights(acceptance_ratios(draft, target_probs))[rows, node]
+        replacement = replacement_law(draft, p * weights[:, None], p, node)
+        return torch.where((node < draft.counts)[:, None], replacement, p)
+
+    def _left(self, draft: Draft, target_probs: Tensor, ratios: Tensor, weights: Tensor) -> Tensor:
+        """``S_i`` of the nodes inside the chain, ``[B, N-1]``."""
+        if draft.probs is None:
+            # q is one-hot at the next token x, and w p(x) - 1 is never positive.
+            return weights * (1 - ratios[:, 1:]).clamp(min=0)
+        inner = slice(1, max(draft.width, 1))
+        p = target_probs[:, inner]
+        q = match_vocabulary(draft.probs[:, inner], p.shape[-1]).to(p.dtype)
+        # One pass makes q - w p, so that the vocabulary is touched three times in all.
+        return -torch.addcmul(q, weights[..., None], p, value=-1).clamp_(max=0).sum(-1)
+
+
+def _weights(ratios: Tensor) -> Tensor:
+    """``w_0 … w_N``, ``[B, N+1]``, from ``p/q`` of each token, ``[B, N]``."""
+    weights = [ratios.new_ones(len(ratios))]
+    for ratio in ratios.unbind(1):
+        weights.append((weights[-1] * ratio).nan_to_num_(nan=0.0).clamp_(max=1))
+    return torch.stack(weights, dim=1)

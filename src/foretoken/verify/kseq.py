@@ -1,0 +1,79 @@
+"""k-SEQ: siblings drawn independently, each accepted by one and the same rule."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ParameterError
+from foretoken.verify.residual import match_vocabulary, normalise_or, safe_ratio, value_at
+from foretoken.verify.tree import TopDownVerifier
+
+# Halvings of [1, k] in the search for rho. Any rho on the safe side of the smallest is lossless, so that more of them
+# buy acceptance alone: 2^-24 of it.
+_HALVINGS = 24
+
+
+class KSeqVerifier(TopDownVerifier):
+    """SpecTr's k-SEQ (Sun et al. 2023, algorithm 3) at each node, for children drawn with replacement.
+
+    ``β(ρ) = Σ_x min(q(x), p(x)/ρ)``; of k children each is accepted with ``min(1, p(x)/(ρ q(x)))``, for the smallest
+    ``ρ ≥ 1`` with ``(1 - (1 - β)^k)/β ≤ ρ``; after the last one the next token has law
+    ``norm(p - min(q, p/ρ) (1 - (1 - β)^k)/β)``.
+    """
+
+    name = "kseq"
+    summary = "siblings drawn with replacement, all accepted by one rule within 1 - 1/e of the best there is"
+    citation = "Sun et al. 2023 (SpecTr), arXiv 2310.15141"
+
+    def _accept(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+        q = _drawn(q, replacement)
+        rho, _ = _solve(p, q, present.sum(-1))
+        ratio = safe_ratio(value_at(p, tokens) / rho, value_at(q, tokens))
+        return torch.where(present, ratio.clamp(max=1), 0)
+
+    def _left(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+        q = _drawn(q, replacement)
+        rho, tries = _solve(p, q, present.sum(-1))
+        accepted = torch.minimum(match_vocabulary(q, p.shape[-1]).to(p.dtype), p / rho) * tries
+        return normalise_or((p - accepted).clamp_(min=0), p)
+
+
+def _drawn(q: Tensor | None, replacement: bool) -> Tensor:
+    if q is None or not replacement:
+        how = "chosen by rule" if q is None else "drawn without replacement"
+        raise ParameterError(
+            f"verifier 'kseq' takes siblings drawn with replacement, these were {how}: verify them with tree or "
+            "traversal"
+        )
+    return q
+
+
+def _solve(p: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest rho, and ``(1 - (1 - β)^k)/β`` for it: the expected number of tries.
+
+    Args:
+        p: ``[..., V]``.
+        q: ``[..., W]``.
+        k: ``[...]`` int64, number of candidates; with one of them, or none, rho is 1.
+
+    Returns:
+        Both ``[..., 1]``.
+    """
+    q = match_vocabulary(q, p.shape[-1]).to(p.dtype)
+    k = k[..., None]
+    turns = torch.arange(int(k.max()), device=p.device)
+
+    def tries(rho: Tensor) -> Tensor:
+        beta = torch.minimum(q, p / rho).sum(-1, keepdim=True)
+        # 1 + (1 - β) + … + (1 - β)^(k-1): the quotient without its 0/0.
+        return torch.where(turns < k, (1 - beta).clamp(min=0) ** turns, 0).sum(-1, keepdim=True)
+
+    low = torch.ones_like(p[..., :1])
+    high = torch.where(tries(low) <= 1, low, k.clamp(min=1).to(p.dtype))
+    for _ in range(_HALVINGS):
+        # ρβ rises and 1 - (1 - β)^k falls with rho: the safe side is above a single crossing.
+        middle = (low + high) / 2
+        safe = tries(middle) <= middle
+        low, high = torch.where(safe, low, middle), torch.where(safe, middle, high)
+    return high, tries(high)

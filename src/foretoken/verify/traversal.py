@@ -1,0 +1,138 @@
+"""Traversal verification: trees from the leaves to the root; on a chain it is block verification."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.verify.block import BlockVerifier
+from foretoken.verify.residual import match_vocabulary, normalise_or, safe_ratio, value_at, without
+from foretoken.verify.tree import laws_at
+from foretoken.verify.trees import child_table, child_tokens, post_order, select_nodes
+
+_block = BlockVerifier()
+
+
+class TraversalVerifier:
+    """Weng et al. 2025, algorithm 1: depth first, each path is accepted or refused at its leaf.
+
+    A node carries a weight a (root: 1; child c of u: ``min(1, a_u p_u(c)/q_u(c))``) and its own working laws. A leaf
+    is accepted, with its whole path, with probability a. Refused, it is deleted and its parent u goes on with
+    ``D = (a_u p_u - q_u)+``, ``S = ΣD``: ``p_u = norm(D)``, ``a_u = S/(S + 1 - a_u)`` and, without replacement, q_u
+    loses the token. A node whose children are all gone is a leaf.
+
+    Nothing in this depends on what the coins of other branches were, so that all weights follow from the root down,
+    level by level, and the walk is a product along the order in which nodes are left.
+    """
+
+    name = "traversal"
+    lossless = True
+    trees = True
+    summary = "decides at the leaves of a tree; accepts at least as much as tree, and equals block on chains"
+    citation = "Weng et al. 2025, arXiv 2505.12398"
+
+    def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
+        """``a_v Π (1 - a_u)`` over the nodes u that the walk leaves before v, ``[B, N+1]``."""
+        if draft.is_chain:
+            return _block.stop_probs(draft, target_probs)
+        coins = self._coins(draft, target_probs)
+        order = post_order(draft)
+        coins = coins.gather(1, order)
+        missed = torch.nn.functional.pad((1 - coins).cumprod(1)[:, :-1], (1, 0), value=1.0)
+        return torch.zeros_like(coins).scatter_(1, order, coins * missed)
+
+    def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
+        """The node's working p after all its children are gone, ``[B, V]``; only the path to it is walked."""
+        if draft.is_chain:
+            return _block.next_probs(draft, target_probs, node)
+        rows = torch.arange(draft.batch_size, device=node.device)
+        children = child_table(draft)
+        path, counts = draft.path(node)
+        weight = target_probs.new_ones(draft.batch_size)
+        here = torch.zeros_like(node)
+        for step in range(path.shape[1]):
+            onward = path[:, step]
+            tried = children[rows, here]
+            rank = (tried == onward[:, None]).to(torch.int8).argmax(1)
+            tried = tried[:, : int(rank.max()) + 1]
+            p, q = target_probs[rows, here], laws_at(draft, rows, here)
+            tokens = child_tokens(draft, tried)
+            below, _, _ = _sift(weight, p, q, tokens, tried > 0, draft.replacement, last=False)
+            inside = step < counts
+            weight = torch.where(inside, below.gather(1, rank[:, None])[:, 0], weight)
+            here = torch.where(inside, onward, here)
+        tried = children[rows, here]
+        p, q = target_probs[rows, here], laws_at(draft, rows, here)
+        return _sift(weight, p, q, child_tokens(draft, tried), tried > 0, draft.replacement, last=True)[2]
+
+    def _coins(self, draft: Draft, target_probs: Tensor) -> Tensor:
+        """Each node's weight when it has become a leaf, ``[B, N+1]``; 0 on padding, 1 at the root."""
+        children = child_table(draft)
+        depths = draft.depths()
+        size, nodes_in_all = depths.shape
+        rows = torch.arange(size, device=depths.device)[:, None]
+        # One column more, for what is not there.
+        weights = target_probs.new_zeros((size, nodes_in_all + 1))
+        weights[:, 0] = 1
+        coins = weights.clone()
+        used = torch.nn.functional.pad(draft.used(), (1, 0), value=True)
+        levels = int(torch.where(used, depths, 0).max()) if size else 0
+        for level in range(levels + 1):
+            on_level = used & (depths == level)
+            coins[:, :-1] = torch.where(on_level, weights[:, :-1], coins[:, :-1])
+            nodes, valid = select_nodes(on_level & (children[..., 0] > 0))
+            if nodes.shape[1] == 0:
+                continue
+            tried = torch.where(valid[..., None], children[rows, nodes], 0)
+            p, q = target_probs[rows, nodes], laws_at(draft, rows, nodes)
+            tokens = child_tokens(draft, tried)
+            below, left, _ = _sift(weights[rows, nodes], p, q, tokens, tried > 0, draft.replacement, last=True)
+            weights.scatter_(1, torch.where(tried > 0, tried, nodes_in_all).flatten(1), below.flatten(1))
+            coins.scatter_(1, torch.where(valid, nodes, nodes_in_all), left)
+        coins[:, 0] = 1  # the root is accepted always
+        return coins[:, :-1]
+
+
+def _sift(
+    weight: Tensor, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool, last: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Delete a node's children one after another.
+
+    Args:
+        weight: ``[...]``, the node's own weight a.
+        p: ``[..., V]``, the target's law at the node.
+        q: the law that its children were drawn from, or None for chosen ones.
+        tokens: ``[..., R]`` int64, the children in order.
+        present: ``[..., R]`` bool.
+        replacement: whether they were drawn with replacement.
+        last: whether the last child is to be deleted, too.
+
+    Returns:
+        The weight that each child starts with, ``[..., R]``; the node's weight ``[...]`` and law ``[..., V]`` after
+        the deletions.
+    """
+    below, ranks = [], tokens.shape[-1]
+    for r in range(ranks):
+        token, here = tokens[..., r], present[..., r]
+        ratio = value_at(p, token[..., None])[..., 0]
+        if q is not None:
+            ratio = safe_ratio(ratio, value_at(q, token[..., None])[..., 0])
+        child = (weight * ratio).nan_to_num(nan=0.0).clamp(max=1)
+        below.append(torch.where(here, child, 0))
+        if r + 1 == ranks and not last:
+            break
+        if q is None:
+            # q is one-hot at the token, and a p - 1 is never positive there: the rest of p stays as it is.
+            mass = without(p, token)
+            left = weight * mass.sum(-1)
+        else:
+            mass = match_vocabulary(q, p.shape[-1]).to(p.dtype)
+            mass = -torch.addcmul(mass, weight[..., None], p, value=-1).clamp_(max=0)
+            left = mass.sum(-1)
+        room = left + (1 - weight)  # in this order: never below S, though 1 - a be tiny
+        p = torch.where(here[..., None], normalise_or(mass, p), p)
+        weight = torch.where(here, torch.where(room > 0, left / torch.where(room > 0, room, 1), 1), weight)
+        if q is not None and not replacement and r + 1 < ranks:
+            q = normalise_or(without(q, token), q)
+    return torch.stack(below, dim=-1), weight, p

@@ -1,0 +1,140 @@
+"""Trees from the root down: at each node try the children in turn, each against the law that the others left."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.verify.base import acceptance_ratios
+from foretoken.verify.residual import (
+    adjusted_distribution,
+    adjusted_without,
+    normalise_or,
+    safe_ratio,
+    value_at,
+    without,
+)
+from foretoken.verify.token import TokenVerifier
+from foretoken.verify.trees import child_table, child_tokens, select_nodes
+
+_token_level = TokenVerifier()
+
+
+class TopDownVerifier(ABC):
+    """A rule for the children of one node, applied from the root down until no child is accepted.
+
+    A rule is not asked about drafts without siblings: they are verified token by token.
+    """
+
+    lossless = True
+    trees = True
+    name: str
+    summary: str
+    citation: str
+
+    def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
+        """The probability of reaching each node and accepting none of its children, ``[B, N+1]``."""
+        if draft.is_chain:
+            return _token_level.stop_probs(draft, target_probs)
+        children = child_table(draft)  # [B, N+1, R]
+        # By node; the root's entry stands for "no child" and is never accepted.
+        accept = torch.nn.functional.pad(acceptance_ratios(draft, target_probs).clamp(max=1), (1, 0))
+        if children.shape[-1] > 1:
+            nodes, _ = select_nodes(children[..., 1] > 0)
+            rows = torch.arange(len(nodes), device=nodes.device)[:, None]
+            tried = children[rows, nodes]  # [B, U, R]
+            p, q = target_probs[rows, nodes], laws_at(draft, rows, nodes)
+            tokens = child_tokens(draft, tried)
+            tries = self._accept(p, q, tokens, tried > 0, draft.replacement)
+            accept.scatter_(1, tried.flatten(1), tries.flatten(1))
+            accept[:, 0] = 0
+        failed = 1 - accept.gather(1, children.flatten(1)).reshape(children.shape)
+        missed = failed.cumprod(-1)
+        before = torch.nn.functional.pad(missed[..., :-1], (1, 0), value=1.0)
+        step = torch.zeros_like(accept).scatter_(1, children.flatten(1), ((1 - failed) * before).flatten(1))
+        reach = [torch.ones_like(step[:, 0])]
+        for i in range(draft.width):
+            parent = draft.parents[:, i : i + 1]
+            reach.append(torch.stack(reach, dim=1).gather(1, parent)[:, 0] * step[:, i + 1])
+        return torch.stack(reach, dim=1) * missed[..., -1]
+
+    def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
+        """The law that the node's children, all rejected, left over; p where it has none; ``[B, V]``."""
+        if draft.is_chain:
+            return _token_level.next_probs(draft, target_probs, node)
+        rows = torch.arange(draft.batch_size, device=node.device)
+        tried = child_table(draft)[rows, node]  # [B, R]
+        p, q = target_probs[rows, node], laws_at(draft, rows, node)
+        tokens = child_tokens(draft, tried)
+        if tried.shape[-1] == 1:
+            left = adjusted_without(p, tokens[:, 0]) if q is None else adjusted_distribution(p, q)
+            return torch.where(tried > 0, left, p)
+        return self._left(p, q, tokens, tried > 0, draft.replacement)
+
+    @abstractmethod
+    def _accept(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+        """The probability of accepting each child when its turn comes, ``[..., R]``; 0 where none is present.
+
+        Args:
+            p: ``[..., V]``, the target's law at the node.
+            q: the law that the children were drawn from, or None for chosen ones.
+            tokens: ``[..., R]`` int64, the children in order.
+            present: ``[..., R]`` bool; children that are present come first.
+            replacement: whether they were drawn with replacement.
+        """
+
+    @abstractmethod
+    def _left(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+        """The law of the next token when none is accepted, ``[..., V]``; p where none is present."""
+
+
+class TreeVerifier(TopDownVerifier):
+    """Recursive rejection at each node (SpecInfer; without replacement: Sequoia, RSD).
+
+    Children are tried in order against ``p^1 = p``, ``q^1 = q``: accept with ``min(1, p^j(c_j)/q^j(c_j))``, else
+    ``p^{j+1} = norm((p^j - q^j)+)``, and without replacement ``q^{j+1} = norm(q^j without c_j)``. Chosen children
+    have a one-hot q each: accept with ``p^j(c_j)``, else remove it from p.
+    """
+
+    name = "tree"
+    summary = "tries siblings in turn, each against the residual the others left; with, without replacement, chosen"
+    citation = (
+        "Miao et al. 2023, arXiv 2305.09781; Chen et al. 2024, arXiv 2402.12374; Jeon et al. 2024, arXiv 2402.14160"
+    )
+
+    def _accept(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+        return self._try(p, q, tokens, present, replacement, last=False)[0]
+
+    def _left(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+        return self._try(p, q, tokens, present, replacement, last=True)[1]
+
+    def _try(
+        self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool, last: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Acceptance of each child, and p after them all; `last` says whether to work out the final rejection too."""
+        accept, ranks = [], tokens.shape[-1]
+        for r in range(ranks):
+            token, here = tokens[..., r], present[..., r]
+            ratio = value_at(p, token[..., None])[..., 0]
+            if q is not None:
+                ratio = safe_ratio(ratio, value_at(q, token[..., None])[..., 0])
+            accept.append(torch.where(here, ratio.clamp(max=1), 0))
+            if r + 1 == ranks and not last:
+                break
+            left = adjusted_without(p, token) if q is None else adjusted_distribution(p, q)
+            p = torch.where(here[..., None], left, p)
+            if q is not None and not replacement and r + 1 < ranks:
+                q = normalise_or(without(q, token), q)
+        return torch.stack(accept, dim=-1), p
+
+
+def laws_at(draft: Draft, rows: Tensor, nodes: Tensor) -> Tensor | None:
+    """``draft.probs[rows, nodes]``; None for chosen tokens. Nodes beyond those with a law get any."""
+    if draft.probs is None:
+        return None
+    if draft.probs.shape[1] == 0:
+        return draft.probs.new_zeros((*nodes.shape, draft.probs.shape[-1]))
+    return draft.probs[rows, nodes.clamp(max=draft.probs.shape[1] - 1)]

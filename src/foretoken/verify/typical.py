@@ -1,0 +1,52 @@
+"""Typical acceptance: keep whatever the target finds likely enough. Fast, and not the target's law."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.errors import ParameterError
+from foretoken.verify.residual import value_at
+from foretoken.verify.trees import deepest
+
+
+class TypicalVerifier:
+    """Medusa's typical acceptance (Cai et al. 2024, section 2.3.1): accept x if ``p(x) > min(ε, δ exp(-H(p)))``.
+
+    The deepest path whose tokens all pass is kept, then a token is drawn from p. LOSSY. Law at one position of a
+    chain, A being the tokens that pass: ``q(x) 1[x in A] + (1 - q(A)) p(x)``. Its distance from the target's in total
+    variation is ``q(A) TV(q(·|A), p)``, less than ``1 - min(ε, δ exp(-H(p)))`` and otherwise without bound: the text
+    is the drafter's wherever the target finds it passable. Chosen tokens that pass are emitted with certainty.
+    """
+
+    name = "typical"
+    lossless = False
+    trees = True
+    citation = "Cai et al. 2024 (Medusa), arXiv 2401.10774"
+
+    def __init__(self, threshold: float = 0.09, entropy_factor: float = 0.3) -> None:
+        """Take ε, the probability that always passes, and δ, how much a spread-out law lowers it."""
+        if not 0 < threshold <= 1 or entropy_factor <= 0:
+            raise ParameterError(
+                f"typical takes a threshold above 0 and up to 1, and a positive entropy factor: got {threshold:g} and "
+                f"{entropy_factor:g}"
+            )
+        self.threshold, self.entropy_factor = threshold, entropy_factor
+        self.summary = (
+            f"accepts tokens with p > min({threshold:g}, {entropy_factor:g} exp(-entropy)); LOSSY: the drafter's "
+            "words wherever the target finds them passable"
+        )
+
+    def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
+        """1 at the deepest node whose path passes, ``[B, N+1]``."""
+        entropy = torch.special.entr(target_probs).sum(-1)  # [B, N+1]
+        bar = (self.entropy_factor * torch.exp(-entropy)).clamp(max=self.threshold)
+        rows = torch.arange(draft.batch_size, device=bar.device)[:, None]
+        p = value_at(target_probs[rows, draft.parents], draft.tokens[..., None])[..., 0]
+        node = deepest(draft, (p > bar[rows, draft.parents]) & draft.used())
+        return torch.zeros_like(entropy).scatter_(1, node[:, None], 1.0)
+
+    def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
+        """The target's law at the node, ``[B, V]``."""
+        return target_probs[torch.arange(draft.batch_size, device=node.device), node]
