@@ -2,9 +2,6 @@
 
 Torch's own argmax and topk read a row many times slower than a maximum does. Both need little but the maxima of blocks:
 the best entries of a row lie in the blocks with the best maxima.
-
-Sums go block by block too: how torch splits the sum of a single long row between threads, and so its rounding, differs
-from what it does with many rows. A row must not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -69,16 +66,6 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, inside.gather(-1, places)
 
 
-def block_sums(x: Tensor) -> Tensor:
-    """Sums ``[…, V / 256, rounded up]`` float64 of the blocks of each row."""
-    size = x.shape[-1]
-    whole = size // _BLOCK * _BLOCK
-    sums = x[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
-    if whole < size:
-        sums = torch.cat([sums, x[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
-    return sums
-
-
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Draw a token from each law, by inverting its cumulative distribution.
 
@@ -95,7 +82,11 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     size = probs.shape[-1]
     if size <= _BLOCK:
         return _invert(probs.to(torch.float64).cumsum(-1), uniforms[..., None]).squeeze(-1)
-    ends = block_sums(probs).cumsum(-1)
+    whole = size // _BLOCK * _BLOCK
+    sums = probs[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
+    if whole < size:
+        sums = torch.cat([sums, probs[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
+    ends = sums.cumsum(-1)
     block = _invert(ends, uniforms[..., None])
     # What is left of u * total inside the block, as a share of the block.
     start = torch.where(block > 0, ends.gather(-1, (block - 1).clamp(min=0)), 0.0)

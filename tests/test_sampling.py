@@ -1,0 +1,484 @@
+"""Sampling: equal to transformers' logits processors, row by row and node by node."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from foretoken.draft import Draft
+from foretoken.errors import ParameterError
+from foretoken.randomness import gumbel, seed_tensor
+from foretoken.sampling import Sampler, SamplingParams, check_finite, draw
+from foretoken.sampling import truncation as truncation_module
+from foretoken.sampling.vocabulary import argmax, topk
+from foretoken.sequence import Sequence
+
+EOS = (2,)
+
+
+def reference(logits, tokens, prompt_length, params):
+    """The law of one token by transformers' processors, in their order and in float64: ``[V]`` for ``[V]``."""
+    scores = logits.to(torch.float64)[None]
+    ids = torch.tensor([tokens])
+    if params.logit_bias:
+        scores = SequenceBiasLogitsProcessor({(t,): b for t, b in params.logit_bias.items()})(ids, scores)
+    if params.repetition_penalty != 1.0:
+        scores = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
+    counts = torch.bincount(torch.tensor(tokens[prompt_length:], dtype=torch.int64), minlength=len(logits))
+    scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    if params.min_new_tokens:
+        ends = sorted({*EOS, *params.stop_token_ids})
+        scores = MinNewTokensLengthLogitsProcessor(prompt_length, params.min_new_tokens, ends)(ids, scores)
+    if params.greedy:
+        return torch.nn.functional.one_hot(scores[0].argmax(), len(logits)).double()
+    if params.temperature != 1.0:
+        scores = TemperatureLogitsWarper(params.temperature)(ids, scores)
+    if params.top_k:
+        scores = TopKLogitsWarper(params.top_k)(ids, scores)
+    if params.top_p < 1.0:
+        scores = TopPLogitsWarper(params.top_p)(ids, scores)
+    if params.min_p > 0.0:
+        scores = MinPLogitsWarper(params.min_p)(ids, scores)
+    return scores.softmax(-1)[0]
+
+
+def tree(parents, tokens):
+    """One row's draft tree; None is the empty draft."""
+    return Draft(
+        torch.tensor([tokens], dtype=torch.int64),
+        torch.tensor([parents], dtype=torch.int64),
+        torch.tensor([len(tokens)]),
+    )
+
+
+def path(draft, row, node):
+    tokens = []
+    while node > 0:
+        tokens.append(int(draft.tokens[row, node - 1]))
+        node = int(draft.parents[row, node - 1])
+    return tokens[::-1]
+
+
+def assert_equal_to_reference(logits, sequences, draft, nodes=None, tolerance=1e-6):
+    params = [s.params for s in sequences]
+    sampler = Sampler(params, [s.seed for s in sequences], vocab_size=logits.shape[-1], eos_token_ids=EOS)
+    before = logits.clone()
+    probs = sampler.probabilities(logits, sequences, draft, nodes)
+    assert torch.equal(logits, before)
+    assert probs.dtype == torch.float32
+    assert probs.shape == logits.shape
+    for b, sequence in enumerate(sequences):
+        for m in range(logits.shape[1]):
+            node = m if nodes is None else int(nodes[b, m])
+            tokens = sequence.tokens + path(draft, b, node)
+            expected = reference(logits[b, m], tokens, sequence.prompt_length, sequence.params)
+            # Torch's float32 softmax is itself off by some 5e-6 relative on tens of thousands of entries.
+            relative = 1e-5 if logits.shape[-1] > 10_000 else 0
+            torch.testing.assert_close(probs[b, m].double(), expected, rtol=relative, atol=tolerance)
+            assert bool(((probs[b, m] > 0) == (expected > 0)).all() or expected[expected > 0].min() < 1e-30)
+
+
+def sequence_of(params, length=9, prompt_length=5, vocab_size=8, seed=0):
+    tokens = torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return Sequence(tokens, prompt_length, params, seed)
+
+
+def random_logits(*shape, seed=0, scale=3.0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+OPTIONS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.6},
+    {"temperature": 1.7},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_k": 10**6},
+    {"top_k": -1},
+    {"top_k": None},
+    {"top_p": 0.9},
+    {"top_p": 0.05},
+    {"top_p": 0.9999},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"repetition_penalty": 1.5},
+    {"repetition_penalty": 0.7},
+    {"presence_penalty": 1.1},
+    {"frequency_penalty": 0.8},
+    {"frequency_penalty": -1.5, "presence_penalty": -0.5},
+    {"logit_bias": {0: 2.5, 7: -4.0}},
+    {"logit_bias": {3: -math.inf}},
+    {"min_new_tokens": 6},
+    {"min_new_tokens": 5, "stop_token_ids": (1, 4), "ignore_eos": True},
+    {"temperature": 0.7, "top_k": 50, "top_p": 0.8, "min_p": 0.02},
+    {"temperature": 1.5, "top_p": 0.95, "min_p": 0.01},
+    {"temperature": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.2, "logit_bias": {5: 1.0}},
+]
+
+
+@pytest.mark.parametrize("size", [8, 150, 40_000])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equal_to_transformers(options, size):
+    sequence = sequence_of(SamplingParams(**options), vocab_size=min(size, 100))
+    draft = Draft.chain(torch.tensor([[3, 3]]))
+    for scale in (0.3, 4.0):
+        assert_equal_to_reference(random_logits(1, 3, size, scale=scale), [sequence], draft)
+
+
+def params_strategy(vocab_size):
+    token = st.integers(0, vocab_size - 1)
+    return st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 0.5, 1.0, 1.0, 1.3]),
+        top_k=st.sampled_from([0, 0, 1, 3, 64, 200]),
+        top_p=st.sampled_from([1.0, 1.0, 0.31, 0.77, 0.953]),
+        min_p=st.sampled_from([0.0, 0.0, 0.03, 0.4]),
+        repetition_penalty=st.sampled_from([1.0, 0.8, 1.3]),
+        presence_penalty=st.sampled_from([0.0, 0.7]),
+        frequency_penalty=st.sampled_from([0.0, -0.4, 0.9]),
+        logit_bias=st.none() | st.dictionaries(token, st.sampled_from([-3.0, 1.5]), max_size=3),
+        min_new_tokens=st.sampled_from([0, 3, 7]),
+        stop_token_ids=st.lists(token, max_size=2),
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_combinations_in_one_batch(data):
+    size = data.draw(st.sampled_from([9, 90, 1200]))
+    batch_size = data.draw(st.integers(1, 4))
+    sequences = [
+        sequence_of(
+            data.draw(params_strategy(size)),
+            length=data.draw(st.integers(1, 12)) + 1,
+            prompt_length=data.draw(st.integers(1, 2)),
+            vocab_size=size,
+            seed=b,
+        )
+        for b in range(batch_size)
+    ]
+    nodes_below = data.draw(st.integers(0, 5))
+    parents = [[data.draw(st.integers(0, i)) for i in range(nodes_below)] for _ in range(batch_size)]
+    tokens = [[data.draw(st.integers(0, size - 1)) for _ in range(nodes_below)] for _ in range(batch_size)]
+    draft = Draft(
+        torch.tensor(tokens, dtype=torch.int64).view(batch_size, nodes_below),
+        torch.tensor(parents, dtype=torch.int64).view(batch_size, nodes_below),
+        torch.full((batch_size,), nodes_below),
+    )
+    logits = random_logits(batch_size, nodes_below + 1, size, seed=data.draw(st.integers(0, 10**6)))
+    assert_equal_to_reference(logits, sequences, draft)
+
+
+PENALTIES = {
+    "repetition_penalty": 1.4,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.6,
+    "logit_bias": {1: 0.5},
+    "min_new_tokens": 6,
+    "stop_token_ids": (5,),
+}
+
+
+def test_penalties_follow_each_nodes_path():
+    """A chain with a token twice; a tree; and some of its nodes out of order."""
+    plain, penalised = SamplingParams(), SamplingParams(**PENALTIES)
+    sequences = [sequence_of(penalised, 7, 4), sequence_of(plain), sequence_of(penalised, 12, 3, seed=4)]
+    tokens = torch.tensor([[3, 6, 3, 0, 6], [1, 2, 3, 4, 5], [7, 7, 7, 1, 0]])
+    chains = Draft.chain(tokens, torch.tensor([5, 5, 3]))
+    assert_equal_to_reference(random_logits(3, 6, 8), sequences, chains)
+    parents = torch.tensor([[0, 0, 1, 1, 3], [0, 1, 1, 0, 4], [0, 1, 2, 0, 4]])
+    trees = Draft(tokens, parents, torch.tensor([5, 5, 5]))
+    assert_equal_to_reference(random_logits(3, 6, 8), sequences, trees)
+    nodes = torch.tensor([[5, 0], [2, 2], [3, 1]])
+    assert_equal_to_reference(random_logits(3, 2, 8), sequences, trees, nodes)
+    assert_equal_to_reference(random_logits(3, 1, 8), sequences, Draft.empty(3))
+
+
+def test_rows_of_a_batch_equal_rows_alone():
+    """Bit for bit, with every mixture of parameters, also after `select`."""
+    size = 3000
+    options = [*OPTIONS, {"top_p": 0.5}, {"top_p": 0.99, "temperature": 0.3}, {"temperature": 0.9, "top_k": 33}]
+    sequences = [sequence_of(SamplingParams(**o), 6 + i % 5, 4, vocab_size=100, seed=i) for i, o in enumerate(options)]
+    logits = random_logits(len(options), 3, size)
+    logits[::2] *= 0.1  # flat rows too: those take another way through top-p
+    draft = Draft.chain(torch.randint(100, (len(options), 2), generator=torch.Generator().manual_seed(1)))
+    sampler = Sampler([s.params for s in sequences], [s.seed for s in sequences], vocab_size=size, eos_token_ids=EOS)
+    probs = sampler.probabilities(logits, sequences, draft)
+    picks = sampler.picks(logits, sequences, draft)
+    modes = sampler.picks(logits, sequences, draft, noise=False)
+    for row, sequence in enumerate(sequences):
+        alone = sampler.select([row])
+        own = Draft.chain(draft.tokens[row : row + 1])
+        arguments = logits[row : row + 1], [sequence], own
+        assert torch.equal(alone.probabilities(*arguments), probs[row : row + 1])
+        assert torch.equal(alone.picks(*arguments), picks[row : row + 1])
+        assert torch.equal(alone.picks(*arguments, noise=False), modes[row : row + 1])
+        assert torch.equal(alone.scores(*arguments).argmax(-1), modes[row : row + 1])
+    assert (probs.gather(-1, picks[..., None]) > 0).all()
+
+
+def test_picks_are_argmax_of_law_plus_noise():
+    size = 200
+    for options in ({}, {"temperature": 0.7}, {"top_k": 12}, {"top_p": 0.8}, {"top_p": 0.999}, {"min_p": 0.1}):
+        params = SamplingParams(**options)
+        sequences = [sequence_of(params, 6, seed=i) for i in range(20)]
+        sampler = Sampler([params] * 20, list(range(20)), vocab_size=size)
+        logits = random_logits(20, 4, size)
+        parents = torch.tensor([0, 0, 1]).expand(20, 3)
+        draft = Draft(torch.zeros(20, 3, dtype=torch.int64), parents, torch.full((20,), 3))
+        nodes = torch.tensor([0, 3, 1, 2]).expand(20, 4)
+        positions = 6 + torch.tensor([0, 2, 1, 1]).expand(20, 4)
+        noise = gumbel(seed_tensor(list(range(20))), positions, size)
+        expected = (sampler.probabilities(logits, sequences, draft, nodes).log() + noise).argmax(-1)
+        assert torch.equal(sampler.picks(logits, sequences, draft, nodes), expected)
+        assert torch.equal(sampler.positions(sequences), torch.full((20,), 6))
+
+
+def test_picks_are_greedy_without_noise_and_at_temperature_0():
+    logits = random_logits(2, 1, 3000)
+    sequences = [sequence_of(SamplingParams(temperature=t)) for t in (0.0, 1.0)]
+    sampler = Sampler([s.params for s in sequences], [1, 2], vocab_size=3000)
+    assert not sampler.all_greedy
+    assert sampler.select([0]).all_greedy
+    assert torch.equal(sampler.picks(logits, sequences, Draft.empty(2), noise=False), logits.argmax(-1))
+    assert sampler.picks(logits, sequences, Draft.empty(2))[0, 0] == logits[0, 0].argmax()
+
+
+@pytest.mark.parametrize("size", [8, 5000])
+def test_greedy_takes_the_lowest_id_of_equal_ones(size):
+    logits = torch.zeros(1, 1, size)
+    logits[..., [size // 2, size // 2 + 1, size - 1]] = 1.0
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        sequence = sequence_of(SamplingParams(temperature=0))
+        sampler = Sampler([sequence.params], [0], vocab_size=size)
+        assert sampler.picks(logits.to(dtype), [sequence], Draft.empty(1)).item() == size // 2
+        law = sampler.probabilities(logits.to(dtype), [sequence], Draft.empty(1))
+        assert law[0, 0, size // 2] == 1.0
+        assert law.sum() == 1.0
+
+
+def law_of(logits, **options):
+    sequence = sequence_of(SamplingParams(**options))
+    sampler = Sampler([sequence.params], [0], vocab_size=logits.shape[-1])
+    return sampler.probabilities(logits[None, None], [sequence], Draft.empty(1))[0, 0]
+
+
+@pytest.mark.parametrize("size", [10, 100, 30_000])
+def test_ties(size):
+    """top-k keeps all that tie with the k-th; top-p takes equal ones by rising id, and one at least."""
+    flat = torch.zeros(size)
+    assert (law_of(flat, top_k=3) > 0).all()
+    assert (law_of(flat, top_p=0.5) > 0).nonzero().squeeze(-1).tolist() == list(range(size // 2))
+    assert (law_of(flat, top_p=1e-9) > 0).nonzero().tolist() == [[0]]
+    few = torch.full((size,), -5.0)
+    few[[1, 4, 6, 9]] = 10.0
+    assert (law_of(few, top_k=2) > 0).nonzero().squeeze(-1).tolist() == [1, 4, 6, 9]
+    assert (law_of(few, top_p=0.4) > 0).nonzero().squeeze(-1).tolist() == [1, 4]
+    assert (law_of(few, top_p=0.7, top_k=2) > 0).nonzero().squeeze(-1).tolist() == [1, 4, 6]
+
+
+def test_top_p_window_and_histogram_agree(monkeypatch):
+    """Coarse scores with many ties: the two ways through top-p give one set, that of a stable sort."""
+    generator = torch.Generator().manual_seed(0)
+    for top_p in (0.2, 0.6, 0.9, 0.97):
+        logits = (torch.randn(700, generator=generator) * 6).round() / 2
+        sort = torch.sort(logits, descending=True, stable=True)
+        weights = sort.values.double().softmax(-1)
+        keep = sort.indices[weights.cumsum(-1) - weights < top_p]
+        expected = torch.zeros(700, dtype=torch.bool)
+        expected[keep] = True
+        for window in (8, 64, 512):
+            monkeypatch.setattr(truncation_module, "_WINDOW", window)
+            assert torch.equal(law_of(logits, top_p=top_p) > 0, expected)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1e-6, 1e6, 1e38, 1e300])
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.2}], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+def test_extreme_temperatures(temperature, options, scale):
+    for size in (20, 3000):
+        logits = random_logits(size, scale=scale)
+        logits[::3] = -math.inf
+        law = law_of(logits, temperature=temperature, **options)
+        assert law.isfinite().all()
+        assert law.sum() == pytest.approx(1.0, abs=1e-5)
+        assert (law[::3] == 0).all()
+        if temperature < 1:
+            assert law[logits.argmax()] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{"temperature": 0.7}, {"repetition_penalty": 1.3}, {"min_p": 0.05}], ids=str)
+def test_half_precision_logits(dtype, options):
+    sequence = sequence_of(SamplingParams(**options))
+    assert_equal_to_reference(random_logits(1, 1, 500).to(dtype), [sequence], Draft.empty(1))
+
+
+def test_few_possible_tokens():
+    """-inf nearly everywhere, as a grammar or a ban leaves it."""
+    for size in (20, 30_007):
+        logits = torch.full((size,), -math.inf)
+        logits[[3, size - 1]] = torch.tensor([1.0, 2.0])
+        for options in ({}, {"top_k": 7}, {"top_k": 50}, {"top_p": 0.999}, {"top_p": 0.99, "top_k": 9}, {"min_p": 0.1}):
+            law = law_of(logits, **options)
+            torch.testing.assert_close(law, logits.softmax(-1))
+
+
+def test_other_vocabulary_sizes():
+    """A drafter's vocabulary may be padded less: what lies beyond it is passed over, and the noise is shared."""
+    params = SamplingParams(**{**PENALTIES, "logit_bias": {3: 2.0, 9: 1.0}, "stop_token_ids": (1, 9)})
+    sequence = Sequence([0, 9, 4, 9, 3], 2, params, 5)
+    sampler = Sampler([params], [5], vocab_size=10, eos_token_ids=(8,))
+    draft = Draft.chain(torch.tensor([[4, 9]]))
+    narrow = random_logits(1, 3, 7)
+    wide = torch.cat([narrow, torch.full((1, 3, 5), -math.inf)], dim=-1)
+    torch.testing.assert_close(
+        sampler.probabilities(wide, [sequence], draft)[..., :7], sampler.probabilities(narrow, [sequence], draft)
+    )
+    assert torch.equal(sampler.picks(wide, [sequence], draft), sampler.picks(narrow, [sequence], draft))
+
+
+def test_nothing_to_do_leaves_texts_unread():
+    sampler = Sampler([SamplingParams(top_k=3)], [0], vocab_size=20)
+    assert sampler.probabilities(random_logits(1, 2, 20), None, None).shape == (1, 2, 20)
+    greedy = Sampler([SamplingParams(temperature=0)], [0], vocab_size=20)
+    assert greedy.picks(random_logits(1, 2, 20), None, None).shape == (1, 2)
+
+
+def test_check_finite():
+    logits = torch.zeros(6, 2, 50)
+    logits[1, 1, 7] = math.nan
+    logits[2, 0, 3] = math.inf
+    logits[3, 1] = -math.inf
+    logits[4, 1, 1:] = -math.inf
+    assert check_finite(logits).tolist() == [False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize("size", [1, 50, 256, 3000, 8192, 40_001])
+def test_argmax_and_topk(size):
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(3, 2, size, generator=generator)
+    assert torch.equal(argmax(x), x.argmax(-1))
+    coarse = (x * 2).round()
+    assert torch.equal(argmax(coarse), coarse.argmax(-1))
+    for k in {1, min(5, size), min(64, size), min(500, size)}:
+        for y in (x, coarse):
+            values, ids = topk(y, k)
+            assert torch.equal(values, y.topk(k).values)
+            assert torch.equal(y.gather(-1, ids), values)
+            assert all(len(set(row.tolist())) == k for row in ids.view(-1, k))
+
+
+@pytest.mark.parametrize("size", [5, 256, 1000, 5000])
+def test_draw_inverts_the_distribution(size):
+    generator = torch.Generator().manual_seed(size)
+    law = torch.rand(size, generator=generator)
+    law[torch.rand(size, generator=generator) < 0.6] = 0
+    law[0] = law[-1] = 0
+    law[size // 2] = 1.0
+    for total in (1.0, 0.999999, 1.000001, 7.0):
+        probs = (law / law.sum() * total).to(torch.float32)
+        ends = probs.double().cumsum(-1) / probs.double().sum()
+        possible = (probs > 0).nonzero().squeeze(-1)
+        edges = ends[possible][::7][:-1]
+        u = torch.cat([torch.linspace(0, 1, 501, dtype=torch.float64)[:-1], edges, edges - 1e-13])
+        u = torch.cat([u[u >= 0], torch.tensor([0.0, 1 - 2**-53, 1 - 1e-16], dtype=torch.float64)])
+        drawn = draw(probs.expand(len(u), size), u)
+        assert (probs[drawn] > 0).all()
+        assert (ends[drawn] >= u - 1e-14).all()
+        assert ((ends - probs.double() / probs.double().sum())[drawn] <= u + 1e-14).all()
+        assert drawn[u == 0].unique().tolist() == [int(possible[0])]
+        assert drawn[-2:].tolist() == [int(possible[-1])] * 2
+
+
+def test_draw_shapes_and_certain_laws():
+    probs = torch.nn.functional.one_hot(torch.tensor([[0, 3], [299, 256]]), 300).float()
+    for u in (0.0, 0.5, 1 - 2**-53):
+        assert draw(probs, torch.full((2, 2), u, dtype=torch.float64)).tolist() == [[0, 3], [299, 256]]
+    assert draw(probs[0, 0], torch.tensor(0.3)).item() == 0
+    assert draw(probs[:0], torch.zeros(0, 2)).shape == (0, 2)
+
+
+def test_draw_does_not_depend_on_neighbours():
+    generator = torch.Generator().manual_seed(3)
+    probs = torch.randn(30, 4000, generator=generator).softmax(-1)
+    u = torch.rand(30, generator=generator, dtype=torch.float64)
+    together = draw(probs, u)
+    assert together.tolist() == [int(draw(probs[i : i + 1], u[i : i + 1])) for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", True),
+        ("temperature", "hot"),
+        ("temperature", 10**400),
+        ("top_k", -2),
+        ("top_k", 2.5),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", None),
+        ("min_p", -0.1),
+        ("min_p", 1.01),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.nan),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("logit_bias", [1]),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1.5: 1.0}),
+        ("logit_bias", {1: math.inf}),
+        ("logit_bias", {1: "2"}),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", False),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", None),
+        ("min_new_tokens", -1),
+        ("min_new_tokens", 1000),
+        ("stop_token_ids", 3),
+        ("stop_token_ids", "12"),
+        ("stop_token_ids", (-1,)),
+        ("stop", 3),
+        ("stop", ("a", "")),
+        ("stop", ("a", 1)),
+        ("ignore_eos", 1),
+        ("logprobs", -1),
+    ],
+)
+def test_bad_parameters(name, value):
+    with pytest.raises(ParameterError) as error:
+        SamplingParams(**{name: value})
+    assert name in str(error.value)
+
+
+def test_parameters_are_normalised():
+    params = SamplingParams(temperature=1, top_k=-1, stop="end", stop_token_ids=[3, 4], logit_bias={}, seed=2**64 - 1)
+    assert params.temperature == 1.0
+    assert params.top_k == 0
+    assert params.stop == ("end",)
+    assert params.stop_token_ids == (3, 4)
+    assert params.logit_bias is None
+    assert hash(params) == hash(dataclasses.replace(params))
+    assert SamplingParams(top_k=None) == SamplingParams()
+    assert SamplingParams(temperature=0).greedy
+    bias = {1: 2.0}
+    kept = SamplingParams(logit_bias=bias)
+    bias[1] = 9.0
+    assert kept.logit_bias == {1: 2.0}
