@@ -11,9 +11,11 @@ from typing import Annotated, Any
 import typer
 
 import foretoken
-from foretoken.cli.options import ModelOptions, OutputOptions, SamplingOptions, with_options
-from foretoken.cli.screen import Screen
-from foretoken.errors import ForetokenError, PromptError
+from foretoken.cli import tables
+from foretoken.cli.options import ListOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
+from foretoken.cli.prompt import read_lines, read_prompt
+from foretoken.cli.screen import Screen, make_console
+from foretoken.errors import ForetokenError
 
 INTERRUPTED = 130  # the exit status of a process that SIGINT ended
 BAD_INPUT = 2
@@ -110,39 +112,58 @@ def generate(
         raise typer.Exit(INTERRUPTED)
 
 
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt's text, wherever it comes from.
+@command
+def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptions) -> None:
+    """Talk with a model; /help lists what can be changed on the way.
 
-    Raises:
-        PromptError: there is none, there are two, or it is no UTF-8 text.
+    Questions come from the terminal, or line by line from a pipe. With --json each answer is a line of JSON.
     """
-    if (prompt is None) == (file is None):
-        raise PromptError(
-            "no prompt: give PROMPT, - for standard input, or --prompt-file FILE"
-            if prompt is None
-            else "two prompts: give either PROMPT or --prompt-file, not both"
+    from foretoken.cli.chat import Chat
+    from foretoken.cli.setup import keep_quiet, load_engine
+
+    screen = Screen(output.no_color)
+    keep_quiet(screen)
+    sampling.params()
+    engine = load_engine(models, screen)
+    session = Chat(engine, models, sampling, output, screen)
+    if sys.stdin.isatty():
+        screen.note(
+            f"{engine.target.name}, drafter {engine.drafter.name}, verifier {engine.verifier.name}, "
+            f"k = {engine.num_speculative_tokens}. /help lists the commands, Ctrl-D leaves."
         )
-    if file is not None:
-        try:
-            text = decode_text(file.read_bytes(), str(file))
-        except OSError as error:
-            raise PromptError(f"prompt file {str(file)!r} can't be read: {error.strerror}") from error
-    elif prompt == "-":
-        text = decode_text(sys.stdin.buffer.read(), "standard input")
-    else:
-        assert prompt is not None
-        text = decode_text(prompt.encode("utf-8", "surrogateescape"), "PROMPT")
-    if not text:
-        raise PromptError("prompt is empty: give at least one character")
-    return text
+    if session.converse(read_lines(screen), interactive=sys.stdin.isatty()):
+        raise typer.Exit(INTERRUPTED)
 
 
-def decode_text(data: bytes, name: str) -> str:
-    """Bytes as text, with the place of the first one that is none."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}; convert it, for example "
-            "with iconv -f LATIN1 -t UTF-8"
-        ) from error
+@command
+def verifiers(*, output: ListOptions) -> None:
+    """List the verifiers: what each keeps of a draft, and whether the text keeps the target's law."""
+    tables.show(tables.verifiers(), output.json, Screen(output.no_color))
+
+
+@command
+def drafters(*, output: ListOptions) -> None:
+    """List the drafters: what guesses ahead."""
+    tables.show(tables.drafters(), output.json, Screen(output.no_color))
+
+
+@command
+def demo(
+    *,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also save what is shown as a picture.", show_default=False)
+    ] = None,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False,
+) -> None:
+    """Watch the shipped pair write three texts, faster than the target alone."""
+    from foretoken.cli.demo import WIDTH, play, save_svg
+    from foretoken.cli.setup import keep_quiet, load_engine
+
+    screen = Screen(no_color)
+    keep_quiet(screen)
+    engine = load_engine(ModelOptions(), screen)
+    width = WIDTH if svg or not screen.out.is_terminal else min(WIDTH, screen.out.width)
+    console = make_console(sys.stdout, no_color, width=width, record=svg is not None)
+    play(engine, console)
+    if svg is not None:
+        save_svg(console, svg)

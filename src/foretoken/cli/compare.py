@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from foretoken.cli import respond
-from foretoken.cli.options import OutputOptions
-from foretoken.cli.respond import Answer
-from foretoken.cli.screen import Screen
+from foretoken.cli.answer import Answer
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
@@ -97,10 +94,12 @@ def warm_up(engine: Engine, prompt: Prompt) -> None:
 
 def relation(engine: Engine, params: SamplingParams, speculative: Answer, plain: Answer) -> str:
     """What can be said of a speculative and a plain text, honestly."""
+    from foretoken.verify import CoupledVerifier
+
     verifier = engine.verifier
     if not verifier.lossless:
         return f"{verifier.name!r} is lossy: the first text is not drawn from the target's law"
-    coupled = verifier.name == "coupled"
+    coupled = isinstance(verifier, CoupledVerifier)
     if not (params.greedy or coupled):
         return f"Both texts are draws from the target's law ({verifier.name!r} is lossless); they need not be equal."
     reason = "greedy decoding" if params.greedy else f"{verifier.name!r} verifier, seed {params.seed}"
@@ -114,42 +113,3 @@ def relation(engine: Engine, params: SamplingParams, speculative: Answer, plain:
         f"The texts part at token {place:,}: two tokens were so close there that rounding decided "
         f"({reason}; --dtype float32 makes this rarer)."
     )
-
-
-def compare(
-    engine: Engine, prompt: Prompt, params: SamplingParams, output: OutputOptions, screen: Screen, echo: str = ""
-) -> Answer:
-    """Decode with speculation and without, and show both as `respond` would; the speculative answer."""
-    params = fix_seed(params)
-    warm_up(engine, prompt)
-    plain = plain_engine(engine)
-    if output.json:
-        speculative = respond.run(engine, prompt, params, output.trace)
-        other = respond.run(plain, prompt, params) if not speculative.interrupted else None
-    else:
-        name = f"{engine.drafter.name}, k = {engine.num_speculative_tokens}"
-        screen.note(f"── with {name}", style="bold")
-        speculative = respond.show_answer(engine, prompt, params, output, screen, echo)
-        other = None
-        if not speculative.interrupted:
-            screen.note("── target alone", style="bold")
-            # Programs want the text once.
-            silent = not screen.out.is_terminal
-            other = respond.run(plain, prompt, params) if silent else _show_plain(plain, prompt, params, screen, echo)
-    if other is None or other.interrupted:
-        if output.json:
-            respond.print_json(screen, speculative.as_json(output.trace))
-        else:
-            screen.note(respond.render.summary(speculative.stats, respond.INTERRUPTED))
-        return replace(speculative, finish_reason=respond.INTERRUPTED)
-    result = Comparison(engine.drafter.name, speculative, other, relation(engine, params, speculative, other))
-    if output.json:
-        respond.print_json(screen, result.as_json(output.trace))
-    else:
-        screen.notes.print(result.table())
-        screen.note(result.relation, style="")
-    return speculative
-
-
-def _show_plain(engine: Engine, prompt: Prompt, params: SamplingParams, screen: Screen, echo: str) -> Answer:
-    return respond.show_answer(engine, prompt, params, OutputOptions(), screen, echo)

@@ -150,8 +150,21 @@ class SamplingOptions:
 
 
 @dataclass(kw_only=True)
-class OutputOptions:
-    """What is shown."""
+class ListOptions:
+    """How anything is shown."""
+
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=_OUTPUT)
+    ] = False
+    no_color: Annotated[
+        bool,
+        typer.Option("--no-color", help="No colours, as with NO_COLOR=1 in the environment.", rich_help_panel=_OUTPUT),
+    ] = False
+
+
+@dataclass(kw_only=True)
+class OutputOptions(ListOptions):
+    """How a request is shown."""
 
     compare: Annotated[
         bool, typer.Option("--compare", help="Also decode without speculation, and compare.", rich_help_panel=_OUTPUT)
@@ -167,13 +180,6 @@ class OutputOptions:
     probs: Annotated[
         bool,
         typer.Option("--probs", help="In the trace: p and q of each token. Implies --trace.", rich_help_panel=_OUTPUT),
-    ] = False
-    json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=_OUTPUT)
-    ] = False
-    no_color: Annotated[
-        bool,
-        typer.Option("--no-color", help="No colours, as with NO_COLOR=1 in the environment.", rich_help_panel=_OUTPUT),
     ] = False
 
     def __post_init__(self) -> None:

@@ -158,8 +158,8 @@ def trace_header(probs: bool, coloured: bool) -> str:
     return f"round, accepted/drafted, the draft ({rejected}), → replacement or + bonus{odds}"
 
 
-def summary(stats: DecodeStats, finish_reason: str) -> str:
-    """One line about a request."""
+def numbers(stats: DecodeStats) -> str:
+    """What decoding took, on one line."""
     parts = [f"{stats.emitted:,} tokens", f"{stats.tokens_per_second:.1f} tokens/s"]
     if stats.drafted:
         by_position = " ".join(f"{share:.0%}".rstrip("%") for share in stats.acceptance_by_position[:8])
@@ -168,5 +168,9 @@ def summary(stats: DecodeStats, finish_reason: str) -> str:
             f"mean acceptance length {stats.mean_acceptance_length:.2f}",
             f"acceptance rate {stats.acceptance_rate:.0%} (by position {by_position}{more})",
         ]
-    parts += [f"{stats.rounds:,} rounds", f"ended by {finish_reason}"]
-    return " · ".join(parts)
+    return " · ".join([*parts, f"{stats.rounds:,} rounds"])
+
+
+def summary(stats: DecodeStats, finish_reason: str) -> str:
+    """One line about a request."""
+    return f"{numbers(stats)} · ended by {finish_reason}"

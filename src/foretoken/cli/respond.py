@@ -2,145 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from foretoken.cli import render
+from foretoken.cli.answer import INTERRUPTED, Answer, run
+from foretoken.cli.compare import Comparison, fix_seed, plain_engine, relation, warm_up
 from foretoken.cli.options import OutputOptions
 from foretoken.cli.screen import Screen, has_colour
-from foretoken.completion import Completion, DecodeStats, StreamEvent, TokenLogprob
+from foretoken.completion import StreamEvent
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
     from foretoken.request import Prompt
     from foretoken.sampling import SamplingParams
-
-INTERRUPTED = "interrupt"
-
-
-@dataclass
-class Answer:
-    """What one request gave, whole or up to where it was interrupted."""
-
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    stats: DecodeStats
-    logprobs: list[TokenLogprob] | None = None
-    rounds: list[StreamEvent] = field(default_factory=list)
-
-    @property
-    def interrupted(self) -> bool:
-        """Ctrl-C ended it."""
-        return self.finish_reason == INTERRUPTED
-
-    def as_json(self, trace: bool) -> dict[str, Any]:
-        """For ``--json``."""
-        stats = self.stats
-        result: dict[str, Any] = {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            "stats": {
-                **asdict(stats),
-                "acceptance_rate": stats.acceptance_rate,
-                "acceptance_by_position": stats.acceptance_by_position,
-                "mean_acceptance_length": stats.mean_acceptance_length,
-                "tokens_per_second": stats.tokens_per_second,
-            },
-        }
-        if self.logprobs is not None:
-            result["logprobs"] = [
-                {
-                    "token_id": entry.token_id,
-                    "logprob": finite(entry.logprob),
-                    "top": {str(token): finite(value) for token, value in entry.top.items()},
-                }
-                for entry in self.logprobs
-            ]
-        if trace:
-            result["rounds"] = [
-                {
-                    "drafted": [asdict(token) for token in event.drafted],
-                    "emitted": [asdict(piece) for piece in event.pieces],
-                }
-                for event in self.rounds
-            ]
-        return result
-
-
-def finite(number: float) -> float | None:
-    """JSON knows no infinity."""
-    return number if math.isfinite(number) else None
-
-
-def run(
-    engine: Engine,
-    prompt: Prompt,
-    params: SamplingParams,
-    trace: bool = False,
-    show: Callable[[StreamEvent], None] = lambda event: None,
-) -> Answer:
-    """Decode one prompt; Ctrl-C ends it after the round that is going on.
-
-    Args:
-        engine: decodes.
-        prompt: text or messages.
-        params: how to sample.
-        trace: have each round's draft in the events.
-        show: called with each event.
-    """
-    events: list[StreamEvent] = []
-    completion: Completion | None = None
-    with _stop_on_interrupt() as stopped:
-        for event in engine.stream(prompt, params, trace=trace):
-            show(event)
-            # Statistics are one object that goes on counting, and so is the completion: neither belongs to a round.
-            events.append(replace(event, completion=None))
-            completion = event.completion
-            if stopped.is_set():
-                break
-    if completion is not None:
-        return Answer(
-            completion.token_ids,
-            completion.text,
-            completion.finish_reason,
-            completion.stats,
-            completion.logprobs,
-            events,
-        )
-    pieces = [piece for event in events for piece in event.pieces]
-    return Answer(
-        [piece.token_id for piece in pieces],
-        "".join(piece.text for piece in pieces),
-        INTERRUPTED,
-        events[-1].stats if events else DecodeStats(),
-        rounds=events,
-    )
-
-
-@contextmanager
-def _stop_on_interrupt() -> Iterator[threading.Event]:
-    """Turn Ctrl-C into an event, so that a round is never cut in two; a second Ctrl-C interrupts at once."""
-    stopped = threading.Event()
-
-    def stop(signum: int, frame: Any) -> None:
-        stopped.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def respond(
@@ -156,10 +33,8 @@ def respond(
         screen: where.
         echo: the text that is continued, shown before it to people.
     """
-    from foretoken.cli.compare import compare
-
     if output.compare:
-        return compare(engine, prompt, params, output, screen, echo)
+        return _compare(engine, prompt, params, output, screen, echo)
     if output.json:
         answer = run(engine, prompt, params, output.trace)
         print_json(screen, answer.as_json(output.trace))
@@ -167,6 +42,45 @@ def respond(
     answer = show_answer(engine, prompt, params, output, screen, echo)
     screen.note(render.summary(answer.stats, answer.finish_reason))
     return answer
+
+
+def _compare(
+    engine: Engine, prompt: Prompt, params: SamplingParams, output: OutputOptions, screen: Screen, echo: str = ""
+) -> Answer:
+    """Decode with speculation and without, and show both as `respond` would; the speculative answer."""
+    params = fix_seed(params)
+    warm_up(engine, prompt)
+    plain = plain_engine(engine)
+    if output.json:
+        speculative = run(engine, prompt, params, output.trace)
+        other = run(plain, prompt, params) if not speculative.interrupted else None
+    else:
+        name = f"{engine.drafter.name}, k = {engine.num_speculative_tokens}"
+        screen.note(f"── with {name}", style="bold")
+        speculative = show_answer(engine, prompt, params, output, screen, echo)
+        other = None
+        if not speculative.interrupted:
+            screen.note("── target alone", style="bold")
+            # Programs want the text once.
+            silent = not screen.out.is_terminal
+            other = run(plain, prompt, params) if silent else _show_plain(plain, prompt, params, screen, echo)
+    if other is None or other.interrupted:
+        if output.json:
+            print_json(screen, speculative.as_json(output.trace))
+        else:
+            screen.note(render.summary(speculative.stats, INTERRUPTED))
+        return replace(speculative, finish_reason=INTERRUPTED)
+    result = Comparison(engine.drafter.name, speculative, other, relation(engine, params, speculative, other))
+    if output.json:
+        print_json(screen, result.as_json(output.trace))
+    else:
+        screen.notes.print(result.table())
+        screen.note(result.relation, style="")
+    return speculative
+
+
+def _show_plain(engine: Engine, prompt: Prompt, params: SamplingParams, screen: Screen, echo: str) -> Answer:
+    return show_answer(engine, prompt, params, OutputOptions(), screen, echo)
 
 
 def show_answer(
@@ -210,7 +124,5 @@ def _tracer(engine: Engine, output: OutputOptions, screen: Screen) -> Callable[[
 
 def print_json(screen: Screen, value: Any) -> None:
     """One JSON document on one line, whatever the terminal's width."""
-    import json
-
     screen.out.file.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
     screen.out.file.flush()

@@ -28,7 +28,7 @@ def keep_quiet(screen: Screen) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-    def show(message: Any, category: Any, filename: str, *_: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if category is UserWarning or category is RuntimeWarning:
             screen.note(f"note: {message}", style="yellow")
 

@@ -1,0 +1,140 @@
+"""Decode one request, whole or until Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from foretoken.completion import Completion, DecodeStats, StreamEvent, TokenLogprob
+
+if TYPE_CHECKING:
+    from foretoken.engine import Engine
+    from foretoken.request import Prompt
+    from foretoken.sampling import SamplingParams
+
+INTERRUPTED = "interrupt"
+
+
+@dataclass
+class Answer:
+    """What one request gave, whole or up to where it was interrupted."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    stats: DecodeStats
+    logprobs: list[TokenLogprob] | None = None
+    rounds: list[StreamEvent] = field(default_factory=list)
+
+    @property
+    def interrupted(self) -> bool:
+        """Ctrl-C ended it."""
+        return self.finish_reason == INTERRUPTED
+
+    def as_json(self, trace: bool) -> dict[str, Any]:
+        """For ``--json``."""
+        stats = self.stats
+        result: dict[str, Any] = {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "stats": {
+                **asdict(stats),
+                "acceptance_rate": stats.acceptance_rate,
+                "acceptance_by_position": stats.acceptance_by_position,
+                "mean_acceptance_length": stats.mean_acceptance_length,
+                "tokens_per_second": stats.tokens_per_second,
+            },
+        }
+        if self.logprobs is not None:
+            result["logprobs"] = [
+                {
+                    "token_id": entry.token_id,
+                    "logprob": finite(entry.logprob),
+                    "top": {str(token): finite(value) for token, value in entry.top.items()},
+                }
+                for entry in self.logprobs
+            ]
+        if trace:
+            result["rounds"] = [
+                {
+                    "drafted": [asdict(token) for token in event.drafted],
+                    "emitted": [asdict(piece) for piece in event.pieces],
+                }
+                for event in self.rounds
+            ]
+        return result
+
+
+def finite(number: float) -> float | None:
+    """JSON knows no infinity."""
+    return number if math.isfinite(number) else None
+
+
+def run(
+    engine: Engine,
+    prompt: Prompt,
+    params: SamplingParams,
+    trace: bool = False,
+    show: Callable[[StreamEvent], None] = lambda event: None,
+) -> Answer:
+    """Decode one prompt; Ctrl-C ends it after the round that is going on.
+
+    Args:
+        engine: decodes.
+        prompt: text or messages.
+        params: how to sample.
+        trace: have each round's draft in the events.
+        show: called with each event.
+    """
+    events: list[StreamEvent] = []
+    completion: Completion | None = None
+    with _stop_on_interrupt() as stopped:
+        for event in engine.stream(prompt, params, trace=trace):
+            show(event)
+            # Statistics are one object that goes on counting, and so is the completion: neither belongs to a round.
+            events.append(replace(event, completion=None))
+            completion = event.completion
+            if stopped.is_set():
+                break
+    if completion is not None:
+        return Answer(
+            completion.token_ids,
+            completion.text,
+            completion.finish_reason,
+            completion.stats,
+            completion.logprobs,
+            events,
+        )
+    pieces = [piece for event in events for piece in event.pieces]
+    return Answer(
+        [piece.token_id for piece in pieces],
+        "".join(piece.text for piece in pieces),
+        INTERRUPTED,
+        events[-1].stats if events else DecodeStats(),
+        rounds=events,
+    )
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[threading.Event]:
+    """Turn Ctrl-C into an event, so that a round is never cut in two; a second Ctrl-C interrupts at once."""
+    stopped = threading.Event()
+
+    def stop(signum: int, frame: Any) -> None:
+        stopped.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)

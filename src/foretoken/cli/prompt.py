@@ -1,0 +1,71 @@
+"""Prompts, from wherever they come."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from foretoken.cli.screen import Screen
+from foretoken.errors import PromptError
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt's text, wherever it comes from.
+
+    Raises:
+        PromptError: there is none, there are two, or it is no UTF-8 text.
+    """
+    if (prompt is None) == (file is None):
+        raise PromptError(
+            "no prompt: give PROMPT, - for standard input, or --prompt-file FILE"
+            if prompt is None
+            else "two prompts: give either PROMPT or --prompt-file, not both"
+        )
+    if file is not None:
+        try:
+            text = decode_text(file.read_bytes(), str(file))
+        except OSError as error:
+            raise PromptError(f"prompt file {str(file)!r} can't be read: {error.strerror}") from error
+    elif prompt == "-":
+        text = decode_text(sys.stdin.buffer.read(), "standard input")
+    else:
+        assert prompt is not None
+        text = decode_text(prompt.encode("utf-8", "surrogateescape"), "PROMPT")
+    if not text:
+        raise PromptError("prompt is empty: give at least one character")
+    return text
+
+
+def decode_text(data: bytes, name: str) -> str:
+    """Bytes as text, with the place of the first one that is none."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}; convert it, for example "
+            "with iconv -f LATIN1 -t UTF-8"
+        ) from error
+
+
+def read_lines(screen: Screen) -> Iterator[str]:
+    """Lines of standard input, with a prompt where somebody types them."""
+    if not sys.stdin.isatty():
+        for raw in sys.stdin.buffer:
+            try:
+                yield decode_text(raw, "a line of standard input")
+            except PromptError as error:
+                screen.error(error)
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  (line editing and history for `input`)
+    while True:
+        try:
+            # Python writes the prompt to standard output: where text alone belongs, if that is no terminal.
+            if not sys.stdout.isatty():
+                screen.notes.print("> ", end="")
+            yield input("> " if sys.stdout.isatty() else "")
+        except EOFError:
+            screen.notes.print()
+            return

@@ -1,0 +1,71 @@
+"""What there is to choose from: drafters and verifiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from foretoken.cli.respond import print_json
+from foretoken.cli.screen import Screen
+
+
+def verifiers() -> list[dict[str, Any]]:
+    """All verifiers, the lossless ones first."""
+    from foretoken import verify
+
+    return [
+        {
+            "name": verifier.name,
+            "lossless": verifier.lossless,
+            "drafts": _shapes(verifier.trees),
+            "summary": verifier.summary,
+            "citation": verifier.citation,
+        }
+        for verifier in map(verify.get, verify.names())
+    ]
+
+
+def drafters() -> list[dict[str, Any]]:
+    """All drafters."""
+    from foretoken import drafters
+
+    return [
+        {
+            "name": name,
+            "needs a model": known.needs_model,
+            "drafts": _shapes(known.trees, only=True),
+            "summary": known.summary,
+            "citation": known.citation,
+        }
+        for name, known in drafters.known().items()
+    ]
+
+
+def _shapes(trees: bool, only: bool = False) -> str:
+    return "chains" if not trees else "trees" if only else "chains, trees"
+
+
+def show(rows: list[dict[str, Any]], as_json: bool, screen: Screen) -> None:
+    """Print rows as a table, or as a JSON list."""
+    if as_json:
+        print_json(screen, [{key.replace(" ", "_"): value for key, value in row.items()} for row in rows])
+        return
+    *short, _, _ = rows[0]
+    table = Table(*short, "what it does", show_lines=True)
+    table.columns[0].no_wrap = True
+    table.columns[0].style = "bold"
+    for row in rows:
+        # Side by side, summary and citation would leave each other too little room.
+        what = Text(row["summary"])
+        if row["citation"]:
+            what.append(f"\n{row['citation']}", style="dim")
+        table.add_row(
+            *(_written(row[key]) for key in short), what, style="yellow" if row.get("lossless") is False else ""
+        )
+    screen.out.print(table)
+
+
+def _written(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
