@@ -33,8 +33,9 @@ class Cache(Protocol):
     passes as there are. `commit` makes a path of them part of the row and forgets all others.
     """
 
-    lengths: Tensor
-    """``[B]`` int64 on the CPU: committed tokens of each row."""
+    @property
+    def lengths(self) -> Tensor:
+        """``[B]`` int64 on the CPU: committed tokens of each row."""
 
     def commit(self, path: Tensor, counts: Tensor) -> None:
         """Keep some tentative nodes of each row, in order, and forget the rest.

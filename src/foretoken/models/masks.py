@@ -108,7 +108,8 @@ class MaskBuilder:
         if plan.chain and plan.start is not None:
             if pattern.trivial(plan.end) and (plan.width == 1 or (plain and plan.start == 0)):
                 return None
-            if plan.width <= TEMPLATE_ROWS:
+            # Chunks don't begin at the same distance from every position: no one template fits them.
+            if plan.width <= TEMPLATE_ROWS and pattern.chunk is None:
                 return self._template(plan, pattern)
         if not plan.chain:
             return self._tree(plan, pattern)
@@ -123,13 +124,6 @@ class MaskBuilder:
         """A view of a stored mask; row i of it is for a position with `half + i` positions before it."""
         assert plan.start is not None
         template = self._templates.get(pattern)
-        relative = pattern if pattern.chunk is None else None
-        if relative is None:  # Chunks aren't the same at every position.
-            queries = self.steps(plan.end)[plan.start : plan.end, None]
-            keys = self.steps(plan.end)
-            hidden = (keys > queries) | _outside(keys, queries, pattern)
-            made = hidden.to(self.dtype).mul_(self.lowest)
-            return made[None, None].expand(len(plan.lengths), 1, -1, -1)
         half = 0 if template is None else template.shape[1] - TEMPLATE_ROWS
         if template is None or plan.start > half:
             half = max(512, 2 * plan.start)
@@ -145,23 +139,32 @@ class MaskBuilder:
         assert plan.ancestors is not None
         rows = np.arange(len(plan.lengths))[:, None]
         nodes = np.asarray(plan.done)[:, None] + np.arange(plan.width)
-        size = plan.ancestors.shape[1]
         # A column for the prefix, one a tentative node, and one for slots that the row doesn't use.
-        table = np.full((len(plan.lengths), plan.width, size + 2), self.lowest, dtype=np.float32)
+        table = np.full((len(plan.lengths), plan.width, plan.ancestors.shape[1] + 2), self.lowest, dtype=np.float32)
         table[:, :, 0] = 0
         table[:, :, 1:-1][plan.ancestors[rows, nodes]] = 0
-        keys = self.steps(plan.end)
-        lengths = torch.tensor(plan.lengths).to(self.device, non_blocking=True)[:, None]
-        column = (keys - lengths + 1).clamp_(0, size + 1)  # [B, K]
+        column = self._columns(plan)
         mask = torch.from_numpy(table).to(self.device, self.dtype)
         mask = mask.gather(2, column[:, None].expand(-1, plan.width, -1))
         if not pattern.trivial(plan.end):
-            depths = np.pad(plan.depths(), ((0, 0), (1, 1)))
-            tentative = torch.from_numpy(depths).to(self.device).gather(1, column) + lengths
-            positions = torch.where(column == 0, keys, tentative)[:, None]
             queries = torch.from_numpy(self._query_positions(plan)).to(self.device)[:, :, None]
-            mask.masked_fill_(_outside(positions, queries, pattern), self.lowest)
+            mask.masked_fill_(_outside(self.key_positions(plan)[:, None], queries, pattern), self.lowest)
         return mask[:, None]
+
+    def _columns(self, plan: Append) -> Tensor:
+        """``[B, K]``: 0 for a slot of the prefix, i + 1 for that of tentative node i, more for others."""
+        assert plan.ancestors is not None
+        lengths = torch.tensor(plan.lengths).to(self.device, non_blocking=True)[:, None]
+        return (self.steps(plan.end) - lengths + 1).clamp_(0, plan.ancestors.shape[1] + 1)
+
+    def key_positions(self, plan: Append) -> Tensor:
+        """``[B, K]`` int64, the position of what each slot holds."""
+        keys = self.steps(plan.end)
+        if plan.chain:
+            return keys.expand(len(plan.lengths), -1)
+        column = self._columns(plan)
+        positions = np.pad(plan.depths(), ((0, 0), (1, 1))) + np.asarray(plan.lengths)[:, None]
+        return torch.where(column == 0, keys, torch.from_numpy(positions).to(self.device).gather(1, column))
 
 
 def _outside(keys: Tensor, queries: Tensor, pattern: Pattern) -> Tensor:

@@ -7,23 +7,26 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foretoken.models import traits
 from foretoken.models.base import LanguageModel
 from foretoken.models.hf import HFModel
+from foretoken.models.seq2seq import Seq2SeqModel
 
 WINDOW = 4
 """Sliding windows are this small while a model is tried, so that short texts reach beyond them."""
 
 _TEXTS = ([3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2])
+_SOURCES = ([1, 6, 1, 8], [2, 2, 3, 6, 0, 6])
 _TREE = [-1, 0, 0, 2]  # A branch of two tokens and one of three.
 _TREE_TOKENS = [6, 5, 3, 7]
 _PATH = [0, 2, 3]
 _NEXT = 4
 
 
-def refusal(module: Any) -> str | None:
-    """Why a causal language model can't be scored through a `SlotCache`; None if it can.
+def refusal(module: Any, wrapper: type[HFModel] | type[Seq2SeqModel]) -> str | None:
+    """Why a language model can't be scored by `wrapper`, that is through a `SlotCache`; None if it can.
 
     A ragged batch, a tree and a commit of one branch are scored both ways, on a few tokens.
     """
@@ -31,7 +34,7 @@ def refusal(module: Any) -> str | None:
         return "its state can't be rolled back"
     try:
         with _small_window(traits.text_config(module)):
-            error = _error(module)
+            error = _error(module, wrapper)
     except Exception as exception:
         # Whatever a model that doesn't take such masks, positions or caches happens to raise.
         return f"{type(exception).__name__}: {exception}"
@@ -58,15 +61,19 @@ def _small_window(config: Any) -> Iterator[None]:
             setattr(config, field, value)
 
 
-def _error(module: Any) -> float:
+def _error(module: Any, wrapper: type[HFModel] | type[Seq2SeqModel]) -> float:
     """Mean difference between the two ways, in standard deviations of the logits."""
-    model: LanguageModel = HFModel(module)
+    model: LanguageModel = wrapper(module)
     size = model.vocab_size
     room = max(1, model.max_length - len(_PATH) - 1)
     texts = [[token % size for token in text[:room]] for text in _TEXTS]
     tree = [token % size for token in _TREE_TOKENS]
     batch_size, width = len(texts), max(map(len, texts))
     cache = model.open(batch_size)
+    sources = [[token % size for token in text[:room]] for text in _SOURCES]
+    if module.config.is_encoder_decoder:
+        for row, source in enumerate(sources):
+            cache.encode(row, source)
     steps = torch.arange(width).expand(batch_size, width)
     counts = torch.tensor([len(text) for text in texts])
     padded = torch.tensor([text + [0] * (width - len(text)) for text in texts])
@@ -88,8 +95,24 @@ def _error(module: Any) -> float:
     longest = max(map(len, wanted))
     plain = torch.tensor([text + [0] * (longest - len(text)) for text in wanted], device=model.device)
     with torch.inference_mode():
-        logits = module(input_ids=plain, attention_mask=torch.ones_like(plain), use_cache=False).logits.float()
+        logits = module(**_plain_arguments(module, plain, sources), use_cache=False).logits.float()
     last = torch.tensor([len(text) - 1 for text in wanted], device=logits.device)
     expected = logits[torch.arange(len(wanted), device=logits.device), last]
     actual = torch.cat([part[:, 0].float() for part in found if part is not None]).to(expected.device)
     return float((actual - expected).abs().mean() / expected.std())
+
+
+def _plain_arguments(module: Any, texts: Tensor, sources: list[list[int]]) -> dict[str, Tensor]:
+    """Arguments of a pass without a cache over texts ``[R, L]``, whose sources take turns."""
+    if not module.config.is_encoder_decoder:
+        return {"input_ids": texts, "attention_mask": torch.ones_like(texts)}
+    longest = max(map(len, sources))
+    turns = [sources[row % len(sources)] for row in range(texts.shape[0])]
+    padded = [source + [0] * (longest - len(source)) for source in turns]
+    used = [[1] * len(source) + [0] * (longest - len(source)) for source in turns]
+    return {
+        "input_ids": torch.tensor(padded, device=texts.device),
+        "attention_mask": torch.tensor(used, device=texts.device),
+        "decoder_input_ids": texts,
+        "decoder_attention_mask": torch.ones_like(texts),
+    }

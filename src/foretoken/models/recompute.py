@@ -103,7 +103,8 @@ class RecomputeModel(traits.Wrapped):
                 paths.append((row, branch))
             places += [(row, node - nodes[0], *seen[node]) for node in wanted]
         texts = [cache.texts[row] + [cache.nodes[row][node] for node in branch] for row, branch in paths]
-        found = self._score(texts, [(path, place) for _, _, path, place in places], hidden_layers)
+        wanted_places = [(path, place) for _, _, path, place in places]
+        found = self._score(texts, [row for row, _ in paths], wanted_places, cache, hidden_layers)
         targets = (
             torch.tensor([row for row, *_ in places], dtype=torch.int64, device=self.device),
             torch.tensor([column for _, column, *_ in places], dtype=torch.int64, device=self.device),
@@ -120,9 +121,22 @@ class RecomputeModel(traits.Wrapped):
         return Scores(None if keep == "none" else logits, tuple(spread[1:]))
 
     def _score(
-        self, texts: list[list[int]], wanted: list[tuple[int, int]], hidden_layers: Sequence[int]
+        self,
+        texts: list[list[int]],
+        rows: list[int],
+        wanted: list[tuple[int, int]],
+        cache: TokenCache,
+        hidden_layers: Sequence[int],
     ) -> list[Tensor]:
-        """Logits ``[W, V]``, then hidden states ``[W, H]``, at the wanted (text, place) pairs, in their order."""
+        """Logits ``[W, V]``, then hidden states ``[W, H]``, at the wanted (text, place) pairs, in their order.
+
+        Args:
+            texts: what to read.
+            rows: the row of the cache that each text belongs to.
+            wanted: W pairs of a text's number and a place in it.
+            cache: where the rows are from.
+            hidden_layers: whose hidden states are wanted.
+        """
         longest = max((len(text) for text in texts), default=1)
         size = max(1, MAX_TOKENS // longest)
         parts: list[list[Tensor]] = []
@@ -132,14 +146,19 @@ class RecomputeModel(traits.Wrapped):
             order += chosen
             part = texts[first : first + size] or [[0]]
             pairs = [(wanted[i][0] - first, wanted[i][1]) for i in chosen]
-            parts.append(self._pass(part, pairs, hidden_layers))
+            parts.append(self._pass(part, rows[first : first + size] or [0], pairs, cache, hidden_layers))
         if order == list(range(len(wanted))):
             return [torch.cat(values) for values in zip(*parts, strict=True)]
         back = torch.argsort(torch.tensor(order)).to(self.device)
         return [torch.cat(values)[back] for values in zip(*parts, strict=True)]
 
     def _pass(
-        self, texts: list[list[int]], wanted: list[tuple[int, int]], hidden_layers: Sequence[int]
+        self,
+        texts: list[list[int]],
+        text_rows: list[int],
+        wanted: list[tuple[int, int]],
+        cache: TokenCache,
+        hidden_layers: Sequence[int],
     ) -> list[Tensor]:
         longest = max(len(text) for text in texts)
         # Causal models don't see padding to the right of a text.
@@ -147,7 +166,7 @@ class RecomputeModel(traits.Wrapped):
         rows = torch.tensor([row for row, _ in wanted], dtype=torch.int64, device=self.device)
         columns = torch.tensor([column for _, column in wanted], dtype=torch.int64, device=self.device)
         with torch.inference_mode():
-            arguments = self._arguments(torch.tensor(padded, device=self.device))
+            arguments = self._arguments(torch.tensor(padded, device=self.device), text_rows, cache)
             if hidden_layers:
                 arguments["output_hidden_states"] = True
             if self._rows.available:
@@ -160,9 +179,11 @@ class RecomputeModel(traits.Wrapped):
             else:
                 output = self.module(**arguments)
                 logits = output.logits[rows, columns]
-            return [logits, *(output.hidden_states[layer][rows, columns] for layer in hidden_layers)]
+            states = traits.hidden_states(output)
+            return [logits, *(states[layer][rows, columns] for layer in hidden_layers)]
 
-    def _arguments(self, input_ids: Tensor) -> dict[str, Any]:
+    def _arguments(self, input_ids: Tensor, rows: list[int], cache: TokenCache) -> dict[str, Any]:
+        """What the model is called with for texts ``[R, L]`` of these rows of the cache."""
         arguments: dict[str, Any] = {"input_ids": input_ids, "use_cache": False}
         if "attention_mask" in self._accepts:
             arguments["attention_mask"] = torch.ones_like(input_ids)

@@ -38,6 +38,16 @@ def eos_token_ids(module: Any) -> tuple[int, ...]:
     return ()
 
 
+def decoder_start_token_id(module: Any) -> int | None:
+    """The token that an encoder-decoder model's output begins with."""
+    for holder in (getattr(module, "generation_config", None), module.config, text_config(module)):
+        for field in ("decoder_start_token_id", "bos_token_id"):
+            value = getattr(holder, field, None)
+            if isinstance(value, int):
+                return value
+    return None
+
+
 def accepts(module: Any) -> frozenset[str]:
     """Names of the arguments that a model's forward takes."""
     return frozenset(inspect.signature(module.forward).parameters)
@@ -61,6 +71,15 @@ def device_of(module: Any) -> torch.device:
     embeddings = module.get_input_embeddings()
     weight = getattr(embeddings, "weight", None)
     return weight.device if isinstance(weight, Tensor) else module.device
+
+
+def hidden_states(output: Any) -> Any:
+    """The (decoder's) hidden states in what a forward pass returned, embeddings first; empty if it kept none."""
+    for field in ("decoder_hidden_states", "hidden_states"):
+        states = getattr(output, field, None)
+        if states is not None:
+            return states
+    return ()
 
 
 class Wrapped:

@@ -10,6 +10,7 @@ from foretoken.models.base import LanguageModel
 from foretoken.models.hf import HFModel
 from foretoken.models.probe import refusal
 from foretoken.models.recompute import RecomputeModel
+from foretoken.models.seq2seq import RecomputeSeq2SeqModel, Seq2SeqModel
 
 _EXACT_ATTENTION = ("eager", "sdpa")
 
@@ -31,19 +32,28 @@ def wrap(module: Any, tokenizer: Any | None = None, name: str | None = None) -> 
             f"{name} is a {type(module).__name__}, which writes no text: "
             "load a causal or an encoder-decoder language model"
         )
-    if module.config.is_encoder_decoder:
-        from foretoken.models.seq2seq import Seq2SeqModel
-
-        return Seq2SeqModel(module, tokenizer, name)
     if getattr(module.config, "_attn_implementation", None) not in _EXACT_ATTENTION:
         # Flash kernels take no mask of ours, so that they could score neither trees nor ragged rows.
-        module.set_attn_implementation("sdpa")
-    reason = refusal(module)
+        try:
+            module.set_attn_implementation("sdpa")
+        except ValueError:
+            module.set_attn_implementation("eager")
+    if module.config.is_encoder_decoder:
+        reason = refusal(module, Seq2SeqModel)
+        if reason is None:
+            return Seq2SeqModel(module, tokenizer, name)
+        _warn(module, name, reason)
+        return RecomputeSeq2SeqModel(module, tokenizer, name)
+    reason = refusal(module, HFModel)
     if reason is None:
         return HFModel(module, tokenizer, name)
+    _warn(module, name, reason)
+    return RecomputeModel(module, tokenizer, name)
+
+
+def _warn(module: Any, name: str, reason: str) -> None:
     warnings.warn(
         f"{name} ({type(module).__name__}) is slow here: each pass reads the whole text again, because {reason}",
         SlowModelWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
-    return RecomputeModel(module, tokenizer, name)
