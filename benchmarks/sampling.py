@@ -1,4 +1,4 @@
-"""Time of what a round does with its logits, one row, k = 5, a vocabulary of 128,256: `python benchmarks/sampling.py`."""
+"""Time of what a round does with its logits: one row, k = 5, a vocabulary of 128,256."""
 
 import argparse
 import time

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.sampling.vocabulary import topk
 
-_WINDOW = 64  # tokens; real models' top-p rarely needs more
+_WINDOW = 128  # tokens; real models' top-p rarely needs more
 _TIES = 16  # tokens beyond the k-th that are looked at for ties with it
 _KEY_BITS = 15  # buckets of the histogram of a row whose top-p needs more
 
@@ -86,14 +86,16 @@ def truncate(scores: Tensor, filters: Filters) -> list[Kept]:
         kept, done = _window_of_p(scores, filters)
     else:
         return [Kept(None, _whole(scores, filters))]
-    if bool(done.all()):
-        return [kept]
     finished, others = done.nonzero().squeeze(-1), (~done).nonzero().squeeze(-1)
-    parts = [Kept(others, _whole(scores[others], filters.rows(others)))]
-    if len(finished):
-        assert kept.ids is not None
-        parts.append(Kept(finished, kept.scores[finished], kept.ids[finished]))
-    return parts
+    if len(others) == 0:
+        return [kept]
+    if len(finished) == 0:
+        return [Kept(None, _whole(scores, filters))]
+    assert kept.ids is not None
+    return [
+        Kept(finished, kept.scores[finished], kept.ids[finished]),
+        Kept(others, _whole(scores[others], filters.rows(others))),
+    ]
 
 
 def _scale(scores: Tensor, best: Tensor, inverse_temperature: float | Tensor) -> Tensor:
