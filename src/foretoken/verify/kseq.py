@@ -69,11 +69,14 @@ def _solve(p: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         # 1 + (1 - β) + … + (1 - β)^(k-1): the quotient without its 0/0.
         return torch.where(turns < k, (1 - beta).clamp(min=0) ** turns, 0).sum(-1, keepdim=True)
 
+    # Where p and q nearly agree the two sides touch, and rounding must not decide: a few units of it are granted, and
+    # cost the output's law as much.
+    grant = 1 + 8 * torch.finfo(p.dtype).eps
     low = torch.ones_like(p[..., :1])
-    high = torch.where(tries(low) <= 1, low, k.clamp(min=1).to(p.dtype))
+    high = torch.where(tries(low) <= grant, low, k.clamp(min=1).to(p.dtype))
     for _ in range(_HALVINGS):
         # ρβ rises and 1 - (1 - β)^k falls with rho: the safe side is above a single crossing.
         middle = (low + high) / 2
-        safe = tries(middle) <= middle
+        safe = tries(middle) <= middle * grant
         low, high = torch.where(safe, low, middle), torch.where(safe, middle, high)
     return high, tries(high)

@@ -1,0 +1,279 @@
+"""Verifiers on batches: against their plain definitions, in float32, on hostile input; and what the lossy ones do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foretoken.draft import Draft
+from foretoken.errors import ParameterError
+from foretoken.verify import LenientVerifier, TypicalVerifier, decide, get, names
+from foretoken.verify.exact import all_drafts, round_law
+from verify.plain import RULES
+
+MODES = ("chosen", "with replacement", "without replacement")
+
+
+def random_laws(*shape, generator, zeros=0.3):
+    weights = torch.rand(shape, generator=generator, dtype=torch.float64)
+    weights *= torch.rand(shape, generator=generator) > zeros
+    keep = torch.randint(shape[-1], (*shape[:-1], 1), generator=generator)
+    weights = weights.scatter(-1, keep, 0.5)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def random_batch(mode, *, branching, rows=24, width=7, vocab_size=9, seed=0):
+    """Rows of all shapes and lengths, an empty one among them; siblings as drawn in that mode."""
+    generator = torch.Generator().manual_seed(seed)
+    p = random_laws(rows, width + 1, vocab_size, generator=generator)
+    q = random_laws(rows, width, vocab_size, generator=generator)
+    # Some nodes where both agree, or nearly: the corners of every formula.
+    q[:6] = p[:6, :width]
+    q[6:9] = (p[6:9, :width] + 1e-7 * q[6:9]) / (1 + 1e-7)
+    counts = torch.randint(0, width + 1, (rows,), generator=generator)
+    counts[0], counts[1] = 0, width
+    tokens, parents = torch.zeros((2, rows, width), dtype=torch.int64)
+    for b in range(rows):
+        left = q[b].clone()
+        for i in range(int(counts[b])):
+            spent = torch.ones(1)
+            while spent.sum() == 0 or spent[0] == 1:
+                parent = int(torch.randint(i + 1, (), generator=generator)) if branching else i
+                spent = left[parent] if mode != "with replacement" else q[b, parent]
+                if spent.sum() > 0:
+                    break
+            token = int(torch.multinomial(spent, 1, generator=generator))
+            left[parent, token] = 0
+            tokens[b, i], parents[b, i] = token, parent
+        if not branching:
+            parents[b] = torch.arange(width)
+    probs = None if mode == "chosen" else q
+    return Draft(tokens, parents, counts, probs, mode == "with replacement", is_chain=not branching), p
+
+
+def cases():
+    for name in RULES:
+        for mode in MODES:
+            yield name, mode, False
+            if get(name).trees and (name != "kseq" or mode == "with replacement"):
+                yield name, mode, True
+
+
+@pytest.mark.parametrize(("name", "mode", "branching"), cases())
+def test_batched_equals_plain(name, mode, branching):
+    for seed in range(4):
+        draft, p = random_batch(mode, branching=branching, seed=seed)
+        verifier = get(name)
+        stop = verifier.stop_probs(draft, p)
+        laws = [verifier.next_probs(draft, p, torch.full_like(draft.counts, node)) for node in range(draft.width + 1)]
+        # A rule's rho is searched to 2^-24, no further.
+        tolerance = 1e-6 if name == "kseq" else 1e-10
+        for b, n in enumerate(draft.counts.tolist()):
+            q = None if draft.probs is None else draft.probs[b].tolist()
+            want_stop, want_laws = RULES[name](
+                draft.tokens[b, :n].tolist(), draft.parents[b, :n].tolist(), p[b].tolist(), q, draft.replacement
+            )
+            assert stop[b].tolist() == pytest.approx(want_stop + [0] * (draft.width - n), abs=tolerance)
+            for node in range(n + 1):
+                if want_stop[node] > 1e-4:  # a residual of next to nothing is rounding, in both
+                    assert laws[node][b].tolist() == pytest.approx(want_laws[node], abs=tolerance)
+
+
+@pytest.mark.parametrize(("name", "mode", "branching"), cases())
+def test_rows_do_not_see_each_other(name, mode, branching):
+    draft, p = random_batch(mode, branching=branching, seed=5)
+    verifier = get(name)
+    stop = verifier.stop_probs(draft, p)
+    node = stop.argmax(1)
+    law = verifier.next_probs(draft, p, node)
+    for b in range(draft.batch_size):
+        row = slice(b, b + 1)
+        probs = None if draft.probs is None else draft.probs[row]
+        alone = replace(
+            draft, tokens=draft.tokens[row], parents=draft.parents[row], counts=draft.counts[row], probs=probs
+        )
+        assert torch.allclose(verifier.stop_probs(alone, p[row]), stop[row], atol=1e-12)
+        assert torch.allclose(verifier.next_probs(alone, p[row], node[row]), law[row], atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "mode", "branching"), cases())
+def test_float32_is_close_to_float64(name, mode, branching):
+    draft, p = random_batch(mode, branching=branching, seed=6)
+    single = replace(draft, probs=None if draft.probs is None else draft.probs.float())
+    verifier = get(name)
+    stop = verifier.stop_probs(single, p.float())
+    assert stop.dtype == torch.float32
+    assert (stop.sum(1) - 1).abs().max() < 1e-5
+    # Rows with laws 1e-7 apart are ill-posed in float32: there only the sums above can hold.
+    sound = torch.arange(draft.batch_size) >= 9
+    assert torch.allclose(stop.double()[sound], verifier.stop_probs(draft, p)[sound], atol=2e-5)
+    law = verifier.next_probs(single, p.float(), torch.zeros_like(draft.counts))
+    assert law.dtype == torch.float32
+    assert torch.allclose(law.sum(1), torch.ones(draft.batch_size), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [n for n in names() if n != "coupled"])
+def test_never_nan(name, dtype):
+    """Laws with all mass on one token, equal, disjoint, subnormal: stop and next are laws, whatever the node."""
+    tiny = torch.finfo(dtype).tiny
+    pool = torch.tensor(
+        [[1, 0, 0, 0], [0, 1, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [1, tiny, tiny / 4, 0], [0.25] * 4],
+        dtype=dtype,
+    )
+    combinations = torch.cartesian_prod(
+        torch.arange(6), torch.arange(6), torch.arange(6), torch.arange(4), torch.arange(4)
+    )
+    p = pool[combinations[:, [0, 1, 2]]]
+    q = pool[combinations[:, [1, 2]]]
+    tokens = combinations[:, 3:]
+    verifier = get(name)
+    for probs in (q, None):
+        drafts = [Draft.chain(tokens, probs=probs), Draft.chain(tokens, torch.zeros(len(tokens)).long(), probs)]
+        if verifier.trees and (name != "kseq" or probs is not None):
+            parents = torch.zeros_like(tokens)
+            counts = torch.full((len(tokens),), 2)
+            drafts.append(Draft(tokens, parents, counts, probs, replacement=True))
+            if name != "kseq":
+                drafts.append(Draft(tokens, parents, counts, probs, replacement=False))
+        for draft in drafts:
+            stop = verifier.stop_probs(draft, p)
+            assert torch.isfinite(stop).all()
+            assert (stop >= 0).all()
+            assert torch.allclose(stop.sum(1), torch.ones_like(stop[:, 0]), atol=1e-5)
+            for node in range(3):
+                law = verifier.next_probs(draft, p, torch.full_like(draft.counts, node))
+                assert torch.isfinite(law).all()
+                assert torch.allclose(law.sum(1), torch.ones_like(law[:, 0]), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["token", "block", "lenient", "ensemble", "token-unadjusted"])
+def test_chains_only_verifiers_refuse_trees(name):
+    draft, p = random_batch("chosen", branching=True)
+    with pytest.raises(ParameterError, match=r"takes chains.*Draft\.chain"):
+        get(name).stop_probs(draft, p)
+    with pytest.raises(ParameterError, match="takes chains"):
+        get(name).next_probs(draft, p, draft.counts)
+
+
+@pytest.mark.parametrize(
+    ("mode", "how"), [("chosen", "chosen by rule"), ("without replacement", "without replacement")]
+)
+def test_kseq_refuses_siblings_that_are_not_independent(mode, how):
+    draft, p = random_batch(mode, branching=True)
+    with pytest.raises(ParameterError, match=how):
+        get("kseq").stop_probs(draft, p)
+    with pytest.raises(ParameterError, match=how):
+        get("kseq").next_probs(draft, p, draft.counts)
+
+
+def test_names_and_get():
+    assert names()[:6] == ("token", "block", "tree", "traversal", "kseq", "coupled")
+    lossless = [get(name).lossless for name in names()]
+    assert lossless == sorted(lossless, reverse=True)
+    for name in names():
+        verifier = get(name)
+        assert verifier.name == name
+        assert get(verifier) is verifier
+        assert verifier.citation
+        assert verifier.lossless or "LOSSY" in verifier.summary
+
+
+def test_get_with_parameters():
+    assert get("lenient:0.8").leniency == 0.8
+    assert get("ensemble:0.25").weight == 0.25
+    assert (get("typical:0.2,0.5").threshold, get("typical:0.2,0.5").entropy_factor) == (0.2, 0.5)
+    for wrong, message in {
+        "best": "unknown verifier 'best': choose one of token, ",
+        "block:2": "takes no parameters",
+        "lenient:2": "up to 1: got 2",
+        "lenient:nan": "up to 1: got nan",
+        "ensemble:0": "above 0",
+        "typical:0": "above 0",
+        "lenient:much": "can't read parameters 'much'",
+        "lenient:": "can't read parameters",
+        "lenient:0.5,0.5": "can't read parameters",
+    }.items():
+        with pytest.raises(ParameterError, match=message):
+            get(wrong)
+
+
+def one_position(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return random_laws(5, generator=generator), random_laws(5, generator=generator)
+
+
+def law_of(verifier, p, q):
+    """The law of the first token of a round with one draft token."""
+    drafts = all_drafts((0,), [q])
+    return round_law(verifier, drafts, [p, torch.full((5, 5), 0.2, dtype=torch.float64)]).sum(1)
+
+
+def distance(p, q):
+    return (p - q).abs().sum().item() / 2
+
+
+@pytest.mark.parametrize("leniency", [0.2, 0.7])
+def test_lenient_has_the_law_and_distance_it_states(leniency):
+    for seed in range(10):
+        p, q = one_position(seed)
+        law = law_of(LenientVerifier(leniency), p, q)
+        kept = torch.minimum(q, p / leniency)
+        rest = (p - q).clamp(min=0)
+        want = kept + (1 - kept.sum()) * rest / rest.sum().clamp(min=1e-300)
+        assert torch.allclose(law, want, atol=1e-12)
+        assert distance(law, p) == pytest.approx(distance(p, q) - (q - p / leniency).clamp(min=0).sum().item())
+        assert distance(law, p) <= min(1 - leniency, distance(p, q)) + 1e-12
+        assert (law <= p / leniency + 1e-12).all()
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.8])
+def test_ensemble_has_the_mixtures_law(weight):
+    for seed in range(10):
+        p, q = one_position(seed)
+        law = law_of(get(f"ensemble:{weight}"), p, q)
+        assert torch.allclose(law, weight * p + (1 - weight) * q, atol=1e-12)
+        assert distance(law, p) == pytest.approx((1 - weight) * distance(p, q))
+
+
+def test_typical_has_the_law_and_distance_it_states():
+    for seed in range(10):
+        p, q = one_position(seed)
+        verifier = TypicalVerifier()
+        law = law_of(verifier, p, q)
+        bar = min(0.09, 0.3 * torch.special.entr(p).sum().neg().exp().item())
+        passing = q * (p > bar)
+        share = passing.sum()
+        assert torch.allclose(law, passing + (1 - share) * p, atol=1e-12)
+        if share > 0:
+            assert distance(law, p) == pytest.approx((share * distance(passing / share, p)).item())
+        assert distance(law, p) < 1 - bar
+
+
+def test_typical_takes_the_deepest_branch_that_passes():
+    tokens, parents = torch.tensor([[0, 1, 2]]), torch.tensor([[0, 0, 2]])
+    p = torch.tensor([[[0.4, 0.6, 0], [1, 0, 0], [0, 0.5, 0.5], [0.2, 0.3, 0.5]]])
+    draft = Draft(tokens, parents, torch.tensor([3]))
+    assert get("typical").stop_probs(draft, p).tolist() == [[0, 0, 0, 1]]
+    assert get("typical").next_probs(draft, p, torch.tensor([3])).tolist() == [pytest.approx([0.2, 0.3, 0.5])]
+
+
+def test_decide_draws_node_and_token():
+    draft = Draft.chain(torch.tensor([[1, 0], [1, 0]]))
+    p = torch.tensor([[[0.25, 0.75], [0.5, 0.5], [0.0, 1.0]]]).expand(2, -1, -1)
+    # Stop probabilities: 0.25, 0.375, 0.375.
+    verdict = decide(get("token"), draft, p, torch.tensor([[0.2, 0.5], [0.7, 0.5]]))
+    assert verdict.counts.tolist() == [0, 2]
+    assert verdict.tokens.tolist() == [0, 1]
+    assert verdict.path.tolist() == [[0, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kseq_accepts_nearly_everything_where_laws_agree(dtype):
+    p = torch.rand((3, 1000), generator=torch.Generator().manual_seed(0), dtype=dtype).softmax(-1)
+    tokens = torch.arange(8).expand(3, 8)
+    draft = Draft(tokens, torch.zeros_like(tokens), torch.full((3,), 8), p[:, None].clone())
+    stop = get("kseq").stop_probs(draft, p[:, None].expand(3, 9, 1000))
+    assert (stop[:, 1] > 0.999).all()  # the first child is taken
