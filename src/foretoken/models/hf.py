@@ -35,13 +35,12 @@ class HFModel(traits.Wrapped):
         found = patterns if patterns is not None else patterns_of(config)
         if found is None:
             raise NotImplementedError(f"layers that are not attention: {sorted(set(config.layer_types))}")
-        accepted = traits.accepts(module)
-        if not {"position_ids", "past_key_values", "attention_mask"} <= accepted and "kwargs" not in accepted:
+        if not {"position_ids", "past_key_values", "attention_mask"} <= traits.accepts(module):
             raise NotImplementedError("its forward takes no position ids")
         super().__init__(module, tokenizer, name)
         self._patterns = found
         self._masks = MaskBuilder(self.dtype, self.device)
-        self._rows = traits.OutputRows(module)
+        self._output = traits.OutputLayer(module)
         # Eager attention isn't causal of its own: it has no mask but the one that it is given.
         self._plain_causal = getattr(config, "_attn_implementation", None) == "sdpa"
 
@@ -72,23 +71,9 @@ class HFModel(traits.Wrapped):
             }
             if hidden_layers:
                 arguments["output_hidden_states"] = True
-            if keep == "all" or (keep == "last" and width == 1):
-                output = self.module(**arguments)
-                logits = output.logits
-            elif not self._rows.available:
-                output = self.module(**arguments)
-                last = (counts - 1).clamp(min=0).to(output.logits.device)
-                logits = output.logits[torch.arange(last.shape[0], device=last.device), last][:, None]
-            else:
-                last = (counts - 1).clamp(min=0)
-                hook = self._rows.none() if keep == "none" else self._rows.only(last[:, None])
-                try:
-                    output = self.module(**arguments)
-                finally:
-                    hook.remove()
-                logits = output.logits
-            hidden = tuple(output.hidden_states[layer] for layer in hidden_layers)
-        return Scores(None if keep == "none" else logits, hidden)
+            output, logits = self._output.score(arguments, keep, counts, width)
+            hidden = traits.hidden_states(output) if hidden_layers else ()
+            return Scores(logits, tuple(hidden[layer] for layer in hidden_layers))
 
     def _attention_mask(self, plan: Append) -> Tensor | dict[str, Tensor | None] | None:
         if isinstance(self._patterns, Pattern):

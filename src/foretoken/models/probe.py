@@ -1,4 +1,4 @@
-"""Finds out, by trying, whether a model can be scored through a `SlotCache`."""
+"""Finds out, by trying, whether a wrapper scores a model as plain passes would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from torch import Tensor
 from foretoken.models import traits
 from foretoken.models.base import LanguageModel
 from foretoken.models.hf import HFModel
+from foretoken.models.recompute import RecomputeModel
 from foretoken.models.seq2seq import Seq2SeqModel
+
+Wrapper = type[HFModel] | type[Seq2SeqModel] | type[RecomputeModel]
 
 WINDOW = 4
 """Sliding windows are this small while a model is tried, so that short texts reach beyond them."""
@@ -25,12 +28,12 @@ _PATH = [0, 2, 3]
 _NEXT = 4
 
 
-def refusal(module: Any, wrapper: type[HFModel] | type[Seq2SeqModel]) -> str | None:
-    """Why a language model can't be scored by `wrapper`, that is through a `SlotCache`; None if it can.
+def refusal(module: Any, wrapper: Wrapper) -> str | None:
+    """Why a language model can't be scored by `wrapper`; None if it can.
 
     A ragged batch, a tree and a commit of one branch are scored both ways, on a few tokens.
     """
-    if getattr(module, "_is_stateful", False):
+    if getattr(module, "_is_stateful", False) and not issubclass(wrapper, RecomputeModel):
         return "its state can't be rolled back"
     try:
         with _small_window(traits.text_config(module)):
@@ -61,16 +64,16 @@ def _small_window(config: Any) -> Iterator[None]:
             setattr(config, field, value)
 
 
-def _error(module: Any, wrapper: type[HFModel] | type[Seq2SeqModel]) -> float:
+def _error(module: Any, wrapper: Wrapper) -> float:
     """Mean difference between the two ways, in standard deviations of the logits."""
     model: LanguageModel = wrapper(module)
-    size = model.vocab_size
+    ids = _ordinary_tokens(module, model.vocab_size)
     room = max(1, model.max_length - len(_PATH) - 1)
-    texts = [[token % size for token in text[:room]] for text in _TEXTS]
-    tree = [token % size for token in _TREE_TOKENS]
+    texts = [[ids[token] for token in text[:room]] for text in _TEXTS]
+    sources = [[ids[token] for token in text[:room]] for text in _SOURCES]
+    tree = [ids[token] for token in _TREE_TOKENS]
     batch_size, width = len(texts), max(map(len, texts))
     cache = model.open(batch_size)
-    sources = [[token % size for token in text[:room]] for text in _SOURCES]
     if module.config.is_encoder_decoder:
         for row, source in enumerate(sources):
             cache.encode(row, source)
@@ -87,32 +90,49 @@ def _error(module: Any, wrapper: type[HFModel] | type[Seq2SeqModel]) -> float:
     found += [scores[:, 1:2], scores[:, 3:4]]
     cache.commit(torch.tensor(_PATH).expand(batch_size, -1), torch.full((batch_size,), len(_PATH)))
     one = torch.ones((batch_size, 1), dtype=torch.int64)
-    found.append(model.forward(one * (_NEXT % size), one * -1, one[:, 0], cache).logits)
+    found.append(model.forward(one * ids[_NEXT], one * -1, one[:, 0], cache).logits)
 
     path = [tree[node] for node in _PATH]
-    endings: list[list[int]] = [[], tree[:2], path, [*path, _NEXT % size]]
+    endings: list[list[int]] = [[], tree[:2], path, [*path, ids[_NEXT]]]
     wanted = [text + ending for ending in endings for text in texts]
-    longest = max(map(len, wanted))
-    plain = torch.tensor([text + [0] * (longest - len(text)) for text in wanted], device=model.device)
-    with torch.inference_mode():
-        logits = module(**_plain_arguments(module, plain, sources), use_cache=False).logits.float()
-    last = torch.tensor([len(text) - 1 for text in wanted], device=logits.device)
-    expected = logits[torch.arange(len(wanted), device=logits.device), last]
+    sources = sources * len(endings)
+    if issubclass(wrapper, RecomputeModel):  # Which relies on padding being harmless, so that none is used here.
+        expected = torch.cat([_plain(module, [text], [source]) for text, source in zip(wanted, sources, strict=True)])
+    else:
+        expected = _plain(module, wanted, sources)
     actual = torch.cat([part[:, 0].float() for part in found if part is not None]).to(expected.device)
     return float((actual - expected).abs().mean() / expected.std())
 
 
-def _plain_arguments(module: Any, texts: Tensor, sources: list[list[int]]) -> dict[str, Tensor]:
-    """Arguments of a pass without a cache over texts ``[R, L]``, whose sources take turns."""
-    if not module.config.is_encoder_decoder:
-        return {"input_ids": texts, "attention_mask": torch.ones_like(texts)}
-    longest = max(map(len, sources))
-    turns = [sources[row % len(sources)] for row in range(texts.shape[0])]
-    padded = [source + [0] * (longest - len(source)) for source in turns]
-    used = [[1] * len(source) + [0] * (longest - len(source)) for source in turns]
-    return {
-        "input_ids": torch.tensor(padded, device=texts.device),
-        "attention_mask": torch.tensor(used, device=texts.device),
-        "decoder_input_ids": texts,
-        "decoder_attention_mask": torch.ones_like(texts),
-    }
+def _plain(module: Any, texts: list[list[int]], sources: list[list[int]]) -> Tensor:
+    """Logits ``[R, V]`` after each text, from a pass without a cache."""
+    device = traits.device_of(module)
+    ids, used = _padded(texts, device)
+    arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if module.config.is_encoder_decoder:
+        source_ids, source_used = _padded(sources, device)
+        arguments = {
+            "input_ids": source_ids,
+            "attention_mask": source_used,
+            "decoder_input_ids": ids,
+            "decoder_attention_mask": torch.ones_like(ids),
+        }
+    with torch.inference_mode():
+        logits = module(**arguments, use_cache=False).logits.float()
+    last = used.sum(-1) - 1
+    return logits[torch.arange(len(texts), device=logits.device), last.to(logits.device)]
+
+
+def _padded(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, rows))
+    ids = [row + [0] * (longest - len(row)) for row in rows]
+    used = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    return torch.tensor(ids, device=device), torch.tensor(used, device=device)
+
+
+def _ordinary_tokens(module: Any, size: int) -> list[int]:
+    """Ten tokens, none of them special (some models treat padding differently); with repeats if there are fewer."""
+    config = traits.text_config(module)
+    special = {getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos", "decoder_start")}
+    ordinary = [token for token in range(min(size, 20)) if token not in special] or [0]
+    return (ordinary * 10)[:10]

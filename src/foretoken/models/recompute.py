@@ -68,7 +68,7 @@ class RecomputeModel(traits.Wrapped):
 
     def __init__(self, module: Any, tokenizer: Any | None = None, name: str | None = None) -> None:
         super().__init__(module, tokenizer, name)
-        self._rows = traits.OutputRows(module)
+        self._output = traits.OutputLayer(module)
         self._accepts = traits.accepts(module)
 
     def open(self, batch_size: int) -> Cache:
@@ -169,18 +169,11 @@ class RecomputeModel(traits.Wrapped):
             arguments = self._arguments(torch.tensor(padded, device=self.device), text_rows, cache)
             if hidden_layers:
                 arguments["output_hidden_states"] = True
-            if self._rows.available:
-                hook = self._rows.flat(rows, columns)
-                try:
-                    output = self.module(**arguments)
-                finally:
-                    hook.remove()
-                logits = output.logits[0]
-            else:
-                output = self.module(**arguments)
-                logits = output.logits[rows, columns]
-            states = traits.hidden_states(output)
-            return [logits, *(states[layer][rows, columns] for layer in hidden_layers)]
+            output, logits = self._output.run(
+                arguments, lambda nodes: nodes[rows.to(nodes.device), columns.to(nodes.device)][None]
+            )
+            states = traits.hidden_states(output) if hidden_layers else ()
+            return [logits[0], *(states[layer][rows, columns] for layer in hidden_layers)]
 
     def _arguments(self, input_ids: Tensor, rows: list[int], cache: TokenCache) -> dict[str, Any]:
         """What the model is called with for texts ``[R, L]`` of these rows of the cache."""

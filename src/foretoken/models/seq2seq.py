@@ -18,25 +18,22 @@ from foretoken.models.cache import Append, SlotCache
 from foretoken.models.masks import MaskBuilder, Pattern, patterns_of
 from foretoken.models.recompute import RecomputeModel, TokenCache
 
-Encode = Callable[[Sequence[int]], Tensor]
-
 
 class Sources:
     """The encoder's outputs of a batch of rows, and those outputs padded to one tensor.
 
     Args:
-        encode: gives the encoder's output ``[S, H]`` for a source.
-        blank: ``[1, H]``, what rows without a source attend to.
+        encoder: reads the sources. Rows without one attend to its blank.
     """
 
-    def __init__(self, batch_size: int, encode: Encode, blank: Tensor) -> None:
-        self._encode, self._blank = encode, blank
-        self._rows = [blank] * batch_size
+    def __init__(self, batch_size: int, encoder: Encoder) -> None:
+        self._encoder, self._blank = encoder, encoder.blank()
+        self._rows = [self._blank] * batch_size
         self._padded: tuple[Tensor, Tensor] | None = None
 
     def encode(self, row: int, source: Sequence[int]) -> None:
         """Run the encoder for a row."""
-        self._rows[row] = self._encode(source)
+        self._rows[row] = self._encoder(source)
         self._padded = None
 
     def select(self, rows: Sequence[int]) -> None:
@@ -44,15 +41,19 @@ class Sources:
         self._rows = [self._rows[row] if row >= 0 else self._blank for row in rows]
         self._padded = None
 
+    def arguments(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
+        """What the model is called with to see the sources of some rows, or of all of them."""
+        if rows is not None:
+            states, used = pad_sources([self._rows[row] for row in rows])
+        else:
+            states, used = self.padded()
+        return {"encoder_outputs": self._encoder.output_type(last_hidden_state=states), "attention_mask": used}
+
     def padded(self) -> tuple[Tensor, Tensor]:
         """Encoder outputs ``[B, S, H]`` and the mask ``[B, S]`` int64 of their used places."""
         if self._padded is None:
             self._padded = pad_sources(self._rows)
         return self._padded
-
-    def rows(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """`padded` for some of the rows, named in any order."""
-        return pad_sources([self._rows[row] for row in rows])
 
 
 def pad_sources(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -73,6 +74,8 @@ class Encoder:
     def __init__(self, module: Any, name: str, limit: int, device: torch.device) -> None:
         self._encoder = module.get_encoder()
         self._name, self._limit, self._device = name, limit, device
+        self._blank: Tensor | None = None
+        self.output_type: type[Any] = BaseModelOutput
 
     def __call__(self, source: Sequence[int]) -> Tensor:
         """The encoder's output ``[S, H]``.
@@ -88,12 +91,16 @@ class Encoder:
             )
         ids = torch.tensor([list(source)], device=self._device)
         with torch.inference_mode():
-            output: Tensor = self._encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
-        return output[0]
+            output = self._encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
+        self.output_type = type(output)  # Decoders of some families look for fields that others lack.
+        states: Tensor = output.last_hidden_state[0]
+        return states
 
-    def blank(self, dtype: torch.dtype, width: int) -> Tensor:
-        """``[1, H]`` zeros."""
-        return torch.zeros((1, width), dtype=dtype, device=self._device)
+    def blank(self) -> Tensor:
+        """``[1, H]``, what a row without a source attends to: attention must see something."""
+        if self._blank is None:
+            self._blank = self([0])
+        return self._blank
 
 
 class Seq2SeqCache:
@@ -156,15 +163,14 @@ class Seq2SeqModel(traits.Wrapped):
             raise NotImplementedError(f"layers that are not attention: {sorted(set(config.layer_types))}")
         self._patterns = found
         self._masks = MaskBuilder(self.dtype, self.device)
-        self._rows = traits.OutputRows(module)
+        self._output = traits.OutputLayer(module)
         self._encoder = Encoder(module, self.name, self.max_length, self.device)
         self._positions = OwnPositions.of(module)
         self._takes_positions = "decoder_position_ids" in traits.accepts(module)
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
-        blank = self._encoder.blank(self.dtype, traits.text_config(self.module, decoder=False).hidden_size)
-        return Seq2SeqCache(SlotCache(batch_size), Sources(batch_size, self._encoder, blank))
+        return Seq2SeqCache(SlotCache(batch_size), Sources(batch_size, self._encoder))
 
     def forward(
         self,
@@ -180,10 +186,8 @@ class Seq2SeqModel(traits.Wrapped):
         width = tokens.shape[1]
         with torch.inference_mode():
             plan = cache.slots.begin(parents, counts, width)
-            states, used = cache.sources.padded()
             arguments: dict[str, Any] = {
-                "encoder_outputs": BaseModelOutput(last_hidden_state=states),
-                "attention_mask": used,
+                **cache.sources.arguments(),
                 "decoder_input_ids": tokens.to(self.device),
                 "decoder_attention_mask": self._attention_mask(plan),
                 "past_key_values": cache.past,
@@ -196,19 +200,12 @@ class Seq2SeqModel(traits.Wrapped):
             elif not (plan.chain and plan.start is not None and plan.end <= self.max_length):
                 queries = self._masks.positions(plan, self.max_length)
                 self._positions.use(queries, self._masks.key_positions(plan))
-            hook = None
-            if keep == "none":
-                hook = self._rows.none()
-            elif keep == "last" and width > 1:
-                hook = self._rows.only((counts - 1).clamp(min=0)[:, None])
             try:
-                output = self.module(**arguments)
+                output, logits = self._output.score(arguments, keep, counts, width)
             finally:
                 self._positions.clear()
-                if hook is not None:
-                    hook.remove()
-            kept = traits.hidden_states(output)
-            return Scores(None if keep == "none" else output.logits, tuple(kept[layer] for layer in hidden_layers))
+            hidden = traits.hidden_states(output) if hidden_layers else ()
+            return Scores(logits, tuple(hidden[layer] for layer in hidden_layers))
 
     def _attention_mask(self, plan: Append) -> Tensor | dict[str, Tensor | None] | None:
         if isinstance(self._patterns, Pattern):
@@ -226,14 +223,18 @@ class OwnPositions:
     def __init__(self, module: Any) -> None:
         self._queries: Tensor | None = None
         self._keys: Tensor | None = None
+        self._limit = traits.max_length(traits.text_config(module))
+        self._token = 0 if module.config.pad_token_id != 0 else 1  # Some families give padding no position.
+        self._table: Tensor | None = None
+        self._asked = 0
         decoder = module.get_decoder()
         for part in decoder.modules():
             if getattr(part, "has_relative_attention_bias", False) and hasattr(part, "compute_bias"):
                 part.compute_bias = self._relative_bias(part.compute_bias)
         embedding = getattr(decoder, "embed_positions", None)
         if isinstance(embedding, nn.Module):
-            embedding.register_forward_pre_hook(self._flatten, with_kwargs=True)
-            embedding.register_forward_hook(self._unflatten, with_kwargs=True)
+            embedding.register_forward_pre_hook(self._ask_all, with_kwargs=True)
+            embedding.register_forward_hook(self._pick_own, with_kwargs=True)
 
     @classmethod
     def of(cls, module: Any) -> OwnPositions:
@@ -263,15 +264,35 @@ class OwnPositions:
 
         return compute_bias
 
-    def _flatten(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _ask_all(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Have the module embed positions 0, 1, 2, … of one row, or one position if all are known already."""
+        if self._queries is None or self._keys is None:
+            return None
+        wanted = min(self._keys.shape[1], self._limit)
+        if self._table is None or self._table.shape[0] < wanted:
+            self._table, self._asked = None, min(2 * wanted, self._limit)
+        else:
+            self._asked = 1
+        steps = torch.arange(self._asked, device=self._queries.device)
+
+        def replaced(value: Any) -> Any:
+            if isinstance(value, torch.Size):
+                return torch.Size((1, self._asked))
+            if isinstance(value, Tensor):  # Token ids, of which only the shape and the padding matter.
+                return torch.full_like(steps, self._token)[None] if value.dtype == torch.int64 else None
+            return 0 if isinstance(value, int) else value
+
+        new = {name: replaced(value) for name, value in kwargs.items()}
+        if new.get("position_ids") is not None:
+            new["position_ids"] = steps
+        return tuple(map(replaced, args)), new
+
+    def _pick_own(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
         if self._queries is None:
             return None
-        if "position_ids" not in kwargs:
-            raise NotImplementedError("position embeddings that take no position ids")
-        return args, {**kwargs, "position_ids": self._queries.flatten()}
-
-    def _unflatten(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
-        return None if self._queries is None else output.reshape(*self._queries.shape, -1)
+        if self._table is None:
+            self._table = output.reshape(self._asked, -1)
+        return self._table[self._queries]
 
 
 class SourceTokenCache(TokenCache):
@@ -301,15 +322,12 @@ class RecomputeSeq2SeqModel(RecomputeModel):
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
-        blank = self._encoder.blank(self.dtype, traits.text_config(self.module, decoder=False).hidden_size)
-        return SourceTokenCache(batch_size, Sources(batch_size, self._encoder, blank))
+        return SourceTokenCache(batch_size, Sources(batch_size, self._encoder))
 
     def _arguments(self, input_ids: Tensor, rows: list[int], cache: TokenCache) -> dict[str, Any]:
         assert isinstance(cache, SourceTokenCache)
-        states, used = cache.sources.rows(rows)
         return {
-            "encoder_outputs": BaseModelOutput(last_hidden_state=states),
-            "attention_mask": used,
+            **cache.sources.arguments(rows),
             "decoder_input_ids": input_ids,
             "decoder_attention_mask": torch.ones_like(input_ids),
             "use_cache": False,

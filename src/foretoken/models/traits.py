@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from foretoken.models.base import Keep
 
 NO_LIMIT = 1 << 30
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
@@ -105,54 +108,61 @@ class Wrapped:
         self.eos_token_ids = eos_token_ids(module)
 
 
-class OutputRows:
+Pick = Callable[[Tensor], Tensor]
+
+
+class OutputLayer:
     """Makes the output layer score only some nodes of a pass, so that no logits are computed to be thrown away.
 
     Args:
-        module: a transformers model with an output layer.
+        module: a transformers model.
     """
 
     def __init__(self, module: Any) -> None:
+        self._module = module
         self._layer = output_layer(module)
         # Layers of quantised weights may not take an empty input; they score one node instead.
-        self._spare = 0 if isinstance(self._layer, nn.Linear) and type(self._layer) is nn.Linear else 1
+        self._fewest = 0 if type(self._layer) is nn.Linear else 1
 
-    def none(self) -> Any:
-        """Score as few nodes as possible."""
-        return self._hooked(lambda hidden: hidden[:, : self._spare])
-
-    def only(self, nodes: Tensor) -> Any:
-        """Score some nodes of each row.
+    def run(self, arguments: dict[str, Any], pick: Pick) -> tuple[Any, Tensor]:
+        """Run the model.
 
         Args:
-            nodes: ``[B, M]`` int64.
+            arguments: what it is called with.
+            pick: chooses nodes from ``[B, N, …]``.
+
+        Returns:
+            What the model returned, and the logits of the chosen nodes.
         """
+        applied = False
 
-        def pick(hidden: Tensor) -> Tensor:
-            rows = torch.arange(hidden.shape[0], device=hidden.device)[:, None]
-            return hidden[rows, nodes.to(hidden.device)]
+        def hook(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            nonlocal applied
+            if given[0].dim() != 3:
+                return None
+            applied = True
+            return (pick(given[0]), *given[1:])
 
-        return self._hooked(pick)
+        handle = None if self._layer is None else self._layer.register_forward_pre_hook(hook)
+        try:
+            output = self._module(**arguments)
+        finally:
+            if handle is not None:
+                handle.remove()
+        return output, output.logits if applied else pick(output.logits)
 
-    def flat(self, rows: Tensor, columns: Tensor) -> Any:
-        """Score some nodes of the batch; logits are ``[1, W, V]``.
+    def score(self, arguments: dict[str, Any], keep: Keep, counts: Tensor, width: int) -> tuple[Any, Tensor | None]:
+        """Run the model on `width` nodes a row and keep the logits that `keep` says.
 
-        Args:
-            rows: ``[W]`` int64.
-            columns: ``[W]`` int64.
+        Returns:
+            What the model returned, and the logits as `Scores` wants them.
         """
-        return self._hooked(lambda hidden: hidden[rows.to(hidden.device), columns.to(hidden.device)][None])
-
-    def _hooked(self, pick: Any) -> Any:
-        if self._layer is None:
-            raise NotImplementedError("the model names no output layer")
-
-        def hook(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (pick(arguments[0]), *arguments[1:])
-
-        return self._layer.register_forward_pre_hook(hook)
-
-    @property
-    def available(self) -> bool:
-        """Whether the model has an output layer to hook."""
-        return self._layer is not None
+        if keep == "none":
+            return self.run(arguments, lambda nodes: nodes[:, : self._fewest])[0], None
+        if keep == "last" and width > 1:
+            last = (counts - 1).clamp(min=0)
+            return self.run(
+                arguments, lambda nodes: nodes[torch.arange(nodes.shape[0]), last.to(nodes.device)][:, None]
+            )
+        output = self._module(**arguments)
+        return output, output.logits

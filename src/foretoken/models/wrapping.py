@@ -23,7 +23,7 @@ def wrap(module: Any, tokenizer: Any | None = None, name: str | None = None) -> 
     """A `LanguageModel` over a transformers model; it is put in evaluation mode.
 
     Raises:
-        ModelError: the model has no output layer over a vocabulary.
+        ModelError: the model writes no text, or can't be scored exactly.
     """
     name = name or getattr(module.config, "name_or_path", "") or type(module).__name__
     module.eval().requires_grad_(False)
@@ -42,18 +42,21 @@ def wrap(module: Any, tokenizer: Any | None = None, name: str | None = None) -> 
         reason = refusal(module, Seq2SeqModel)
         if reason is None:
             return Seq2SeqModel(module, tokenizer, name)
-        _warn(module, name, reason)
-        return RecomputeSeq2SeqModel(module, tokenizer, name)
+        return _slow(RecomputeSeq2SeqModel, module, tokenizer, name, reason)
     reason = refusal(module, HFModel)
     if reason is None:
         return HFModel(module, tokenizer, name)
-    _warn(module, name, reason)
-    return RecomputeModel(module, tokenizer, name)
+    return _slow(RecomputeModel, module, tokenizer, name, reason)
 
 
-def _warn(module: Any, name: str, reason: str) -> None:
+def _slow(wrapper: type[RecomputeModel], module: Any, tokenizer: Any, name: str, reason: str) -> LanguageModel:
+    kind = type(module).__name__
+    problem = refusal(module, wrapper)
+    if problem is not None:
+        raise ModelError(f"{name} ({kind}) can't be scored exactly: {problem}. Load a model of another architecture")
     warnings.warn(
-        f"{name} ({type(module).__name__}) is slow here: each pass reads the whole text again, because {reason}",
+        f"{name} ({kind}) is slow here: each pass reads the whole text again, because {reason}",
         SlowModelWarning,
         stacklevel=4,
     )
+    return wrapper(module, tokenizer, name)
