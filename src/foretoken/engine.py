@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
 from typing import Any, overload
-
-from foretoken.models.loading import check_pair
-from foretoken.sampling import SamplingParams
 
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
@@ -17,8 +14,11 @@ from foretoken.drafters import get as get_drafter
 from foretoken.drafters import names as drafter_names
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 from foretoken.models import LanguageModel, load
+from foretoken.models.loading import check_pair
 from foretoken.request import Prompt, is_single, make_sequence
 from foretoken.rounds import Rounds, Row
+from foretoken.sampling import Sampler, SamplingParams
+from foretoken.sequence import Sequence
 
 
 class Engine:
@@ -127,7 +127,7 @@ class Engine:
         return self._stream(row, trace)
 
     def _stream(self, row: Row, trace: bool) -> Iterator[StreamEvent]:
-        rounds = self._rounds(trace)
+        rounds = self.rounds(trace)
         rounds.join([row])
         while not row.finished:
             rounds.step()
@@ -145,7 +145,7 @@ class Engine:
             except ForetokenError as error:
                 results.append(Completion([], "", "error", error=error))
         waiting = [row for row in results if isinstance(row, Row)]
-        rounds = self._rounds()
+        rounds = self.rounds()
         while waiting or rounds.rows:
             free = self.max_batch_size - len(rounds.rows)
             joining, waiting = waiting[:free], waiting[free:]
@@ -163,8 +163,16 @@ class Engine:
             return Row(make_sequence(self.target, prompt, params), self.target, stream)
         raise PromptError("a prompt in a list is itself a list of prompts: lists of prompts don't nest")
 
-    def _rounds(self, trace: bool = False) -> Rounds:
-        return Rounds(self.target, self.drafter, self.verifier, self.num_speculative_tokens, trace)
+    def rounds(
+        self, trace: bool = False, make_sampler: Callable[[AbstractSequence[Sequence]], Sampler] | None = None
+    ) -> Rounds:
+        """The loop itself, without rows yet, for callers that have their own idea of requests.
+
+        Args:
+            trace: see `stream`.
+            make_sampler: what turns logits into laws, for rows of these sequences; None uses their sampling parameters.
+        """
+        return Rounds(self.target, self.drafter, self.verifier, self.num_speculative_tokens, trace, make_sampler)
 
 
 MAX_SPECULATIVE_TOKENS = 256

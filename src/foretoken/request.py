@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
 from typing import Any, TypeGuard
 
-from foretoken.randomness import fresh_seed
-from foretoken.sampling import SamplingParams
-
 from foretoken.errors import PromptError
 from foretoken.models.base import LanguageModel
+from foretoken.randomness import fresh_seed
+from foretoken.sampling import SamplingParams
 from foretoken.sequence import Sequence
 
 Message = Mapping[str, Any]

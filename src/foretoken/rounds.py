@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
-from foretoken.randomness import Stream, uniforms
-from foretoken.sampling import Sampler, check_finite
 from torch import Tensor
 
 from foretoken.completion import (
@@ -29,6 +27,8 @@ from foretoken.drafters.base import Batch, Drafter
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.models.feed import feed
+from foretoken.randomness import Stream, uniforms
+from foretoken.sampling import Sampler, check_finite
 from foretoken.sequence import Sequence
 from foretoken.text import Detokenizer
 from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, decide
@@ -80,7 +80,8 @@ class Row:
             emitted = len(sequence.tokens) - sequence.prompt_length
             may_stop = emitted >= sequence.params.min_new_tokens
             text = self._detokenizer.add(token, may_stop) if self._detokenizer else ""
-            if (token in self._stop_ids and may_stop) or (self._detokenizer and self._detokenizer.stopped):
+            met = token in self._stop_ids and may_stop
+            if self.must_stop(token) or met or (self._detokenizer and self._detokenizer.stopped):
                 self.finish_reason = "stop"
             elif self.remaining <= 0:
                 self.finish_reason = "length"
@@ -90,6 +91,10 @@ class Row:
             if self.finished:
                 return taken
         return len(tokens)
+
+    def must_stop(self, token: int) -> bool:
+        """A further reason to stop after a token that was just appended; for other loops' criteria."""
+        return False
 
     def fail(self, error: Exception) -> None:
         """End the request with an error."""
@@ -147,6 +152,7 @@ class Rounds:
         verifier: AnyVerifier,
         num_speculative_tokens: int,
         trace: bool = False,
+        make_sampler: Callable[[AbstractSequence[Sequence]], Sampler] | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -156,6 +162,7 @@ class Rounds:
         self._cache = target.open(0)
         self.rows: list[Row] = []
         self._sampler: Sampler | None = None
+        self._make_sampler = make_sampler or self._own_sampler
 
     def join(self, rows: AbstractSequence[Row]) -> None:
         """Let requests take part from the next round on."""
@@ -211,22 +218,24 @@ class Rounds:
 
     def _batch(self) -> Batch:
         sequences = [row.sequence for row in self.rows]
-        device = self._target.device
         if self._sampler is None:
-            self._sampler = Sampler(
-                [sequence.params for sequence in sequences],
-                [sequence.seed for sequence in sequences],
-                vocab_size=self._target.vocab_size,
-                eos_token_ids=self._target.eos_token_ids,
-                device=device,
-            )
+            self._sampler = self._make_sampler(sequences)
         return Batch(
             sequences,
             self._sampler,
             seeds=self._sampler.seeds,
-            positions=torch.tensor([len(sequence.tokens) for sequence in sequences], device=device),
+            positions=self._sampler.positions(sequences),
             vocab_size=self._target.vocab_size,
             shared_noise=isinstance(self._verifier, CoupledVerifier),
+        )
+
+    def _own_sampler(self, sequences: AbstractSequence[Sequence]) -> Sampler:
+        return Sampler(
+            [sequence.params for sequence in sequences],
+            [sequence.seed for sequence in sequences],
+            vocab_size=self._target.vocab_size,
+            eos_token_ids=self._target.eos_token_ids,
+            device=self._target.device,
         )
 
     def _propose(self, batch: Batch) -> Draft:
@@ -349,7 +358,8 @@ class Rounds:
     def _leave(self) -> None:
         staying = [place for place, row in enumerate(self.rows) if not row.finished]
         if len(staying) < len(self.rows):
-            self._cache.select(staying)
+            if staying:  # otherwise the next to join take the cache over
+                self._cache.select(staying)
             self.rows = [self.rows[place] for place in staying]
             self._sampler = None
 

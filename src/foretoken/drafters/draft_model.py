@@ -72,6 +72,11 @@ class DraftModel:
         """``[B, 1]``, keyed by the root's position and the step, so that no two rounds share a draw."""
         return uniforms(batch.seeds, batch.positions[:, None], Stream.DRAFT + step)
 
+    def _known(self, tokens: list[int]) -> list[int]:
+        """The tokens, those that only the target's (more widely padded) vocabulary has replaced by another."""
+        size = self.model.vocab_size
+        return [token if token < size else 0 for token in tokens]
+
     def _step(self, token: Tensor, step: int, ones: Tensor) -> Tensor:
         """Logits ``[B, V]`` after one more tentative token in every row."""
         assert self._cache is not None
@@ -110,7 +115,7 @@ class DraftModel:
                 self._cache.encode(row, source)
         known = self._cache.lengths.tolist()
         missing = [
-            sequence.tokens[length:] if limit > 0 else []
+            self._known(sequence.tokens[length:]) if limit > 0 else []
             for sequence, length, limit in zip(batch.sequences, known, limits, strict=True)
         ]
         logits = feed(self.model, self._cache, missing, keep="last")

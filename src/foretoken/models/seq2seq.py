@@ -58,6 +58,8 @@ class Sources:
 
 def pad_sources(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Encoder outputs ``[S_b, H]`` as one ``[B, S, H]``, and the mask ``[B, S]`` of used places."""
+    if not rows:
+        return torch.zeros((0, 0, 0)), torch.zeros((0, 0), dtype=torch.int64)
     used = [row.new_ones(row.shape[0], dtype=torch.int64) for row in rows]
     return pad_sequence(rows, batch_first=True), pad_sequence(used, batch_first=True)
 

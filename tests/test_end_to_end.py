@@ -1,0 +1,115 @@
+"""Samples of the whole engine against the exactly enumerated law of the target."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from foretoken import verify
+from foretoken.drafters import NgramStorage, PromptLookup, get
+from foretoken.engine import Engine
+from foretoken.sampling import SamplingParams
+from laws import g_test, joint_law
+from tiny import tiny_gpt2, tiny_llama, tiny_t5
+
+VOCAB_SIZE = 8
+LENGTH = 3
+PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
+ERROR_LEVEL = 0.01  # that any test of this file fails a correct engine, before the choice of fixed seeds
+
+MODELS = {"llama": tiny_llama, "gpt2": tiny_gpt2, "t5": tiny_t5}
+OPTIONS = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.8},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+}
+DRAFTERS = ["none", "draft-model", "prompt-lookup", "ngram-storage", "ngram-storage-one-level"]
+VERIFIERS = [name for name in verify.names() if verify.get(name).lossless]
+BATCH_SIZES = [64, 1]
+GRID = list(product(MODELS, DRAFTERS, VERIFIERS, OPTIONS, BATCH_SIZES))
+
+
+def pairwise(grid: list[tuple]) -> list[tuple]:
+    """A subset in which every pair of options meets: greedily, the row that covers most new pairs next."""
+
+    def pairs(row: tuple) -> set:
+        return set(combinations(enumerate(row), 2))
+
+    missing = set().union(*map(pairs, grid))
+    chosen = []
+    while missing:
+        # Single rows are slow to sample, so that batches go first.
+        best = max(grid, key=lambda row: len(pairs(row) & missing) - 2 * (row[-1] == 1))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
+
+
+QUICK = pairwise(GRID)
+
+
+@cache
+def model(kind: str, seed: int):
+    return MODELS[kind](vocab_size=VOCAB_SIZE, seed=seed, **({"num_layers": 1} if kind == "t5" else {}))
+
+
+@cache
+def law(kind: str, option: str) -> np.ndarray:
+    return joint_law(model(kind, 1), PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
+
+
+def make_engine(kind: str, drafter: str, verifier: str, batch_size: int, k: int = 3) -> Engine:
+    made = {
+        "draft-model": lambda: model(kind, 2),
+        "prompt-lookup": lambda: PromptLookup(max_ngram=2),
+        "ngram-storage": lambda: NgramStorage(3, stop_if_unknown=False),
+        "ngram-storage-one-level": lambda: NgramStorage(2, one_level=True),
+    }.get(drafter, lambda: get(drafter))()
+    return Engine(model(kind, 1), made, verifier, k, max_batch_size=batch_size)
+
+
+def draw(engine: Engine, option: str, count: int, first_seed: int) -> list[list[int]]:
+    # One token more than is looked at, so that the last one looked at can be a drafted one with a successor.
+    params = [
+        SamplingParams(seed=first_seed + i, max_new_tokens=LENGTH + 1, ignore_eos=True, **OPTIONS[option])
+        for i in range(count)
+    ]
+    if engine.max_batch_size == 1:
+        completions = [engine.generate(PROMPT, one) for one in params]
+    else:
+        completions = engine.generate([PROMPT] * count, params)
+    return [completion.token_ids[:LENGTH] for completion in completions]
+
+
+def check(case: tuple, count: int, tests: int) -> None:
+    kind, drafter, verifier, option, batch_size = case
+    engine = make_engine(kind, drafter, verifier, batch_size)
+    samples = draw(engine, option, count, first_seed=1_000_003 * (GRID.index(case) + 1))
+    assert g_test(samples, law(kind, option)) > ERROR_LEVEL / tests
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: "-".join(map(str, case)))
+def test_every_pair_of_options_has_the_targets_law(case):
+    check(case, 20_000 if case[-1] > 1 else 4_000, len(QUICK))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", GRID, ids=lambda case: "-".join(map(str, case)))
+def test_the_whole_grid_has_the_targets_law(case):
+    check(case, 20_000, len(GRID))
+
+
+def test_a_lossy_verifier_is_caught():
+    """The test has the power to fail: the same draws with the adjustment skipped."""
+    engine = make_engine("llama", "draft-model", "token-unadjusted", 64)
+    assert g_test(draw(engine, "plain", 20_000, 5), law("llama", "plain")) < 1e-12
+
+
+def test_the_pairs_cover_everything():
+    for i, j in combinations(range(5), 2):
+        assert {(row[i], row[j]) for row in QUICK} == {(row[i], row[j]) for row in GRID}

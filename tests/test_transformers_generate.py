@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import foretoken
+from foretoken import SamplingParams
+from foretoken.errors import ParameterError
+from laws import g_test, joint_law
+from tiny import tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
+
+PROMPT = torch.tensor([[1, 2, 3, 1, 2, 4, 1, 2]])
+GREEDY = {"do_sample": False, "max_new_tokens": 12}
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_t5, tiny_bart])
+@pytest.mark.parametrize("drafter", ["prompt-lookup", "draft-model"])
+def test_greedy_equals_plain_generate(make, drafter):
+    model = make(vocab_size=16, seed=1)
+    speculate = foretoken.custom_generate(make(vocab_size=16, seed=2) if drafter == "draft-model" else drafter)
+    ours = model.generate(PROMPT, **GREEDY, custom_generate=speculate)
+    assert torch.equal(ours, model.generate(PROMPT, **GREEDY))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[3], [4, 5]]},
+        {"min_new_tokens": 6, "eos_token_id": [7, 3, 5, 9]},
+        {"eos_token_id": [7, 3]},
+        {"suppress_tokens": [1, 2]},
+        {"return_dict_in_generate": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_generates_options_are_kept(options):
+    model = tiny_llama(vocab_size=16, seed=1)
+    model.generation_config.pad_token_id = 0
+    speculate = foretoken.custom_generate(tiny_llama(vocab_size=16, seed=2))
+    ours = model.generate(PROMPT, **GREEDY, **options, custom_generate=speculate)
+    plain = model.generate(PROMPT, **GREEDY, **options)
+    if "return_dict_in_generate" in options:
+        ours, plain = ours.sequences, plain.sequences
+    assert torch.equal(ours, plain)
+
+
+def test_left_padded_batches():
+    model = tiny_llama(vocab_size=16, seed=1)
+    batch = torch.tensor([[0, 0, 0, 5, 6, 7], [1, 2, 3, 1, 2, 4]])
+    given = {"inputs": batch, "attention_mask": (batch > 0).long(), "pad_token_id": 0, "eos_token_id": 3}
+    for extra in ({}, {"repetition_penalty": 1.3}):
+        speculate = foretoken.custom_generate("prompt-lookup")
+        ours = model.generate(**given, **GREEDY, **extra, custom_generate=speculate)
+        assert torch.equal(ours, model.generate(**given, **GREEDY, **extra))
+
+
+def test_custom_stopping_criteria_see_every_token():
+    model = tiny_llama(vocab_size=16, seed=1)
+    seen = []
+
+    def criterion(input_ids, scores, **kwargs):
+        seen.append(input_ids.shape[1])
+        return torch.tensor([input_ids.shape[1] >= 13])
+
+    ours = model.generate(
+        PROMPT, **GREEDY, stopping_criteria=[criterion], custom_generate=foretoken.custom_generate("ngram-storage")
+    )
+    assert ours.shape[1] == 13
+    assert seen == [9, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("verifier", ["token", "coupled"])
+def test_samples_have_the_law_that_generate_was_asked_for(verifier):
+    model, small = tiny_llama(vocab_size=8, seed=1), tiny_llama(vocab_size=8, seed=2)
+    options = {"temperature": 0.8, "top_k": 4, "repetition_penalty": 1.2}
+    speculate = foretoken.custom_generate(small, verifier, 2, seed=11, max_batch_size=1)
+    rows = PROMPT.expand(2_000, -1)
+    samples = model.generate(rows, do_sample=True, max_new_tokens=2, **options, custom_generate=speculate)
+    law = joint_law(model, PROMPT[0].tolist(), SamplingParams(**options), 2)
+    assert g_test(samples[:, 8:].tolist(), law) > 0.005
+
+
+def test_a_seed_repeats_the_text():
+    model = tiny_llama(vocab_size=16, seed=1)
+    options = {"do_sample": True, "max_new_tokens": 8}
+    texts = [
+        model.generate(PROMPT, **options, custom_generate=foretoken.custom_generate("prompt-lookup", seed=seed))
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[0], texts[2])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"num_beams": 2}, "num_beams=2"), ({"output_scores": True}, "output_scores")]
+)
+def test_what_is_not_sampling_is_refused(options, named):
+    model = tiny_llama(vocab_size=16, seed=1)
+    with pytest.raises(ParameterError, match=named):
+        model.generate(PROMPT, max_new_tokens=2, **options, custom_generate=foretoken.custom_generate())
