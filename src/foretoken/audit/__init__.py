@@ -1,0 +1,35 @@
+"""Does this system sample from the law it claims? PASS, FAIL or INCONCLUSIVE, with evidence.
+
+>>> from foretoken import Engine, audit
+>>> report = audit.audit_worlds(lambda world: audit.EngineSubject(Engine(world.target_path, world.drafter_path)))
+>>> report.verdict
+'PASS'
+"""
+
+from foretoken.audit.errors import AuditError
+from foretoken.audit.law import ReferenceLaw
+from foretoken.audit.report import Report
+from foretoken.audit.run import audit_model, audit_worlds
+from foretoken.audit.sequential import Plan, Progress
+from foretoken.audit.subjects import CallableSubject, EngineSubject, Request, Sample, Subject, TransformersSubject
+from foretoken.audit.worlds import World, load_world, make_worlds, save_world
+
+__all__ = [
+    "AuditError",
+    "CallableSubject",
+    "EngineSubject",
+    "Plan",
+    "Progress",
+    "ReferenceLaw",
+    "Report",
+    "Request",
+    "Sample",
+    "Subject",
+    "TransformersSubject",
+    "World",
+    "audit_model",
+    "audit_worlds",
+    "load_world",
+    "make_worlds",
+    "save_world",
+]

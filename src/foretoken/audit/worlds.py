@@ -1,0 +1,329 @@
+"""Small worlds: pairs of tiny random models whose joint law of the first tokens can be written down.
+
+A world is an ordinary pair of checkpoints (Llama, 8 tokens, head size 32, so that every engine loads it), two prompts
+and a claim. The target is sharp, and the drafter is wrong about it in a way that makes faults show: a *stranger* was
+made independently and is mostly rejected, a *cousin* has the target's weights disturbed and is mostly accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from foretoken.audit.errors import AuditError
+from foretoken.audit.law import ReferenceLaw, enumerate_laws, joint
+from foretoken.audit.statistics import Floats
+from foretoken.sampling.params import SamplingParams
+
+VOCAB_SIZE = 8
+NUM_SPECULATIVE_TOKENS = 2
+MAX_CELLS = 20_000
+"""Most texts whose joint law is enumerated."""
+
+PROMPT_LENGTH = 12
+MARGIN = 3e-4
+"""Filters decide at least this clearly in a world, where a seed can be found."""
+
+SHAPED = SamplingParams(temperature=0.7, top_k=6, top_p=0.9)
+DISTURBANCE = {"cousin": 0.1, "stranger": 1.0}
+"""Share of noise in a drafter's weights."""
+
+ATTEMPTS = 12
+"""Seeds tried for a world in which the filters decide clearly."""
+
+_FILE = "world.json"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """A target, a drafter, prompts and a claim.
+
+    Attributes:
+        name: what the report calls it.
+        path: a folder with the checkpoints ``target`` and ``drafter``, tokenizer included.
+        params: the claimed sampling parameters.
+        prompts: token ids.
+        depth: tokens whose joint law is tested: one whole round, k drafted tokens and the one after them.
+        num_speculative_tokens: k, what the subject should be set to.
+    """
+
+    name: str
+    path: Path
+    params: SamplingParams
+    prompts: tuple[tuple[int, ...], ...]
+    depth: int
+    num_speculative_tokens: int
+
+    @property
+    def target_path(self) -> str:
+        """Folder of the target."""
+        return str(self.path / "target")
+
+    @property
+    def drafter_path(self) -> str:
+        """Folder of the drafter."""
+        return str(self.path / "drafter")
+
+    @cached_property
+    def target(self) -> Any:
+        """The target as a transformers model, float32."""
+        return _load(self.target_path)
+
+    @cached_property
+    def drafter(self) -> Any:
+        """The drafter as a transformers model, float32."""
+        return _load(self.drafter_path)
+
+    @cached_property
+    def target_law(self) -> ReferenceLaw:
+        """The target in float64."""
+        return ReferenceLaw(self.target, torch.float64)
+
+    @cached_property
+    def drafter_law(self) -> ReferenceLaw:
+        """The drafter in float64."""
+        return ReferenceLaw(self.drafter, torch.float64)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, V."""
+        return self.target_law.vocab_size
+
+    @cached_property
+    def levels(self) -> list[list[Floats]]:
+        """For each prompt, the target's laws after every text shorter than `depth`: ``[V ** d, V]``."""
+        return [enumerate_laws(self.target_law, prompt, self.depth, self.params)[0] for prompt in self.prompts]
+
+    @cached_property
+    def joints(self) -> list[Floats]:
+        """For each prompt, the law of the first `depth` tokens, ``[V ** depth]``."""
+        return [joint(levels) for levels in self.levels]
+
+    @cached_property
+    def drafter_joints(self) -> list[Floats]:
+        """For each prompt, the law of the first `depth` tokens that the drafter alone would write."""
+        laws = [enumerate_laws(self.drafter_law, prompt, self.depth, self.params)[0] for prompt in self.prompts]
+        return [joint(levels) for levels in laws]
+
+
+def make_worlds(
+    directory: str | Path,
+    claims: Sequence[tuple[str, SamplingParams]] | None = None,
+    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+) -> list[World]:
+    """Make small worlds and save their checkpoints.
+
+    Args:
+        directory: a folder for the checkpoints; made if it is not there.
+        claims: pairs of a kind, ``cousin`` or ``stranger``, and sampling parameters; None means a cousin at
+            temperature 1, the same with temperature, top-k and top-p, and a stranger at temperature 1.
+        num_speculative_tokens: k. The joint law of k + 1 tokens is tested, or of as many as can be enumerated.
+        vocab_size: tokens, 4 to 26.
+        seed: of the weights.
+
+    Raises:
+        AuditError: a size out of its range, an unknown kind, or a claim that no world separates from its ties.
+    """
+    if not 4 <= vocab_size <= len(_LETTERS):
+        raise AuditError(f"vocab_size={vocab_size}: a small world has 4 to {len(_LETTERS)} tokens")
+    if num_speculative_tokens < 1:
+        raise AuditError(f"num_speculative_tokens={num_speculative_tokens}: an audit needs at least 1")
+    if claims is None:
+        claims = [("cousin", SamplingParams()), ("cousin", SHAPED), ("stranger", SamplingParams())]
+    depth = num_speculative_tokens + 1
+    while vocab_size**depth > MAX_CELLS:
+        depth -= 1
+    directory = Path(directory)
+    pairs: dict[tuple[str, int], tuple[Any, Any]] = {}
+    worlds = []
+    for kind, params in claims:
+        if kind not in DISTURBANCE:
+            raise AuditError(f"unknown kind of world {kind!r}: choose one of {', '.join(DISTURBANCE)}")
+        best: tuple[float, World] | None = None
+        for attempt in range(seed, seed + ATTEMPTS):
+            if (kind, attempt) not in pairs:
+                pairs[kind, attempt] = _pair(kind, vocab_size, attempt)
+            target, drafter = pairs[kind, attempt]
+            law = ReferenceLaw(target, torch.float64)
+            prompts = _prompts(law, params, attempt)
+            margin = min(enumerate_laws(law, prompt, depth, params)[1] for prompt in prompts)
+            if best is None or margin > best[0]:
+                path = directory / f"{kind}-{attempt}"
+                world = World(f"{kind} · {describe(params)}", path, params, prompts, depth, num_speculative_tokens)
+                world.__dict__.update(target=target, drafter=drafter, target_law=law)
+                best = (margin, world)
+            if margin >= MARGIN:
+                break
+        assert best is not None
+        if best[0] < 1e-6:
+            raise AuditError(
+                f"claim {describe(params)}: its filters part tokens that are equal to 1e-6 in every world tried; "
+                "change top_k, top_p or min_p a little"
+            )
+        _save_pair(best[1])
+        worlds.append(best[1])
+    return worlds
+
+
+def save_world(world: World) -> Path:
+    """Write what is needed to find the world again beside its checkpoints; returns that file."""
+    fields = asdict(world.params)
+    fields["logit_bias"] = [list(item) for item in (world.params.logit_bias or {}).items()]
+    text = json.dumps(
+        {
+            "name": world.name,
+            "params": fields,
+            "prompts": world.prompts,
+            "depth": world.depth,
+            "num_speculative_tokens": world.num_speculative_tokens,
+        },
+        indent=1,
+    )
+    file = world.path / _FILE
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def load_world(path: str | Path) -> World:
+    """The world that `save_world` wrote into that folder.
+
+    Raises:
+        AuditError: there is none.
+    """
+    file = Path(path) / _FILE
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        fields = data["params"]
+        fields["logit_bias"] = dict(map(tuple, fields["logit_bias"])) or None
+        prompts = tuple(tuple(prompt) for prompt in data["prompts"])
+        params = SamplingParams(**fields)
+        return World(data["name"], Path(path), params, prompts, data["depth"], data["num_speculative_tokens"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AuditError(
+            f"{str(path)!r} holds no world ({error}): make one with 'foretoken audit make-world {path}'"
+        ) from error
+
+
+def describe(params: SamplingParams) -> str:
+    """The parameters that shape the law, in a few words."""
+    if params.greedy:
+        return "greedy"
+    default = SamplingParams()
+    names = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+    said = [f"temperature {params.temperature:g}"]
+    for name in names:
+        value = getattr(params, name)
+        if value != getattr(default, name):
+            said.append(f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}")
+    return ", ".join(said)
+
+
+def _prompts(law: ReferenceLaw, params: SamplingParams, seed: int) -> tuple[tuple[int, ...], ...]:
+    """Two prompts with repeated pairs in them, so that n-gram lookup has something to find.
+
+    Of several candidates, those after which the first token is most open.
+    """
+    rng = np.random.default_rng([seed, 1])
+    candidates = []
+    for _ in range(8):
+        piece = rng.permutation(law.vocab_size)[:4].tolist()
+        tail = rng.integers(0, law.vocab_size, PROMPT_LENGTH - 10).tolist()
+        prompt = (*piece, *tail, *piece, *piece[:2])
+        first = law.laws(prompt, [[0]], params)[0][0]
+        candidates.append((-float(np.log(np.where(first > 0, first, 1.0)) @ first), prompt))
+    return tuple(prompt for _, prompt in sorted(candidates, reverse=True)[:2])
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _load(path: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    with _no_progress_bars():
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def _pair(kind: str, vocab_size: int, seed: int) -> tuple[Any, Any]:
+    target = _model(vocab_size, [seed, 2])
+    drafter = _model(vocab_size, [seed, 3])
+    share = DISTURBANCE[kind]
+    with torch.no_grad():
+        for parameter, other in zip(drafter.parameters(), target.parameters(), strict=True):
+            if parameter.dim() > 1:
+                parameter.copy_(other * math.sqrt(1 - share * share) + parameter * share)
+    return target, drafter
+
+
+def _save_pair(world: World) -> None:
+    tokenizer = _tokenizer(world.vocab_size)
+    with _no_progress_bars():
+        for model, folder in ((world.target, world.target_path), (world.drafter, world.drafter_path)):
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+
+
+def _model(vocab_size: int, seed: list[int]) -> Any:
+    """A Llama of two layers whose laws are sharp: about one nat of entropy."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = LlamaForCausalLM(config)
+    rng = np.random.default_rng(seed)
+    output = model.get_output_embeddings().weight
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+                continue
+            noise = torch.from_numpy(rng.standard_normal(parameter.shape)).float()
+            width = parameter.shape[-1]
+            scale = 2.0 if parameter is output else (math.sqrt(width) if parameter.shape[0] == vocab_size else 1.6)
+            parameter.copy_(noise * scale / math.sqrt(width))
+    return model.eval().requires_grad_(False)
+
+
+def _tokenizer(vocab_size: int) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {letter: number for number, letter in enumerate(_LETTERS[:vocab_size])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_LETTERS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
