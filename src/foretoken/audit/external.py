@@ -17,7 +17,7 @@ from typing import Any
 from foretoken.audit.errors import AuditError
 from foretoken.audit.subjects import Request, Sample
 
-START_SECONDS = 300.0
+START_SECONDS = 900.0
 ANSWER_SECONDS = 300.0
 WORKERS = Path(__file__).parent / "workers"
 
@@ -184,3 +184,27 @@ def vllm_subject(
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
     environment = {name: os.environ.get(name, value) for name, value in environment.items()}
     return ExternalSubject([python, str(WORKERS / "vllm_worker.py"), json.dumps(options)], environment)
+
+
+def openvino_subject(
+    python: str,
+    target: str,
+    drafter: str | None = None,
+    mode: str = "draft-model",
+    num_speculative_tokens: int = 2,
+) -> ExternalSubject:
+    """OpenVINO GenAI in the interpreter `python`; checkpoints are converted into a folder of their own beside them.
+
+    Args:
+        python: interpreter of an environment that has openvino-genai and optimum-intel.
+        target: folder.
+        drafter: folder, for ``mode="draft-model"``.
+        mode: ``draft-model``, ``prompt-lookup`` or ``none``.
+        num_speculative_tokens: k.
+    """
+    if mode not in ("draft-model", "prompt-lookup", "none"):
+        raise AuditError(f"unknown mode {mode!r} for OpenVINO: choose one of draft-model, prompt-lookup, none")
+    if mode == "draft-model" and drafter is None:
+        raise AuditError("mode draft-model needs a drafter: name its folder")
+    options = {"target": target, "drafter": drafter, "mode": mode, "k": num_speculative_tokens}
+    return ExternalSubject([python, str(WORKERS / "openvino_worker.py"), json.dumps(options)])

@@ -125,5 +125,6 @@ class Ledger:
         assert len(self.evidence) <= self.planned
 
     def findings(self) -> list[Finding]:
-        """What every piece came to."""
-        return [one.finding(self.threshold, self.plan.power) for one in self.evidence]
+        """What every piece that got data came to."""
+        found = [one.finding(self.threshold, self.plan.power) for one in self.evidence]
+        return [one for one in found if one.samples]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -273,7 +274,7 @@ def detectable_tv(
         The distance, 1.0 if nothing could be found.
     """
     strata = [(probs[probs > 0], total) for probs, total in strata if total > 0]
-    margin = math.sqrt(2) * float(torch.erfinv(torch.tensor(2 * power - 1, dtype=torch.float64)))
+    margin = NormalDist().inv_cdf(power)
 
     def found(distance: float) -> bool:
         rng = np.random.default_rng(seed)

@@ -300,3 +300,34 @@ def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
         if token in ends:
             return tokens[: place + 1]
     return tokens
+
+
+def transformers_subject(
+    module: Any,
+    assistant: Any = None,
+    mode: str = "assistant",
+    num_speculative_tokens: int = 2,
+    options: dict[str, Any] | None = None,
+) -> TransformersSubject:
+    """`generate` in one of its speculative modes.
+
+    Args:
+        module: the target.
+        assistant: the assistant, for ``mode="assistant"``.
+        mode: ``assistant``, ``prompt-lookup``, ``early-exit`` or ``plain``.
+        num_speculative_tokens: tokens of prompt lookup. The other modes draft as many as their own schedule says; pass
+            options to change that.
+        options: further arguments of `generate`.
+    """
+    options = dict(options or {})
+    if mode == "prompt-lookup":
+        options.setdefault("prompt_lookup_num_tokens", num_speculative_tokens)
+    elif mode == "early-exit":
+        options.setdefault("assistant_early_exit", 1)
+    elif mode not in ("assistant", "plain"):
+        raise AuditError(f"unknown mode {mode!r}: choose one of assistant, prompt-lookup, early-exit, plain")
+    if mode == "assistant" and assistant is None:
+        raise AuditError("mode assistant needs an assistant model: name its folder with --drafter")
+    return TransformersSubject(
+        module, assistant if mode == "assistant" else None, options, f"transformers generate ({mode})"
+    )

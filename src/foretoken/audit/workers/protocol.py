@@ -5,7 +5,7 @@ line::
 
     {"prompt": [...], "count": n, "num_tokens": T, "seed": s, "seeds": [...], "params": {...}, "logprobs": null}
 
-("seeds" holds one for each text) and answers each with ``{"samples": [...]}`` or ``{"error": "..."}``, a sample being ::
+("seeds" has one for each text) and answers each with ``{"samples": [...]}`` or ``{"error": "..."}``, a sample being::
 
     {"tokens": [...], "rounds": [...] or null, "top_logprobs": [{"id": logprob}, ...] or null}
 

@@ -1,0 +1,255 @@
+"""OpenAI-compatible completion servers as subjects, over the standard library's HTTP."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from foretoken.audit.errors import AuditError
+from foretoken.audit.statistics import Floats, Ints
+from foretoken.audit.subjects import Request, Sample
+from foretoken.sampling.params import SamplingParams
+
+_EXTRAS = ("top_k", "min_p", "repetition_penalty")
+
+
+class EndpointSubject:
+    """A server that speaks ``POST /v1/completions``.
+
+    Prompts are sent as token ids. Tokens come back as ids (``token_ids``, vLLM's ``return_token_ids``), or as the
+    strings of ``logprobs.tokens``, which `tokenizer` turns into ids.
+
+    Args:
+        url: base address, with or without ``/v1``.
+        model: name of the model there; None asks the server for its first one.
+        tokenizer: a transformers tokenizer; needed where the server tells no ids.
+        api_key: sent as a bearer token.
+        timeout_seconds: for each request.
+        concurrency: requests under way at once.
+        texts_per_request: the ``n`` of a request.
+        extra: further fields of every request, such as ``{"ignore_eos": true}``.
+
+    Raises:
+        AuditError: the server can't be reached, or names no model.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        tokenizer: Any = None,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 60.0,
+        concurrency: int = 4,
+        texts_per_request: int = 1,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise AuditError(f"{url!r} is no web address: it starts with http:// or https://")
+        self.url = url.rstrip("/")
+        if not self.url.endswith("/v1"):
+            self.url += "/v1"
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._seconds = timeout_seconds
+        self._per_request = max(1, texts_per_request)
+        self._extra = dict(extra or {})
+        self._tokenizer = tokenizer
+        self._ids: dict[str, list[int]] | None = None
+        self.model = model or self._first_model()
+        self.name = f"{self.model} at {self.url}"
+        self.details = {"endpoint": self.url, "model": self.model}
+        self._pool = ThreadPoolExecutor(max(1, concurrency))
+
+    def _first_model(self) -> str:
+        try:
+            return str(self._call("/models", None)["data"][0]["id"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise AuditError(f"{self.url}/models names no model: say which with --model") from error
+
+    def sample(self, request: Request) -> list[Sample]:
+        """One HTTP request for each text, or for `texts_per_request` of them."""
+        return [self._sample(choice, request) for choice in self.choices(request)]
+
+    def choices(self, request: Request) -> list[dict[str, Any]]:
+        """The server's own answers, one a text."""
+        seeds = request.seeds()[:: self._per_request]
+        counts = [min(self._per_request, request.count - i * self._per_request) for i in range(len(seeds))]
+        bodies = [self._body(request, seed, count) for seed, count in zip(seeds, counts, strict=True)]
+        result: list[dict[str, Any]] = []
+        for answer, count in zip(
+            self._pool.map(lambda body: self._call("/completions", body), bodies), counts, strict=True
+        ):
+            choices = answer.get("choices")
+            if not isinstance(choices, list) or len(choices) != count:
+                raise AuditError(f"{self.url} answered without {count} choices: {json.dumps(answer)[:200]}")
+            result.extend(choices)
+        return result
+
+    def _body(self, request: Request, seed: int, count: int) -> dict[str, Any]:
+        params = request.params
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": list(request.prompt),
+            "max_tokens": request.num_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "seed": seed,
+            "n": count,
+            "logprobs": request.logprobs if request.logprobs is not None else 0,
+            "return_token_ids": True,
+        }
+        default = SamplingParams()
+        for name in _EXTRAS:
+            if getattr(params, name) != getattr(default, name):
+                body[name] = getattr(params, name)
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(params, name):
+                body[name] = getattr(params, name)
+        if params.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+        return {**body, **self._extra}
+
+    def _call(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=self._seconds) as response:
+                answer = json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            said = error.read().decode("utf-8", "replace").strip()[:300]
+            raise AuditError(f"{self.url}{path} answered with status {error.code}: {said or error.reason}") from error
+        except TimeoutError as error:
+            raise self._slow() from error
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, TimeoutError):
+                raise self._slow() from error
+            raise AuditError(
+                f"{self.url} can't be reached ({error.reason}): start the server, or check the address"
+            ) from error
+        except (ValueError, OSError) as error:
+            raise AuditError(f"{self.url}{path} gave no proper answer: {error}") from error
+        if not isinstance(answer, dict):
+            raise AuditError(f"{self.url}{path} answered with JSON that is no object: {str(answer)[:100]}")
+        return answer
+
+    def _slow(self) -> AuditError:
+        return AuditError(
+            f"{self.url} did not answer within {self._seconds:g} seconds: allow more with --timeout, or lower "
+            "--concurrency"
+        )
+
+    def _sample(self, choice: dict[str, Any], request: Request) -> Sample:
+        told = choice.get("logprobs") or {}
+        ids = choice.get("token_ids") or told.get("token_ids")
+        if ids is None:
+            strings = told.get("tokens")
+            if not strings:
+                raise AuditError(
+                    f"{self.url} returns neither token ids nor logprobs with their tokens: tokens can't be told from a "
+                    "text without guessing; switch one of them on in the server"
+                )
+            ids = [self._id(str(text)) for text in strings]
+        tokens = [int(token) for token in ids]
+        logprobs = None
+        values = told.get("token_logprobs")
+        if request.logprobs is not None and values is not None and len(values) == len(tokens):
+            logprobs = [{t: float(v)} if v is not None else {} for t, v in zip(tokens, values, strict=True)]
+        return Sample(tokens, None, logprobs)
+
+    def _id(self, text: str) -> int:
+        """The token that a server's string stands for."""
+        if text.startswith("token_id:"):
+            return int(text.removeprefix("token_id:"))
+        if self._tokenizer is None:
+            raise AuditError(
+                f"{self.url} names tokens by their text ({text!r}) and not by id: give a tokenizer with --target or "
+                "--world, or ask the server for ids"
+            )
+        if self._ids is None:
+            self._ids = {}
+            for token in range(len(self._tokenizer)):
+                names = {self._tokenizer.decode([token]), self._tokenizer.convert_ids_to_tokens(token)}
+                for name in names:
+                    self._ids.setdefault(str(name), []).append(token)
+        found = self._ids.get(text, [])
+        if len(found) != 1:
+            raise AuditError(
+                f"the tokenizer does not round-trip: {self.url} sampled a token with the text {text!r}, which "
+                + (f"{len(found)} tokens have" if found else "no token has")
+                + "; ask the server for token ids"
+            )
+        return found[0]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def coarse_laws(choice: Mapping[str, Any], top: int, url: str) -> tuple[Floats, Ints]:
+    """A server's own law of each token of one choice, as far as it tells.
+
+    Cells 0 … top - 1 are the likeliest tokens, likeliest first; the last one is all others together.
+
+    Returns:
+        laws ``[T, top + 1]``, and the cell ``[T]`` of each token.
+
+    Raises:
+        AuditError: there are no logprobs, or they are not those of a law.
+    """
+    told = choice.get("logprobs") or {}
+    tables, tokens, values = told.get("top_logprobs"), told.get("tokens"), told.get("token_logprobs")
+    if not tables or not tokens or values is None or not len(tables) == len(tokens) == len(values):
+        raise AuditError(
+            f"{url} returns no logprobs: they are needed for its own law; switch them on in the server, or give "
+            "--target or --reference"
+        )
+    laws, cells = np.zeros((len(tokens), top + 1)), np.zeros(len(tokens), dtype=np.int64)
+    for place, (table, token) in enumerate(zip(tables, tokens, strict=True)):
+        best = sorted(table.items(), key=lambda item: -item[1])[:top]
+        mass = [math.exp(value) for _, value in best]
+        if sum(mass) > 1.001:
+            raise AuditError(
+                f"{url} returns logprobs of total probability {sum(mass):.3f}: they are not those of a law"
+            )
+        laws[place, : len(mass)] = mass
+        laws[place, top] = max(0.0, 1.0 - sum(mass))
+        names = [name for name, _ in best]
+        cells[place] = names.index(token) if token in names else top
+    return laws / laws.sum(axis=1, keepdims=True), cells
+
+
+def plain(params: SamplingParams) -> bool:
+    """Whether the sampled law is the model's own, unshaped."""
+    return replace(params, seed=None, max_new_tokens=1, min_new_tokens=0, logprobs=None) == SamplingParams(
+        max_new_tokens=1, stop=params.stop, stop_token_ids=params.stop_token_ids, ignore_eos=params.ignore_eos
+    )
+
+
+def prompts_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts.
+
+    Raises:
+        AuditError: the tokenizer does not give a text back.
+    """
+    result = []
+    for text in texts:
+        ids = list(tokenizer(text).input_ids)
+        back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if back.strip() != text.strip():
+            raise AuditError(
+                f"the tokenizer does not round-trip: {text[:40]!r} comes back as {back[:40]!r}; use other prompts, or "
+                "another tokenizer"
+            )
+        result.append(ids)
+    return result
