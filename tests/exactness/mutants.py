@@ -43,7 +43,8 @@ class ResidualOfWrongPosition(TokenVerifier):
     """q is taken from the position before the rejected one."""
 
     def _replacement(self, draft: Draft, p: Tensor, node: Tensor) -> Tensor:
-        return replacement_law(draft, p, p, (node - 1).clamp(min=0))
+        law = replacement_law(draft, p, (node - 1).clamp(min=0))
+        return torch.where((node < draft.counts)[:, None], law, p)
 
 
 class ResidualSwapped(TokenVerifier):
@@ -51,7 +52,8 @@ class ResidualSwapped(TokenVerifier):
 
     def _replacement(self, draft: Draft, p: Tensor, node: Tensor) -> Tensor:
         rows = torch.arange(len(node))
-        return adjusted_distribution(draft.probs[rows, node.clamp(max=draft.width - 1)].to(p.dtype), p)
+        law = adjusted_distribution(draft.probs[rows, node.clamp(max=draft.width - 1)].to(p.dtype), p)
+        return torch.where((node < draft.counts)[:, None], law, p)
 
 
 class ResidualUnnormalised(TokenVerifier):
@@ -61,7 +63,7 @@ class ResidualUnnormalised(TokenVerifier):
         rows = torch.arange(len(node))
         mass = (p - draft.probs[rows, node.clamp(max=draft.width - 1)].to(p.dtype)).clamp(min=0)
         mass[:, 0] += 1 - mass.sum(1)
-        return mass
+        return torch.where((node < draft.counts)[:, None], mass, p)
 
 
 class RatioOfLogits(TokenVerifier):

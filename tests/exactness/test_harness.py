@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from exactness.mutants import MUTANTS
 from exactness.tables import BINARY_2, KINDS, RAGGED, THREE, pair
 from foretoken.errors import ParameterError
 from foretoken.verify import Verdict, coupled, exact, get
@@ -142,3 +145,16 @@ def test_bad_questions_are_named():
         check(get("token"), [0], tables.target[:1], tables.drafter)
     with pytest.raises(ParameterError, match="has shape"):
         check(get("token"), [0, 1], tables.target, [tables.drafter[0]] * 2)
+
+
+def test_the_example_in_the_docs_runs():
+    page = (Path(__file__).parents[2] / "docs" / "lossless.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    names: dict = {}
+    exec(code, names)
+    assert names["report"].error < 1e-12
+
+
+def test_the_docs_count_the_mutants():
+    page = (Path(__file__).parents[2] / "docs" / "lossless.md").read_text(encoding="utf-8")
+    assert f"all {len(MUTANTS)} mutants" in page

@@ -68,8 +68,8 @@ def test_batched_equals_plain(name, mode, branching):
         verifier = get(name)
         stop = verifier.stop_probs(draft, p)
         laws = [verifier.next_probs(draft, p, torch.full_like(draft.counts, node)) for node in range(draft.width + 1)]
-        # A rule's rho is searched to 2^-24, no further.
-        tolerance = 1e-6 if name == "kseq" else 1e-10
+        # The search for rho stops early: that costs acceptance, a little, and exactness nothing.
+        tolerance = 1e-4 if name == "kseq" else 1e-10
         for b, n in enumerate(draft.counts.tolist()):
             q = None if draft.probs is None else draft.probs[b].tolist()
             want_stop, want_laws = RULES[name](
@@ -277,3 +277,19 @@ def test_kseq_accepts_nearly_everything_where_laws_agree(dtype):
     draft = Draft(tokens, torch.zeros_like(tokens), torch.full((3,), 8), p[:, None].clone())
     stop = get("kseq").stop_probs(draft, p[:, None].expand(3, 9, 1000))
     assert (stop[:, 1] > 0.999).all()  # the first child is taken
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(("name", "mode", "branching"), cases())
+def test_a_gpu_says_the_same(name, mode, branching):
+    draft, p = random_batch(mode, branching=branching, seed=8)
+    probs = None if draft.probs is None else draft.probs.cuda()
+    there = replace(
+        draft, tokens=draft.tokens.cuda(), parents=draft.parents.cuda(), counts=draft.counts.cuda(), probs=probs
+    )
+    verifier = get(name)
+    stop = verifier.stop_probs(draft, p)
+    assert torch.allclose(verifier.stop_probs(there, p.cuda()).cpu(), stop, atol=1e-9)
+    node = stop.argmax(1)
+    law = verifier.next_probs(there, p.cuda(), node.cuda()).cpu()
+    assert torch.allclose(law, verifier.next_probs(draft, p, node), atol=1e-9)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.verify.base import acceptance_ratios, require_chain
-from foretoken.verify.residual import match_vocabulary
+from foretoken.verify.residual import match_vocabulary, rows_at
 from foretoken.verify.token import replacement_law
 
 
@@ -34,25 +34,22 @@ class BlockVerifier:
         ratios = acceptance_ratios(draft, target_probs)
         weights = _weights(ratios)
         left = self._left(draft, target_probs, ratios, weights[:, 1:-1])
-        room = left + (1 - weights[:, 1:-1])  # in this order: never below S, though 1 - w be tiny
-        inner = torch.where(room > 0, left / torch.where(room > 0, room, 1), 1)
-        node = torch.arange(draft.width + 1, device=weights.device)
-        coins = torch.cat([weights[:, :1], inner, weights[:, 1:][:, -1:]], dim=1)
-        coins = torch.where(node == draft.counts[:, None], weights, coins)
-        coins = torch.where(node > draft.counts[:, None], 0, coins)
+        # In this order the sum is never below S, though 1 - w be tiny; 0/0 counts as 1.
+        inner = (left / (left + (1 - weights[:, 1:-1]))).nan_to_num_(nan=1.0)
+        coins = weights.clone()
+        coins[:, 1:-1] = torch.where(draft.used()[:, 1:], inner, weights[:, 1:-1])
+        # Padding has ratio 0, so that its weight, and its coin, is 0.
         later = (1 - coins).flip(1).cumprod(dim=1).flip(1)[:, 1:]
         return coins * torch.nn.functional.pad(later, (0, 1), value=1.0)
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
         """``norm((w_n p - q)+)`` inside the chain, p at its end; ``[B, V]``."""
         require_chain(self.name, draft)
-        rows = torch.arange(draft.batch_size, device=node.device)
-        p = target_probs[rows, node]
+        p = rows_at(target_probs, node)
         if draft.width == 0:
             return p
-        weights = _weights(acceptance_ratios(draft, target_probs))[rows, node]
-        replacement = replacement_law(draft, p * weights[:, None], p, node)
-        return torch.where((node < draft.counts)[:, None], replacement, p)
+        weights = _weights(acceptance_ratios(draft, target_probs))
+        return replacement_law(draft, p, node, weights.gather(1, node[:, None])[:, 0])
 
     def _left(self, draft: Draft, target_probs: Tensor, ratios: Tensor, weights: Tensor) -> Tensor:
         """``S_i`` of the nodes inside the chain, ``[B, N-1]``."""
@@ -67,8 +64,11 @@ class BlockVerifier:
 
 
 def _weights(ratios: Tensor) -> Tensor:
-    """``w_0 … w_N``, ``[B, N+1]``, from ``p/q`` of each token, ``[B, N]``."""
-    weights = [ratios.new_ones(len(ratios))]
-    for ratio in ratios.unbind(1):
-        weights.append((weights[-1] * ratio).nan_to_num_(nan=0.0).clamp_(max=1))
-    return torch.stack(weights, dim=1)
+    """``w_0 … w_N``, ``[B, N+1]``, from ``p/q`` of each token, ``[B, N]``.
+
+    Unrolled, ``w_i`` is the least product of ratios ``r_{j+1} ⋯ r_i`` over all j up to i.
+    """
+    starts = torch.ones(ratios.shape[1:] * 2, dtype=torch.bool, device=ratios.device).triu()
+    products = torch.where(starts, ratios[:, None], 1).cumprod(-1).nan_to_num_(nan=0.0)  # 0 times infinity
+    weights = products.amin(1) if ratios.shape[1] else ratios
+    return torch.nn.functional.pad(weights.clamp(max=1), (1, 0), value=1.0)

@@ -9,9 +9,9 @@ from foretoken.errors import ParameterError
 from foretoken.verify.residual import match_vocabulary, normalise_or, safe_ratio, value_at
 from foretoken.verify.tree import TopDownVerifier
 
-# Halvings of [1, k] in the search for rho. Any rho on the safe side of the smallest is lossless, so that more of them
-# buy acceptance alone: 2^-24 of it.
-_HALVINGS = 24
+# Steps of the search for rho, each halving the bracket at least. Any rho above the smallest is as lossless: more steps
+# buy acceptance alone, and the last of these next to none.
+_STEPS = 16
 
 
 class KSeqVerifier(TopDownVerifier):
@@ -74,9 +74,12 @@ def _solve(p: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     grant = 1 + 8 * torch.finfo(p.dtype).eps
     low = torch.ones_like(p[..., :1])
     high = torch.where(tries(low) <= grant, low, k.clamp(min=1).to(p.dtype))
-    for _ in range(_HALVINGS):
-        # ρβ rises and 1 - (1 - β)^k falls with rho: the safe side is above a single crossing.
+    for _ in range(_STEPS):
+        # ρβ rises and 1 - (1 - β)^k falls with rho: the safe side is above a single crossing. The quotient rises, too,
+        # so that its value at any rho lies between that rho and the crossing.
         middle = (low + high) / 2
-        safe = tries(middle) <= middle * grant
-        low, high = torch.where(safe, low, middle), torch.where(safe, middle, high)
+        quotient = tries(middle)
+        safe = quotient <= middle * grant
+        low = torch.where(safe, low, quotient)
+        high = torch.where(safe, torch.minimum(middle, quotient.clamp(min=1)), high)
     return high, tries(high)

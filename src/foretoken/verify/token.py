@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.verify.base import acceptance_ratios, require_chain
-from foretoken.verify.residual import adjusted_without, match_vocabulary, normalise_or
+from foretoken.verify.residual import adjusted_without, normalise_or, rows_at, spare_mass
 
 
 class TokenVerifier:
@@ -30,18 +30,15 @@ class TokenVerifier:
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
         """The residual after a rejection, the target's own law after the whole chain; ``[B, V]``."""
         require_chain(self.name, draft)
-        rows = torch.arange(draft.batch_size, device=node.device)
-        p = target_probs[rows, node]
-        if draft.width == 0:
-            return p
-        return torch.where((node < draft.counts)[:, None], self._replacement(draft, p, node), p)
+        p = rows_at(target_probs, node)
+        return p if draft.width == 0 else self._replacement(draft, p, node)
 
     def _accept(self, draft: Draft, target_probs: Tensor) -> Tensor:
         """The probability of accepting each token once those before it are, ``[B, N]``; 0 on padding."""
         return acceptance_ratios(draft, target_probs).clamp(max=1)
 
     def _replacement(self, draft: Draft, p: Tensor, node: Tensor) -> Tensor:
-        return replacement_law(draft, p, p, node)
+        return replacement_law(draft, p, node)
 
 
 class UnadjustedTokenVerifier(TokenVerifier):
@@ -59,18 +56,19 @@ class UnadjustedTokenVerifier(TokenVerifier):
         return p
 
 
-def replacement_law(draft: Draft, mass: Tensor, p: Tensor, node: Tensor) -> Tensor:
-    """What follows when the token after `node` of a chain is rejected: ``norm((mass - q)+)``.
+def replacement_law(draft: Draft, p: Tensor, node: Tensor, weight: Tensor | None = None) -> Tensor:
+    """What follows when a chain is kept up to `node`: ``norm((w p - q)+)``, or p at its end.
 
     Args:
         draft: chains, N > 0.
-        mass: ``[B, V]``, the target's law at `node`, or the share of it that is still to be spent.
-        p: ``[B, V]``, the law to return where nothing is left of that.
-        node: ``[B]`` int64; a row's last node gets a law without meaning.
+        p: ``[B, V]``, the target's law at `node`.
+        node: ``[B]`` int64.
+        weight: ``[B]``, w; None for 1.
     """
-    rows = torch.arange(draft.batch_size, device=node.device)
-    following = node.clamp(max=draft.width - 1)  # column of the token that was tried and rejected
+    tried = node < draft.counts
+    following = node.clamp(max=draft.width - 1)[:, None]  # column of the token that was tried and rejected
     if draft.probs is None:
-        return adjusted_without(p, draft.tokens[rows, following])
-    q = match_vocabulary(draft.probs[rows, following], p.shape[-1]).to(p.dtype)
-    return normalise_or((mass - q).clamp_(min=0), p)
+        token = draft.tokens.gather(1, following)[:, 0]
+        return adjusted_without(p, torch.where(tried, token, p.shape[-1]))
+    q = rows_at(draft.probs, following)[:, 0]
+    return normalise_or(spare_mass(p, q, tried, weight), p)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.verify.block import BlockVerifier
-from foretoken.verify.residual import match_vocabulary, normalise_or, safe_ratio, value_at, without
+from foretoken.verify.residual import normalise_or, rows_at, safe_ratio, spare_mass, value_at, without
 from foretoken.verify.tree import laws_at
 from foretoken.verify.trees import child_table, child_tokens, post_order, select_nodes
 
@@ -46,24 +46,23 @@ class TraversalVerifier:
         """The node's working p after all its children are gone, ``[B, V]``; only the path to it is walked."""
         if draft.is_chain:
             return _block.next_probs(draft, target_probs, node)
-        rows = torch.arange(draft.batch_size, device=node.device)
         children = child_table(draft)
         path, counts = draft.path(node)
         weight = target_probs.new_ones(draft.batch_size)
         here = torch.zeros_like(node)
         for step in range(path.shape[1]):
             onward = path[:, step]
-            tried = children[rows, here]
+            tried = rows_at(children, here)
             rank = (tried == onward[:, None]).to(torch.int8).argmax(1)
             tried = tried[:, : int(rank.max()) + 1]
-            p, q = target_probs[rows, here], laws_at(draft, rows, here)
+            p, q = rows_at(target_probs, here), laws_at(draft, here)
             tokens = child_tokens(draft, tried)
             below, _, _ = _sift(weight, p, q, tokens, tried > 0, draft.replacement, last=False)
             inside = step < counts
             weight = torch.where(inside, below.gather(1, rank[:, None])[:, 0], weight)
             here = torch.where(inside, onward, here)
-        tried = children[rows, here]
-        p, q = target_probs[rows, here], laws_at(draft, rows, here)
+        tried = rows_at(children, here)
+        p, q = rows_at(target_probs, here), laws_at(draft, here)
         return _sift(weight, p, q, child_tokens(draft, tried), tried > 0, draft.replacement, last=True)[2]
 
     def _coins(self, draft: Draft, target_probs: Tensor) -> Tensor:
@@ -71,7 +70,6 @@ class TraversalVerifier:
         children = child_table(draft)
         depths = draft.depths()
         size, nodes_in_all = depths.shape
-        rows = torch.arange(size, device=depths.device)[:, None]
         # One column more, for what is not there.
         weights = target_probs.new_zeros((size, nodes_in_all + 1))
         weights[:, 0] = 1
@@ -84,10 +82,10 @@ class TraversalVerifier:
             nodes, valid = select_nodes(on_level & (children[..., 0] > 0))
             if nodes.shape[1] == 0:
                 continue
-            tried = torch.where(valid[..., None], children[rows, nodes], 0)
-            p, q = target_probs[rows, nodes], laws_at(draft, rows, nodes)
+            tried = torch.where(valid[..., None], rows_at(children, nodes), 0)
+            p, q = rows_at(target_probs, nodes), laws_at(draft, nodes)
             tokens = child_tokens(draft, tried)
-            below, left, _ = _sift(weights[rows, nodes], p, q, tokens, tried > 0, draft.replacement, last=True)
+            below, left, _ = _sift(weights.gather(1, nodes), p, q, tokens, tried > 0, draft.replacement, last=True)
             weights.scatter_(1, torch.where(tried > 0, tried, nodes_in_all).flatten(1), below.flatten(1))
             coins.scatter_(1, torch.where(valid, nodes, nodes_in_all), left)
         coins[:, 0] = 1  # the root is accepted always
@@ -124,15 +122,14 @@ def _sift(
             break
         if q is None:
             # q is one-hot at the token, and a p - 1 is never positive there: the rest of p stays as it is.
-            mass = without(p, token)
+            mass = without(p, torch.where(here, token, p.shape[-1]))
             left = weight * mass.sum(-1)
         else:
-            mass = match_vocabulary(q, p.shape[-1]).to(p.dtype)
-            mass = -torch.addcmul(mass, weight[..., None], p, value=-1).clamp_(max=0)
+            mass = spare_mass(p, q, here, weight)
             left = mass.sum(-1)
-        room = left + (1 - weight)  # in this order: never below S, though 1 - a be tiny
-        p = torch.where(here[..., None], normalise_or(mass, p), p)
-        weight = torch.where(here, torch.where(room > 0, left / torch.where(room > 0, room, 1), 1), weight)
+        p = normalise_or(mass, p)
+        # In this order the sum is never below S, though 1 - a be tiny; 0/0 counts as 1.
+        weight = torch.where(here, (left / (left + (1 - weight))).nan_to_num(nan=1.0), weight)
         if q is not None and not replacement and r + 1 < ranks:
             q = normalise_or(without(q, token), q)
     return torch.stack(below, dim=-1), weight, p

@@ -10,10 +10,11 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.verify.base import acceptance_ratios
 from foretoken.verify.residual import (
-    adjusted_distribution,
     adjusted_without,
     normalise_or,
+    rows_at,
     safe_ratio,
+    spare_mass,
     value_at,
     without,
 )
@@ -44,9 +45,8 @@ class TopDownVerifier(ABC):
         accept = torch.nn.functional.pad(acceptance_ratios(draft, target_probs).clamp(max=1), (1, 0))
         if children.shape[-1] > 1:
             nodes, _ = select_nodes(children[..., 1] > 0)
-            rows = torch.arange(len(nodes), device=nodes.device)[:, None]
-            tried = children[rows, nodes]  # [B, U, R]
-            p, q = target_probs[rows, nodes], laws_at(draft, rows, nodes)
+            tried = rows_at(children, nodes)  # [B, U, R]
+            p, q = rows_at(target_probs, nodes), laws_at(draft, nodes)
             tokens = child_tokens(draft, tried)
             tries = self._accept(p, q, tokens, tried > 0, draft.replacement)
             accept.scatter_(1, tried.flatten(1), tries.flatten(1))
@@ -55,23 +55,20 @@ class TopDownVerifier(ABC):
         missed = failed.cumprod(-1)
         before = torch.nn.functional.pad(missed[..., :-1], (1, 0), value=1.0)
         step = torch.zeros_like(accept).scatter_(1, children.flatten(1), ((1 - failed) * before).flatten(1))
-        reach = [torch.ones_like(step[:, 0])]
+        reach = step.clone()
+        reach[:, 0] = 1
         for i in range(draft.width):
-            parent = draft.parents[:, i : i + 1]
-            reach.append(torch.stack(reach, dim=1).gather(1, parent)[:, 0] * step[:, i + 1])
-        return torch.stack(reach, dim=1) * missed[..., -1]
+            reach[:, i + 1] *= reach.gather(1, draft.parents[:, i : i + 1])[:, 0]
+        return reach * missed[..., -1]
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
         """The law that the node's children, all rejected, left over; p where it has none; ``[B, V]``."""
         if draft.is_chain:
             return _token_level.next_probs(draft, target_probs, node)
-        rows = torch.arange(draft.batch_size, device=node.device)
-        tried = child_table(draft)[rows, node]  # [B, R]
-        p, q = target_probs[rows, node], laws_at(draft, rows, node)
-        tokens = child_tokens(draft, tried)
+        tried = rows_at(child_table(draft), node)  # [B, R]
+        p, q, tokens = rows_at(target_probs, node), laws_at(draft, node), child_tokens(draft, tried)
         if tried.shape[-1] == 1:
-            left = adjusted_without(p, tokens[:, 0]) if q is None else adjusted_distribution(p, q)
-            return torch.where(tried > 0, left, p)
+            return _reject(p, q, tokens[:, 0], tried[:, 0] > 0)
         return self._left(p, q, tokens, tried > 0, draft.replacement)
 
     @abstractmethod
@@ -124,17 +121,26 @@ class TreeVerifier(TopDownVerifier):
             accept.append(torch.where(here, ratio.clamp(max=1), 0))
             if r + 1 == ranks and not last:
                 break
-            left = adjusted_without(p, token) if q is None else adjusted_distribution(p, q)
-            p = torch.where(here[..., None], left, p)
+            p = _reject(p, q, token, here)
             if q is not None and not replacement and r + 1 < ranks:
                 q = normalise_or(without(q, token), q)
         return torch.stack(accept, dim=-1), p
 
 
-def laws_at(draft: Draft, rows: Tensor, nodes: Tensor) -> Tensor | None:
-    """``draft.probs[rows, nodes]``; None for chosen tokens. Nodes beyond those with a law get any."""
+def laws_at(draft: Draft, nodes: Tensor) -> Tensor | None:
+    """The law that the children of each node were drawn from, ``[B, …, W]``; None for chosen tokens.
+
+    Nodes beyond those with a law get any.
+    """
     if draft.probs is None:
         return None
     if draft.probs.shape[1] == 0:
         return draft.probs.new_zeros((*nodes.shape, draft.probs.shape[-1]))
-    return draft.probs[rows, nodes.clamp(max=draft.probs.shape[1] - 1)]
+    return rows_at(draft.probs, nodes.clamp(max=draft.probs.shape[1] - 1))
+
+
+def _reject(p: Tensor, q: Tensor | None, token: Tensor, tried: Tensor) -> Tensor:
+    """What a rejected token, drawn from q or chosen, leaves of p, ``[..., V]``; p where none was tried."""
+    if q is None:
+        return adjusted_without(p, torch.where(tried, token, p.shape[-1]))
+    return normalise_or(spare_mass(p, q, tried), p)
