@@ -43,8 +43,9 @@ def pairwise(grid: list[tuple]) -> list[tuple]:
     missing = set().union(*map(pairs, grid))
     chosen = []
     while missing:
-        # Single rows are slow to sample, so that batches go first.
-        best = max(grid, key=lambda row: len(pairs(row) & missing) - 2 * (row[-1] == 1))
+        # Single rows are slow to sample: they are taken for what they cover with two pairs to spare, or in the end.
+        covers = {row: len(pairs(row) & missing) for row in grid}
+        best = max((row for row in grid if covers[row]), key=lambda row: covers[row] - 2 * (row[-1] == 1))
         chosen.append(best)
         missing -= pairs(best)
     return chosen
@@ -55,7 +56,8 @@ QUICK = pairwise(GRID)
 
 @cache
 def model(kind: str, seed: int):
-    return MODELS[kind](vocab_size=VOCAB_SIZE, seed=seed, **({"num_layers": 1} if kind == "t5" else {}))
+    layers = {"llama": "num_hidden_layers", "gpt2": "n_layer", "t5": "num_layers"}[kind]
+    return MODELS[kind](vocab_size=VOCAB_SIZE, seed=seed, **{layers: 1})
 
 
 @cache

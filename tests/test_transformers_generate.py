@@ -75,7 +75,7 @@ def test_custom_stopping_criteria_see_every_token():
 def test_samples_have_the_law_that_generate_was_asked_for(verifier):
     model, small = tiny_llama(vocab_size=8, seed=1), tiny_llama(vocab_size=8, seed=2)
     options = {"temperature": 0.8, "top_k": 4, "repetition_penalty": 1.2}
-    speculate = foretoken.custom_generate(small, verifier, 2, seed=11, max_batch_size=1)
+    speculate = foretoken.custom_generate(small, verifier, 2, seed=11)
     rows = PROMPT.expand(2_000, -1)
     samples = model.generate(rows, do_sample=True, max_new_tokens=2, **options, custom_generate=speculate)
     law = joint_law(model, PROMPT[0].tolist(), SamplingParams(**options), 2)

@@ -50,6 +50,9 @@ class DraftModel:
         ones = torch.ones(size, dtype=torch.int64)
         tokens = torch.zeros((size, 0), dtype=torch.int64, device=device)
         laws: list[Tensor] = []
+        # Keyed by the root's position and the step, so that no two rounds share a draw.
+        streams = Stream.DRAFT + torch.arange(width, device=device)
+        coins = uniforms(batch.seeds, batch.positions[:, None].expand(-1, width), streams)  # [B, width]
         for step in range(width):
             scores = logits[:, None, :vocab_size].to(device)
             so_far, node = Draft.chain(tokens), torch.full((size, 1), step, device=device)
@@ -58,7 +61,7 @@ class DraftModel:
             else:
                 q = batch.sampler.probabilities(scores, batch.sequences, so_far, node)
                 laws.append(q)
-                token = draw(q, self._uniforms(batch, step))
+                token = draw(q, coins[:, step : step + 1])
             tokens = torch.cat([tokens, token], dim=1)
             if step + 1 < width:
                 logits = self._step(token, step, ones)
@@ -67,10 +70,6 @@ class DraftModel:
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Commit the accepted tokens that the cache holds; forget the others."""
         self._forget(verdict.counts.cpu())
-
-    def _uniforms(self, batch: Batch, step: int) -> Tensor:
-        """``[B, 1]``, keyed by the root's position and the step, so that no two rounds share a draw."""
-        return uniforms(batch.seeds, batch.positions[:, None], Stream.DRAFT + step)
 
     def _known(self, tokens: list[int]) -> list[int]:
         """The tokens, those that only the target's (more widely padded) vocabulary has replaced by another."""
