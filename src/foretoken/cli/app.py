@@ -12,8 +12,9 @@ import typer
 
 import foretoken
 from foretoken.cli import tables
+from foretoken.cli.audit import audit_app
 from foretoken.cli.options import ListOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
-from foretoken.cli.prompt import read_lines, read_prompt
+from foretoken.cli.prompt import as_message, read_lines, read_prompt
 from foretoken.cli.screen import Screen, make_console
 from foretoken.errors import ForetokenError
 
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(audit_app)
 
 
 def main() -> None:
@@ -106,8 +108,10 @@ def generate(
     engine = load_engine(models, screen)
     if chat is None:
         chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
-    messages = [{"role": "user", "content": text}]
-    answer = respond(engine, messages if chat else text, params, output, screen, echo="" if chat else text)
+    if chat:
+        answer = respond(engine, as_message(text), params, output, screen)
+    else:
+        answer = respond(engine, text, params, output, screen, echo=text)
     if answer.interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -136,7 +136,7 @@ def _trace(answer: Answer, engine: Engine, console: Console) -> None:
     tokenizer = engine.target.tokenizer
     assert tokenizer is not None
     rounds = answer.rounds[:TRACED_ROUNDS]
-    console.print(f"Its first {len(rounds)} rounds: {render.trace_header(False, coloured)}", style="dim")
+    console.print(f"The first {len(rounds)} rounds:  {render.trace_header(False, coloured)}", style="dim")
     for number, event in enumerate(rounds, start=1):
         line = render.trace_line(number, event, lambda token: str(tokenizer.decode([token])), False, coloured)
         console.print(line)

@@ -38,6 +38,17 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     return text
 
 
+def as_message(text: str) -> list[dict[str, str]]:
+    """A prompt as a chat message, without the space around it: files end in a line break that nobody means.
+
+    Raises:
+        PromptError: nothing is left.
+    """
+    if not text.strip():
+        raise PromptError("prompt is empty but for white space: give at least one character")
+    return [{"role": "user", "content": text.strip()}]
+
+
 def decode_text(data: bytes, name: str) -> str:
     """Bytes as text, with the place of the first one that is none."""
     try:

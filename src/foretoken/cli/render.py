@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len
@@ -13,10 +14,10 @@ from foretoken.completion import DecodeStats, DraftedToken, Origin, Piece, Strea
 
 STYLES: dict[Origin, str] = {"accepted": "green", "residual": "yellow", "bonus": "bright_blue", "target": ""}
 MEANINGS: dict[Origin, str] = {
-    "accepted": "accepted draft",
-    "residual": "replacement of a rejected one",
+    "accepted": "accepted",
+    "residual": "replaces a rejected one",
     "bonus": "bonus after a whole draft",
-    "target": "nothing was drafted",
+    "target": "nothing drafted",
 }
 REJECTED = "red strike"
 _LAST_MARK: dict[Origin, str] = {"residual": "→", "bonus": "+", "target": "·", "accepted": ""}
@@ -63,8 +64,8 @@ class TokenWriter:
     def write(self, event: StreamEvent) -> None:
         """One round's tokens."""
         if self._coloured:
-            for piece, word in zip(event.pieces, _words(event.pieces), strict=True):
-                self._styled(harmless(piece.text), STYLES[piece.origin], word)
+            for piece, tail in zip(event.pieces, _tails(event.pieces), strict=True):
+                self._styled(harmless(piece.text), STYLES[piece.origin], tail)
         elif event.text:
             self._console.file.write(event.text)
         if event.text:
@@ -81,16 +82,18 @@ class TokenWriter:
             self._console.file.flush()
         self._column, self._ended_line = 0, True
 
-    def _styled(self, text: str, style: str, word: int = 0) -> None:
-        """Print at the cursor; `word` is the width of the word that the text begins, as far as it is known."""
+    def _styled(self, text: str, style: str, tail: int = 0) -> None:
+        """Print at the cursor; `tail` is how wide the text's last word goes on after it, as far as that is known."""
         width = self._console.width
         wrapped = Text(style=style, end="")
-        for line in text.replace("\t", "    ").splitlines(keepends=True):
-            room = width - self._column
-            if line.startswith(" ") and line.strip() and self._column and room < max(word, _MARGIN):
+        chunks = _CHUNKS.findall(text.replace("\t", "    "))
+        for number, chunk in enumerate(chunks, start=1):
+            last = number == len(chunks)
+            needed = max(cell_len(chunk) + tail, _MARGIN) if last else cell_len(chunk)
+            if chunk.startswith(" ") and chunk.strip() and self._column and self._column + needed > width:
                 wrapped.append("\n")
-                self._column, line = 0, line.lstrip(" ")
-            for character in line:
+                self._column, chunk = 0, chunk.lstrip(" ")
+            for character in chunk:
                 size = cell_len(character)
                 if character != "\n" and self._column + size > width:
                     wrapped.append("\n")
@@ -100,15 +103,19 @@ class TokenWriter:
         self._console.print(wrapped, end="", soft_wrap=True)
 
 
-def _words(pieces: Sequence[Piece]) -> list[int]:
-    """Width of each piece together with those after it that belong to the same word."""
-    widths = [0] * len(pieces)
+_CHUNKS = re.compile(r"\n|[^\S\n]*[^\s]+|[^\S\n]+")  # words with the space before them, line breaks
+
+
+def _tails(pieces: Sequence[Piece]) -> list[int]:
+    """How wide each piece's last word goes on in the pieces after it."""
+    tails = [0] * len(pieces)
     following = 0
     for place in range(len(pieces) - 1, -1, -1):
         text = pieces[place].text
-        widths[place] = cell_len(text) + following
-        following = 0 if text[:1].isspace() else widths[place]
-    return widths
+        tails[place] = following
+        head = re.split(r"\s", text, maxsplit=1)[0]
+        following = cell_len(head) + (following if head == text else 0)
+    return tails
 
 
 def trace_line(number: int, event: StreamEvent, token_text: Callable[[int], str], probs: bool, coloured: bool) -> Text:
@@ -153,9 +160,9 @@ def _share(probability: float) -> str:
 
 def trace_header(probs: bool, coloured: bool) -> str:
     """What a trace's lines mean."""
-    rejected = "rejected ones struck through" if coloured else "rejected ones as [-…-]"
-    odds = "; after each drafted token p|q, the target's and the drafter's probability of it" if probs else ""
-    return f"round, accepted/drafted, the draft ({rejected}), → replacement or + bonus{odds}"
+    rejected = "rejected struck through" if coloured else "rejected as [-…-]"
+    odds = " (p|q: the target's and the drafter's probability)" if probs else ""
+    return f"round  accepted/drafted  draft, {rejected}{odds}  → replacement or + bonus"
 
 
 def numbers(stats: DecodeStats) -> str:

@@ -1,0 +1,66 @@
+"""A tiny target and drafter in folders, as users have theirs, and a way to call the command line in this process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import tiny
+from byte_tokenizer import byte_tokenizer
+from foretoken.cli.app import app
+
+END = 258
+
+
+@dataclass(frozen=True)
+class Models:
+    target: str
+    drafter: str
+    untemplated: str
+    """The target with a tokenizer that has no chat template."""
+    foreign: str
+    """A model with another vocabulary."""
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("models")
+    fields = {"eos_token_id": END, "max_position_embeddings": 512}
+    target = tiny.tiny_llama(vocab_size=259, seed=1, **fields)
+    for name, model, chat in (
+        ("target", target, True),
+        ("drafter", tiny.tiny_llama(vocab_size=259, seed=1, num_hidden_layers=1, **fields), True),
+        ("untemplated", target, False),
+    ):
+        model.save_pretrained(folder / name)
+        byte_tokenizer(chat).save_pretrained(folder / name)
+    tiny.tiny_llama(vocab_size=260).save_pretrained(folder / "foreign")
+    foreign = byte_tokenizer()
+    foreign.add_tokens(["foreign"])
+    foreign.save_pretrained(folder / "foreign")
+    return Models(*(str(folder / name) for name in ("target", "drafter", "untemplated", "foreign")))
+
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(models: Models, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Call a command with the tiny pair: ``call("generate", "hello", "--json")``."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command line puts in its own
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(command: str, *arguments: object, stdin: str | bytes | None = None, **environment: str) -> Result:
+        given = [command, *map(str, arguments)]
+        if command in ("generate", "chat"):
+            for option, value in (("--target", models.target), ("--drafter", models.drafter)):
+                if option not in given:
+                    given += [option, value]
+        return CliRunner().invoke(app, given, input=stdin, env=environment)
+
+    return run

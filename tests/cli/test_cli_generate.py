@@ -1,0 +1,227 @@
+"""`foretoken generate`, in this process."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from foretoken.cli.options import SamplingOptions
+from foretoken.sampling import SamplingParams
+
+ESCAPE = "\x1b"
+
+
+def test_the_text_alone_goes_to_standard_output(call):
+    as_json = json.loads(call("generate", "hello", "--seed", 1, "-n", 20, "--json").stdout)
+    result = call("generate", "hello", "--seed", 1, "-n", 20)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.rstrip("\n") == as_json["text"].rstrip("\n")
+    assert ESCAPE not in result.stderr
+    assert re.search(
+        r"20 tokens · .* tokens/s · mean acceptance length .* · acceptance rate .*% \(by position", result.stderr
+    )
+
+
+def test_json_is_complete_and_alone(call):
+    result = call("generate", "hello", "--seed", 1, "-n", 12, "--json", "--logprobs", 2, "--trace")
+    answer = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert len(answer["token_ids"]) == len(answer["logprobs"]) == answer["stats"]["emitted"] == 12
+    assert all(len(entry["top"]) == 2 for entry in answer["logprobs"])
+    assert [token["token_id"] for one in answer["rounds"] for token in one["emitted"]] == answer["token_ids"]
+    assert sum(len(one["drafted"]) for one in answer["rounds"]) == answer["stats"]["drafted"]
+    assert answer["finish_reason"] == "length"
+
+
+def test_greedy_is_what_transformers_writes(call, models):
+    tokenizer, model = (kind.from_pretrained(models.target) for kind in (AutoTokenizer, AutoModelForCausalLM))
+    inputs = tokenizer("hello", return_tensors="pt")
+    expected = model.generate(**inputs, max_new_tokens=20, do_sample=False)[0, inputs.input_ids.shape[1] :].tolist()
+    answer = json.loads(call("generate", "hello", "--raw", "-t", 0, "-n", 20, "--json").stdout)
+    assert answer["token_ids"] == expected
+
+
+def test_a_prompt_is_a_chat_message_where_there_is_a_template(call, models):
+    def ids(*arguments):
+        return json.loads(call("generate", *arguments, "-t", 0, "-n", 8, "--json").stdout)["token_ids"]
+
+    wrapped = "<user>hello<end><assistant>"
+    assert ids("hello") == ids("hello", "--chat") == ids(wrapped, "--raw")
+    assert ids("hello", "--raw") != ids("hello")
+    assert ids("hello", "--target", models.untemplated) == ids("hello", "--raw")
+
+
+def test_prompts_from_files_and_standard_input(call, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("grüße\n", encoding="utf-8")
+    outputs = {
+        call("generate", *arguments, "--raw", "-t", 0, "-n", 8, stdin="grüße\n").stdout
+        for arguments in (["grüße\n"], ["-"], ["--prompt-file", file])
+    }
+    assert len(outputs) == 1
+    assert outputs.pop().strip()
+
+
+def test_a_seed_decides_the_text(call):
+    first, again, other = (call("generate", "hello", "-n", 20, "--seed", seed).stdout for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_defaults_are_those_of_the_library():
+    ours, theirs = SamplingOptions().params(), SamplingParams(max_new_tokens=SamplingOptions().max_new_tokens)
+    assert ours == theirs
+
+
+def test_every_sampling_parameter_can_be_given(call):
+    result = call(
+        "generate", "hello", "--json", "-n", 9, "--temperature", 0.7, "--top-k", 40, "--top-p", 0.9, "--min-p", 0.01,
+        "--repetition-penalty", 1.1, "--presence-penalty", 0.1, "--frequency-penalty", 0.1, "--logit-bias", "70=-inf",
+        "--logit-bias", "71=1.5", "--seed", 3, "--min-new-tokens", 2, "--stop-token-id", 72, "--stop", "zzz",
+        "--ignore-eos", "--logprobs", 0,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert 70 not in json.loads(result.stdout)["token_ids"]
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt-lookup", "ngram-storage", "ngram-storage-one-level"])
+def test_drafters_by_name(call, drafter):
+    answers = [
+        json.loads(call("generate", "hello hello", "-t", 0, "-n", 16, "--json", *more).stdout)["token_ids"]
+        for more in (["--drafter", drafter], [])
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_another_target_drafts_by_prompt_lookup(models, call, monkeypatch):
+    from foretoken.cli.options import ModelOptions
+    from foretoken.cli.screen import Screen
+    from foretoken.cli.setup import load_engine
+
+    assert load_engine(ModelOptions(target=models.target), Screen()).drafter.name == "prompt-lookup"
+
+
+def test_colours_say_where_tokens_came_from(call):
+    coloured = call("generate", "hello", "--seed", 1, "-n", 40, FORCE_COLOR="1").stdout
+    assert {"\x1b[32m", "\x1b[33m"} <= set(re.findall(r"\x1b\[\d+m", coloured))
+
+
+@pytest.mark.parametrize("arguments", [[], ["--trace"], ["--compare"]])
+def test_no_color_means_no_escape_codes(call, arguments):
+    by_environment = call("generate", "hello", "-n", 8, *arguments, FORCE_COLOR="1", NO_COLOR="1")
+    by_option = call("generate", "hello", "-n", 8, *arguments, "--no-color", FORCE_COLOR="1")
+    for result in (by_environment, by_option):
+        assert result.exit_code == 0
+        assert not re.search(r"\x1b\[[\d;]*m", result.stdout + result.stderr)
+
+
+def test_trace_has_a_line_a_round(call):
+    arguments = ["hello", "--seed", 1, "-n", 30, "-k", 3]
+    answer = json.loads(call("generate", *arguments, "--trace", "--json").stdout)
+    result = call("generate", *arguments, "--probs")
+    lines = [line for line in result.stderr.splitlines() if re.match(r" +\d+  \d/\d", line)]
+    assert len(lines) == answer["stats"]["rounds"]
+    for line, one in zip(lines, answer["rounds"], strict=True):
+        accepted = sum(token["accepted"] for token in one["drafted"])
+        assert f" {accepted}/{len(one['drafted'])} " in line
+        assert len(re.findall(r"\[-.+?-\]", line)) == len(one["drafted"]) - accepted
+        assert line.count("|") >= len(one["drafted"])
+    # The text is still there, and alone.
+    assert result.stdout.rstrip("\n") == answer["text"].rstrip("\n")
+
+
+def test_trace_in_colour_strikes_rejected_tokens_through(call):
+    traced = call("generate", "hello", "--seed", 1, "-n", 30, "--trace", FORCE_COLOR="1").stderr
+    assert re.search(r"\x1b\[[\d;]*9;31m", traced)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-t", 0], "equal, token by token (greedy decoding)"),
+        (["--verifier", "coupled", "--seed", 5], "equal, token by token ('coupled' verifier, seed 5)"),
+        ([], "draws from the target's law"),
+        (["--verifier", "token-unadjusted"], "is lossy"),
+    ],
+)
+def test_compare(call, arguments, said):
+    result = call("generate", "hello", "-n", 16, "--compare", *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert said in " ".join(result.stderr.split())
+    for row in ("tokens/s", "speed-up", "mean acceptance length", "acceptance rate"):
+        assert row in result.stderr
+    answer = json.loads(call("generate", "hello", "-n", 16, "--compare", "--json", *arguments).stdout)
+    assert said in answer["compare"]["relation"]
+    assert answer["compare"]["speed_up"] > 0
+    if "equal" in said:
+        assert answer["compare"]["texts_equal"]
+        assert answer["compare"]["plain"]["text"] == answer["text"]
+
+
+def test_stop_strings_end_the_text(call):
+    full = json.loads(call("generate", "hello", "-t", 0, "-n", 30, "--json").stdout)
+    stop = full["text"].rstrip("\ufffd")[-3:]
+    cut = json.loads(call("generate", "hello", "-t", 0, "-n", 30, "--json", "--stop", stop).stdout)
+    assert cut["finish_reason"] == "stop"
+    assert cut["text"] == full["text"][: full["text"].index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["hello", "--target", "/no/such/folder"], ["/no/such/folder"]),
+        (["hello", "--drafter", "telepathy"], ["telepathy", "prompt-lookup", "ngram-storage"]),
+        (["hello", "--drafter", "draft-model"], ["draft-model", "shipped"]),
+        (["hello", "--verifier", "trust"], ["trust", "token", "coupled"]),
+        (["hello", "--temperature", "-1"], ["temperature", "-1", "0"]),
+        (["hello", "--top-p", "1.5"], ["top_p", "1.5"]),
+        (["hello", "-k", "-3"], ["num_speculative_tokens", "-3"]),
+        (["hello", "-n", "0"], ["max_new_tokens", "0"]),
+        (["hello", "--logit-bias", "x"], ["logit bias", "'x'", "42=-1.5"]),
+        (["hello", "--dtype", "int3"], ["int3", "bfloat16"]),
+        ([""], ["empty"]),
+        ([" \n", "--chat"], ["empty"]),
+        ([], ["no prompt", "--prompt-file"]),
+        (["hello", "--prompt-file", "x"], ["two prompts"]),
+        (["--prompt-file", "/no/such/file"], ["/no/such/file"]),
+        (["x" * 2000], ["512"]),
+    ],
+)
+def test_bad_input_is_one_readable_line_and_status_2(call, arguments, named):
+    result = call("generate", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("error: ")
+    for part in named:
+        assert part in result.stderr
+
+
+def test_a_drafter_of_another_vocabulary_is_refused(call, models):
+    result = call("generate", "hello", "--drafter", models.foreign)
+    assert result.exit_code == 2
+    assert "vocabular" in result.stderr
+    assert models.foreign in result.stderr
+
+
+def test_a_file_that_is_not_utf8_is_refused(call, tmp_path):
+    file = tmp_path / "latin1.txt"
+    file.write_bytes("grün".encode("latin-1"))
+    by_file, by_stdin = call("generate", "--prompt-file", file), call("generate", "-", stdin="grün".encode("latin-1"))
+    for result in (by_file, by_stdin):
+        assert result.exit_code == 2
+        assert "0xfc at offset 2" in result.stderr
+
+
+def test_a_broken_model_is_refused(call, models, tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    result = call("generate", "hello", "--target", tmp_path)
+    assert result.exit_code == 2
+    assert str(tmp_path) in result.stderr
+
+
+def test_usage_errors_have_status_2(call):
+    for arguments in (["--no-such-option"], ["-k", "many"]):
+        assert call("generate", "hello", *arguments).exit_code == 2

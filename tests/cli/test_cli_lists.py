@@ -1,0 +1,56 @@
+"""Lists of what there is, the version, the demonstration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import foretoken
+from foretoken import drafters, verify
+from foretoken.cli import demo
+
+
+def test_verifiers(call):
+    rows = json.loads(call("verifiers", "--json").stdout)
+    assert [row["name"] for row in rows] == list(verify.names())
+    assert {row["name"]: row["lossless"] for row in rows}["token-unadjusted"] is False
+    assert all(row["summary"] and row["drafts"] in ("chains", "chains, trees") for row in rows)
+    table = call("verifiers").stdout
+    assert all(name in table for name in verify.names())
+
+
+def test_drafters(call):
+    rows = json.loads(call("drafters", "--json").stdout)
+    assert [row["name"] for row in rows] == list(drafters.names())
+    assert [row["name"] for row in rows if row["needs_a_model"]] == ["draft-model"]
+    table = call("drafters").stdout
+    assert all(name in table for name in drafters.names())
+
+
+def test_version(call):
+    assert call("--version").stdout == f"foretoken {foretoken.__version__}\n"
+
+
+def test_public_names_exist():
+    for name in foretoken.__all__:
+        assert getattr(foretoken, name) is not None
+    assert callable(foretoken.tiny_pair)
+    assert set(foretoken.__all__) <= set(dir(foretoken))
+
+
+def test_demo(call, models, monkeypatch, tmp_path):
+    monkeypatch.setattr("foretoken.shipped.tiny_pair_path", lambda: Path(models.target).parent)
+    monkeypatch.setattr(demo, "SCENES", [demo.Scene("a scene", "hello", True, 0.0, 12, trace=True)])
+    picture = tmp_path / "demo.svg"
+    result = call("demo", "--svg", picture)
+    assert result.exit_code == 0, result.stderr
+    for part in ("a scene, greedy", "speed-up", "acceptance rate", "the same text, token by token"):
+        assert part in result.stdout
+    assert picture.read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_a_missing_pair_is_one_readable_error(call, monkeypatch, tmp_path):
+    monkeypatch.setattr("foretoken.shipped.resources.files", lambda package: tmp_path)
+    result = call("demo")
+    assert result.exit_code == 2
+    assert "shipped target is missing" in result.stderr

@@ -1,0 +1,100 @@
+"""The command line as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "foretoken"]
+
+
+def environment(**more):
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    return {**plain, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
+
+
+def test_help_is_quick_and_loads_no_torch():
+    code = (
+        "import sys; from foretoken.cli import main; sys.argv = ['foretoken', 'generate', '--help']\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'slow imports'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "--num-speculative-tokens" in done.stdout
+
+
+def test_ctrl_c_leaves_the_text_so_far(models):
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "hello", "--raw", "--target", models.target, "--drafter", models.drafter,
+         "-n", "450", "--ignore-eos", "--seed", "1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=180)
+    assert process.returncode == 130
+    assert (first + rest).endswith(b"\n")
+    assert b"ended by interrupt" in errors
+    assert b"Traceback" not in errors
+
+
+def test_ctrl_c_between_questions_is_clean(models):
+    process = subprocess.Popen(
+        [*COMMAND, "chat", "--target", models.target, "-n", "4", "--json"], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"hello\n")
+    process.stdin.flush()
+    assert process.stdout.readline().startswith(b"{")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=180) == 130
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_on_a_terminal_a_conversation_has_colours_and_a_prompt(models):
+    controller, terminal = os.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "chat", "--target", models.target, "--drafter", models.drafter, "-n", "20", "--seed", "1"],
+        stdin=terminal, stdout=terminal, stderr=terminal, env=environment(TERM="xterm-256color"), close_fds=True,
+    )  # fmt: skip
+    os.close(terminal)
+    shown = b""
+
+    def wait_for(text):
+        nonlocal shown
+        deadline = time.monotonic() + 180
+        while text not in shown:
+            assert time.monotonic() < deadline, shown
+            if select.select([controller], [], [], 1)[0]:
+                shown += os.read(controller, 65536)
+
+    wait_for(b"> ")
+    os.write(controller, b"hello\n")
+    wait_for(b"tokens/s")
+    assert b"\x1b[32m" in shown or b"\x1b[33m" in shown
+    os.write(controller, b"/quit\n")
+    assert process.wait(timeout=180) == 0
+    os.close(controller)
+
+
+def test_errors_have_status_2_and_no_traceback():
+    done = subprocess.run(
+        [*COMMAND, "generate", "hello", "--target", "/no/such/folder"], capture_output=True, text=True,
+        env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "/no/such/folder" in done.stderr
