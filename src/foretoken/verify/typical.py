@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
-from foretoken.verify.residual import value_at
+from foretoken.verify.base import acceptance_ratios
+from foretoken.verify.residual import rows_at
 from foretoken.verify.trees import deepest
 
 
@@ -42,11 +45,10 @@ class TypicalVerifier:
         """1 at the deepest node whose path passes, ``[B, N+1]``."""
         entropy = torch.special.entr(target_probs).sum(-1)  # [B, N+1]
         bar = (self.entropy_factor * torch.exp(-entropy)).clamp(max=self.threshold)
-        rows = torch.arange(draft.batch_size, device=bar.device)[:, None]
-        p = value_at(target_probs[rows, draft.parents], draft.tokens[..., None])[..., 0]
-        node = deepest(draft, (p > bar[rows, draft.parents]) & draft.used())
+        p = acceptance_ratios(replace(draft, probs=None), target_probs)  # as if all were chosen: p of each token
+        node = deepest(draft, p > bar.gather(1, draft.parents))  # 0 on padding, which passes no bar
         return torch.zeros_like(entropy).scatter_(1, node[:, None], 1.0)
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
         """The target's law at the node, ``[B, V]``."""
-        return target_probs[torch.arange(draft.batch_size, device=node.device), node]
+        return rows_at(target_probs, node)
