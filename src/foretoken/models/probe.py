@@ -133,6 +133,7 @@ def _padded(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor
 def _ordinary_tokens(module: Any, size: int) -> list[int]:
     """Ten tokens, none of them special (some models treat padding differently); with repeats if there are fewer."""
     config = traits.text_config(module)
-    special = {getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos", "decoder_start")}
+    special: set[int | None] = set(traits.eos_token_ids(module))
+    special |= {getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "decoder_start")}
     ordinary = [token for token in range(min(size, 20)) if token not in special] or [0]
     return (ordinary * 10)[:10]

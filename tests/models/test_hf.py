@@ -1,0 +1,170 @@
+"""Every kind of model scores ragged batches and trees as separate plain passes would."""
+
+import warnings
+
+import pytest
+import torch
+
+import tiny
+from foretoken.models import load
+from foretoken.models.hf import HFModel
+from foretoken.models.recompute import RecomputeModel
+from foretoken.models.seq2seq import RecomputeSeq2SeqModel, Seq2SeqModel
+from foretoken.models.wrapping import SlowModelWarning
+from models.reference import plain_logits, walk
+
+NATIVE = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gemma3", "opt", "gpt_neox", "phi3", "falcon"]
+SLOW = ["bloom", "mamba", "lfm2"]
+
+
+def quiet_load(module):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowModelWarning)
+        return load(module)
+
+
+@pytest.mark.parametrize("name", [*NATIVE, *SLOW, "t5", "bart"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_equals_plain_passes(name, batch_size):
+    model = quiet_load(getattr(tiny, f"tiny_{name}")())
+    kind = {"t5": Seq2SeqModel, "bart": Seq2SeqModel}.get(name, RecomputeModel if name in SLOW else HFModel)
+    assert type(model) is kind
+    assert max(walk(model, batch_size, seed) for seed in range(3)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "t5"])
+def test_eager_attention(name):
+    module = getattr(tiny, f"tiny_{name}")()
+    module.set_attn_implementation("eager")
+    assert max(walk(quiet_load(module), 3, seed) for seed in range(2)) < 1e-4
+
+
+def test_chunked_attention():
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    config = Llama4TextConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=64,
+        intermediate_size_mlp=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        attention_chunk_size=4,
+        layer_types=["chunked_attention", "full_attention"],
+        no_rope_layers=[1, 0],
+        **tiny.NO_SPECIAL,
+    )
+    model = load(tiny.build(Llama4ForCausalLM, config, 0))
+    assert type(model) is HFModel
+    assert max(walk(model, 3, seed) for seed in range(2)) < 1e-4
+
+
+def test_recomputed_decoder_of_an_encoder_decoder_model():
+    model = RecomputeSeq2SeqModel(tiny.tiny_t5())
+    assert max(walk(model, 3, seed) for seed in range(2)) < 1e-4
+
+
+def test_two_wrappers_of_one_encoder_decoder_model():
+    module = tiny.tiny_t5()
+    first = load(module)
+    load(module)
+    assert walk(first, 3, 0) < 1e-4
+
+
+def test_long_rows_outgrow_pages_and_templates():
+    module = tiny.tiny_llama(max_position_embeddings=2048)
+    model = load(module)
+    cache = model.open(2)
+    texts = [[(7 * i + row) % 30 for i in range(600 + 100 * row)] for row in range(2)]
+    for start in range(0, 700, 100):
+        parts = [text[start : start + 100] for text in texts]
+        counts = torch.tensor([len(part) for part in parts])
+        tokens = torch.tensor([part + [0] * (100 - len(part)) for part in parts])
+        steps = torch.arange(100).expand(2, 100)
+        logits = model.forward(tokens, steps - 1, counts, cache, keep="last").logits
+        cache.commit(steps, counts)
+        for row, text in enumerate(texts):
+            if start + 100 <= len(text):
+                assert torch.allclose(logits[row, 0], plain_logits(module, text[: start + 100]), atol=1e-4)
+
+
+def test_padding_stops_at_the_last_position():
+    """A short row beside one that fills the context is padded beyond the position table."""
+    module = tiny.tiny_gpt2(n_positions=12)
+    model = load(module)
+    cache = model.open(2)
+    steps = torch.arange(10).expand(2, 10)
+    model.forward(steps, steps - 1, torch.tensor([10, 8]), cache)
+    cache.commit(steps, torch.tensor([10, 8]))
+    one = torch.arange(4).expand(2, 4)
+    logits = model.forward(one, one - 1, torch.tensor([1, 4]), cache).logits
+    assert torch.allclose(logits[0, 0], plain_logits(module, [*range(10), 0]), atol=1e-4)
+    assert torch.allclose(logits[1, 3], plain_logits(module, [*range(8), *range(4)]), atol=1e-4)
+
+
+def test_nan_of_a_row_that_left_is_gone():
+    module = tiny.tiny_llama()
+    with torch.no_grad():
+        module.get_input_embeddings().weight[31] = float("nan")
+    model = HFModel(module)
+    cache = model.open(1)
+    chain = torch.tensor([[-1, 0]])
+    bad = model.forward(torch.tensor([[31, 31]]), chain, torch.tensor([2]), cache).logits
+    assert bad.isnan().all()
+    cache.commit(chain + 1, torch.tensor([2]))
+    cache.select([-1])
+    good = model.forward(torch.tensor([[3, 4]]), chain, torch.tensor([2]), cache).logits
+    assert torch.allclose(good[0, 1], plain_logits(module, [3, 4]), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "bloom", "t5"])
+def test_hidden_states(name):
+    module = getattr(tiny, f"tiny_{name}")()
+    model = quiet_load(module)
+    cache = model.open(1)
+    text = [3, 5, 7, 11]
+    arguments = {"input_ids": torch.tensor([text])}
+    if model.decoder_start_token_id is not None:
+        cache.encode(0, text)
+        arguments["decoder_input_ids"] = arguments["input_ids"]
+    steps = torch.arange(4)[None]
+    scores = model.forward(torch.tensor([text]), steps - 1, torch.tensor([4]), cache, "none", hidden_layers=(0, 2))
+    expected = module(**arguments, output_hidden_states=True)
+    states = expected.decoder_hidden_states if model.decoder_start_token_id is not None else expected.hidden_states
+    assert scores.logits is None
+    for actual, layer in zip(scores.hidden, (0, 2), strict=True):
+        assert torch.allclose(actual, states[layer], atol=1e-4)
+
+
+def test_commit_of_a_prefix_and_identical_select_move_nothing():
+    model = load(tiny.tiny_llama())
+    cache = model.open(2)
+    steps = torch.arange(5).expand(2, 5)
+    model.forward(steps, steps - 1, torch.tensor([5, 5]), cache)
+    before = cache.layers[0].keys
+    copy = before.clone()
+    cache.commit(steps, torch.tensor([4, 2]))
+    cache.select([0, 1])
+    assert cache.layers[0].keys is before
+    assert torch.equal(before, copy)
+
+
+def test_facts():
+    model = load(tiny.tiny_llama(eos_token_id=[5, 6]))
+    assert model.vocab_size == 32
+    assert model.max_length == 256
+    assert model.eos_token_ids == (5, 6)
+    assert model.decoder_start_token_id is None
+    assert load(tiny.tiny_t5()).decoder_start_token_id == 0
+    assert load(tiny.tiny_bart()).decoder_start_token_id == 1
+    assert load(model) is model
+
+
+def test_slow_models_say_so():
+    with pytest.warns(SlowModelWarning, match="rolled back"):
+        load(tiny.tiny_mamba())
+    with pytest.warns(SlowModelWarning, match="Bloom"):
+        load(tiny.tiny_bloom())

@@ -1,0 +1,168 @@
+"""Loading: what comes back, and what is said when nothing can."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+
+import tiny
+from foretoken.errors import ModelError, OutOfMemory
+from foretoken.models import check_pair, loading
+from foretoken.models.loading import load
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny.tiny_llama().save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def tokenizer(words):
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {word: index for index, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=words[0]))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=words[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "t5"])
+def test_round_trip(name, tmp_path):
+    module = getattr(tiny, f"tiny_{name}")()
+    module.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    assert model.name == str(tmp_path)
+    assert model.tokenizer is None
+    assert model.dtype == torch.float32
+    for ours, theirs in zip(model.module.parameters(), module.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert not ours.requires_grad
+
+
+def test_tokenizer_is_found(folder):
+    tokenizer(["?", "a", "b"]).save_pretrained(folder)
+    assert load(str(folder)).tokenizer.get_vocab() == {"?": 0, "a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "multiplies", "expected"),
+    [
+        (torch.bfloat16, "auto", True, torch.bfloat16),
+        (torch.bfloat16, "auto", False, torch.float32),
+        (torch.float16, "auto", True, torch.bfloat16),
+        (torch.float32, "auto", True, torch.float32),
+        (torch.float32, "bfloat16", False, torch.bfloat16),
+        (torch.bfloat16, torch.float32, True, torch.float32),
+    ],
+)
+def test_dtype(stored, asked, multiplies, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: multiplies)
+    tiny.tiny_llama().to(stored).save_pretrained(tmp_path)
+    assert load(tmp_path, dtype=asked, device="cpu").dtype == expected
+
+
+def test_attention_implementation(folder):
+    assert load(folder, attn_implementation="eager").module.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("missing", ["/no/such/folder", "./nothing", "../a/b/c"])
+def test_missing_folder(missing):
+    with pytest.raises(ModelError, match=r"no folder .*check the path"):
+        load(missing)
+
+
+def test_neither_folder_nor_hub_id(monkeypatch):
+    monkeypatch.setattr(loading, "_hub_resolves", lambda: False)
+    with pytest.raises(ModelError, match="neither a folder here nor a model that the hub could give"):
+        load("nobody/no-such-model")
+
+
+def test_folder_without_config(tmp_path):
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load(tmp_path)
+
+
+def test_file_in_place_of_a_folder(folder):
+    with pytest.raises(ModelError, match="is a file"):
+        load(folder / "config.json")
+
+
+def damaged(folder, how):
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif how == "without weights":
+        weights.unlink()
+    elif how == "garbled config":
+        config.write_text("{")
+    else:
+        config.write_text(json.dumps({**json.loads(config.read_text()), **how}))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("truncated", "broken or incomplete"),
+        ("without weights", "broken or incomplete"),
+        ("garbled config", "broken or incomplete"),
+        ({"model_type": "flurb"}, "unknown to transformers"),
+        ({"num_hidden_layers": 3}, "lacks weights"),
+        ({"hidden_size": 64}, "broken or incomplete"),
+    ],
+)
+def test_damaged_folder(folder, how, message):
+    damaged(folder, how)
+    with pytest.raises(ModelError, match=message) as caught:
+        load(folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_no_language_model(tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=32, **sizes)).save_pretrained(tmp_path / "bert")
+    transformers.ViTModel(transformers.ViTConfig(**sizes)).save_pretrained(tmp_path / "vit")
+    transformers.LlamaForSequenceClassification(tiny.tiny_llama().config).save_pretrained(tmp_path / "classifier")
+    for name, message in {"bert": "no language model", "vit": "no language model", "classifier": "lacks"}.items():
+        with pytest.raises(ModelError, match=message):
+            load(tmp_path / name)
+    with pytest.raises(ModelError, match="writes no text"):
+        load(transformers.AutoModel.from_pretrained(tmp_path / "bert"))
+    with pytest.raises(ModelError, match="from a int"):
+        load(3)
+
+
+def test_unknown_dtype(folder):
+    with pytest.raises(ModelError, match=r"float99.*use auto"):
+        load(folder, dtype="float99")
+
+
+def test_out_of_memory(folder, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(OutOfMemory, match=r"llama.*lower"):
+        load(folder)
+
+
+def test_pairs():
+    target = load(tiny.tiny_llama(vocab_size=32))
+    check_pair(target, load(tiny.tiny_gpt2(vocab_size=32)))
+    with pytest.raises(ModelError, match="16 and 32"):
+        check_pair(target, load(tiny.tiny_llama(vocab_size=16)))
+    ours = load(tiny.tiny_llama(vocab_size=32), tokenizer=tokenizer(["?", "a", "b"]))
+    padded = load(tiny.tiny_llama(vocab_size=64), tokenizer=tokenizer(["?", "a", "b"]))
+    check_pair(ours, padded)
+    with pytest.raises(ModelError, match=r"3 and 3 tokens, 2 of"):
+        check_pair(ours, load(tiny.tiny_llama(), tokenizer=tokenizer(["?", "b", "a"])))
+
+
+def test_nothing_is_left_behind(folder):
+    logging = transformers.utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(ModelError):
+        load(folder)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
