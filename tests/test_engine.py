@@ -358,6 +358,21 @@ def test_scores_that_are_no_numbers_are_named_and_fail_one_row_alone(poison, ver
     assert completions[0].token_ids == engine.generate(PROMPT, params).token_ids
 
 
+@pytest.mark.parametrize("verifier", ["token", "coupled"])
+def test_a_drafter_whose_scores_are_no_numbers_drafts_nothing(verifier):
+    small = Poisoned(tiny_llama(seed=2))
+    small.poison = float("nan")
+    target = tiny_llama(seed=1)
+    params = SamplingParams(seed=1, max_new_tokens=12)
+    plain = Engine(target, None, verifier).generate([PROMPT, [1, 31]], params)
+    with pytest.warns(RuntimeWarning, match="NaN"):
+        completions = Engine(target, small, verifier).generate([PROMPT, [1, 31]], params)
+    assert [len(c.token_ids) for c in completions] == [12, 12]
+    assert completions[0].stats.drafted > 0
+    if verifier == "coupled":
+        assert [c.token_ids for c in completions] == [c.token_ids for c in plain]
+
+
 def test_out_of_memory_says_which_model_and_what_to_lower():
     class Full(HFModel):
         def forward(self, *args, **kwargs):

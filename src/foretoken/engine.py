@@ -65,7 +65,7 @@ class Engine:
         self.max_batch_size = max_batch_size
 
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
         self, prompts: str | list[int] | list[dict[str, Any]], params: SamplingParams | None = None
     ) -> Completion: ...
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from foretoken.sampling import Sampler
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 

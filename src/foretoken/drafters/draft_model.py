@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence as AbstractSequence
 
 import torch
-from foretoken.randomness import Stream, uniforms
-from foretoken.sampling import draw
 from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.feed import feed
+from foretoken.randomness import Stream, uniforms
+from foretoken.sampling import check_finite, draw
 from foretoken.verify.base import Verdict
 
 
@@ -54,7 +55,7 @@ class DraftModel:
         streams = Stream.DRAFT + torch.arange(width, device=device)
         coins = uniforms(batch.seeds, batch.positions[:, None].expand(-1, width), streams)  # [B, width]
         for step in range(width):
-            scores = logits[:, None, :vocab_size].to(device)
+            scores = self._usable(logits[:, None, :vocab_size].to(device), counts, step)
             so_far, node = Draft.chain(tokens), torch.full((size, 1), step, device=device)
             if chosen:
                 token = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=batch.shared_noise)
@@ -70,6 +71,21 @@ class DraftModel:
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Commit the accepted tokens that the cache holds; forget the others."""
         self._forget(verdict.counts.cpu())
+
+    def _usable(self, scores: Tensor, counts: Tensor, step: int) -> Tensor:
+        """The scores; a row that has none to draw from ends its draft here (`counts` is changed)."""
+        bad = check_finite(scores)
+        if bool(bad.any()):
+            warnings.warn(
+                f"the drafter {self.model.name} gave scores with NaN or infinity (or nothing but -inf); such drafts "
+                "are cut short: load it with dtype='float32', or check its weights",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            counts[bad] = counts[bad].clamp(max=step)
+            scores = scores.clone()
+            scores[bad] = 0
+        return scores
 
     def _known(self, tokens: list[int]) -> list[int]:
         """The tokens, those that only the target's (more widely padded) vocabulary has replaced by another."""
