@@ -32,11 +32,6 @@ app = typer.Typer(
 app.add_typer(audit_app)
 
 
-def main() -> None:
-    """Entry point."""
-    app()
-
-
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Register a command: options spelt out, errors as one line and status 2, Ctrl-C as status 130."""
     inner = with_options(function)
@@ -111,7 +106,8 @@ def generate(
     if chat:
         answer = respond(engine, as_message(text), params, output, screen)
     else:
-        answer = respond(engine, text, params, output, screen, echo=text)
+        continued = engine.target.decoder_start_token_id is None  # an encoder-decoder model writes a text of its own
+        answer = respond(engine, text, params, output, screen, echo=text if continued else "")
     if answer.interrupted:
         raise typer.Exit(INTERRUPTED)
 

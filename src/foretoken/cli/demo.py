@@ -136,7 +136,8 @@ def _trace(answer: Answer, engine: Engine, console: Console) -> None:
     tokenizer = engine.target.tokenizer
     assert tokenizer is not None
     rounds = answer.rounds[:TRACED_ROUNDS]
-    console.print(f"The first {len(rounds)} rounds:  {render.trace_header(False, coloured)}", style="dim")
+    console.print(f"The first {len(rounds)} rounds:", style="dim")
+    console.print(render.trace_header(False, coloured))
     for number, event in enumerate(rounds, start=1):
         line = render.trace_line(number, event, lambda token: str(tokenizer.decode([token])), False, coloured)
         console.print(line)
@@ -177,15 +178,15 @@ def _verdict(timing: Timing) -> str:
 
 
 def _table(timings: list[Timing], name: str) -> Table:
-    table = Table("", "alone", f"with {name}", "speed-up", "mean acceptance length", "acceptance rate")
+    table = Table("tokens/s", "alone", f"with {name}", "speed-up", "mean acceptance\nlength", "acceptance\nrate")
     for column in table.columns[1:]:
         column.justify = "right"
     for timing in timings:
         ours = timing.speculative
         table.add_row(
             timing.scene.title,
-            f"{timing.plain.tokens_per_second:.0f} tokens/s",
-            f"{ours.tokens_per_second:.0f} tokens/s",
+            f"{timing.plain.tokens_per_second:.0f}",
+            f"{ours.tokens_per_second:.0f}",
             f"{timing.speed_up:.2f}×",
             f"{ours.mean_acceptance_length:.2f}",
             f"{ours.acceptance_rate:.0%}",

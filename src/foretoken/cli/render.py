@@ -158,11 +158,21 @@ def _share(probability: float) -> str:
     return f"{min(probability, 0.99):.2f}".removeprefix("0")
 
 
-def trace_header(probs: bool, coloured: bool) -> str:
-    """What a trace's lines mean."""
-    rejected = "rejected struck through" if coloured else "rejected as [-…-]"
-    odds = " (p|q: the target's and the drafter's probability)" if probs else ""
-    return f"round  accepted/drafted  draft, {rejected}{odds}  → replacement or + bonus"
+def trace_header(probs: bool, coloured: bool) -> Text:
+    """What a trace's lines mean, each part in its own colour."""
+    return Text.assemble(
+        "round  accepted/drafted  ",
+        ("accepted", f"not dim {STYLES['accepted']}"),
+        " ",
+        ("rejected" if coloured else "[-rejected-]", f"not dim {REJECTED}"),
+        " p|q (target's and drafter's probability)" if probs else "",
+        " → ",
+        ("replacement", f"not dim {STYLES['residual']}"),
+        " or + ",
+        ("bonus", f"not dim {STYLES['bonus']}"),
+        " or · nothing drafted",
+        style="dim",
+    )
 
 
 def numbers(stats: DecodeStats) -> str:

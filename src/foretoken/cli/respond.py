@@ -88,8 +88,10 @@ def show_answer(
 ) -> Answer:
     """Stream one answer; with a trace, the trace first and then the whole text."""
     writer = render.TokenWriter(screen.out)
-    if has_colour(screen.out) and engine.num_speculative_tokens and engine.drafter.name != "none":
+    speculates = engine.num_speculative_tokens and engine.drafter.name != "none"
+    if has_colour(screen.out) and speculates and not output.trace and not screen.explained:
         screen.notes.print(render.legend(), soft_wrap=True)
+        screen.explained = True
     show = _tracer(engine, output, screen) if output.trace else writer.write
     try:
         if not output.trace:
@@ -107,7 +109,7 @@ def show_answer(
 def _tracer(engine: Engine, output: OutputOptions, screen: Screen) -> Callable[[StreamEvent], None]:
     tokenizer = engine.target.tokenizer
     coloured = has_colour(screen.notes)
-    screen.note(render.trace_header(output.probs, coloured))
+    screen.notes.print(render.trace_header(output.probs, coloured), soft_wrap=True)
     number = 0
 
     def token_text(token_id: int) -> str:

@@ -38,16 +38,18 @@ class Screen:
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, ValueError):  # a terminal of few characters must not end the text
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        self.explained = False
+        """The colours have been explained already."""
         self.out = make_console(sys.stdout, no_color)
         self.notes = make_console(sys.stderr, no_color)
 
     def note(self, text: str, style: str = "dim") -> None:
         """A line about what is going on."""
-        self.notes.print(text, style=style, soft_wrap=True)
+        self.notes.print(text, style=style, soft_wrap=not self.notes.is_terminal)
 
     def error(self, error: ForetokenError | str) -> None:
         """A line about what went wrong."""
-        self.notes.print(f"error: {error}", style="bold red", soft_wrap=True)
+        self.notes.print(f"error: {error}", style="bold red", soft_wrap=not self.notes.is_terminal)
 
 
 def has_colour(console: Console) -> bool:
