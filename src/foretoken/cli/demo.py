@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from foretoken.cli import render
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from foretoken.sampling import SamplingParams
 
 WIDTH = 100
+_NORMAL = [(13, 17, 23), (248, 81, 73), (63, 185, 80), (227, 179, 65), (88, 166, 255), (188, 140, 255), (57, 197, 207)]
+# Rich's own theme for pictures has a green that is hardly told from its yellow.
+PICTURE_THEME = TerminalTheme(
+    (13, 17, 23), (201, 209, 217), [*_NORMAL, (177, 186, 196)], [(110, 118, 129), *_NORMAL[1:], (240, 246, 252)]
+)
 TRACED_ROUNDS = 8
 TIMED_RUNS = 2  # of each kind, in turns: a machine's speed drifts
 
@@ -201,6 +207,6 @@ def save_svg(console: Console, file: Path) -> None:
         ForetokenError: the file can't be written.
     """
     try:
-        file.write_text(console.export_svg(title="foretoken demo"), encoding="utf-8")
+        file.write_text(console.export_svg(title="foretoken demo", theme=PICTURE_THEME), encoding="utf-8")
     except OSError as error:
         raise ForetokenError(f"can't write {str(file)!r}: {error.strerror}") from error
