@@ -59,9 +59,10 @@ def relate(p: Tensor, q: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         # Zeros of p become tiny, too: a token that the drafter may draw and the target never would.
         q = p / p.sum(1, keepdim=True) + 1e-7 * (q / q.sum(1, keepdim=True))
     elif kind == "disjoint":
-        even = (tokens % 2 == 0).double()
-        p = p * even + even * 0.25
-        q = q * (1 - even) + (1 - even) * 0.25 * (vocab_size > 1)
+        if vocab_size > 1:  # of one token there are no two disjoint laws
+            even = (tokens % 2 == 0).double()
+            p = p * even + even * 0.25
+            q = q * (1 - even) + (1 - even) * 0.25
     elif kind == "narrow":
         # Support of one or two tokens: too small for many siblings.
         start = torch.arange(len(q))[:, None] % vocab_size
