@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
+from difflib import get_close_matches
 from typing import Any, overload
 
 from foretoken import verify
@@ -187,8 +188,16 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
     """
     if drafter is None:
         return NoDrafter()
-    if isinstance(drafter, str) and drafter in drafter_names():
-        return get_drafter(drafter)
+    if isinstance(drafter, str):
+        if drafter in drafter_names():
+            return get_drafter(drafter)
+        # A slip of the pen is no reason to ask the hub, which can take long to say no.
+        meant = get_close_matches(drafter, drafter_names(), n=1, cutoff=0.8)
+        if meant and not os.path.exists(drafter):
+            raise ParameterError(
+                f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? Choose one of {', '.join(drafter_names())}, "
+                "or give a model's path"
+            )
     if isinstance(drafter, Drafter):
         if isinstance(drafter, DraftModel):
             check_pair(target, drafter.model)

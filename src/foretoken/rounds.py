@@ -245,7 +245,7 @@ class Rounds:
         if not draft.is_chain and not self._verifier.trees:
             raise ParameterError(
                 f"verifier {self._verifier.name!r} takes chains, and {self._drafter.name!r} drafts trees: "
-                "use a verifier for trees, such as 'coupled'"
+                "use a verifier for trees: 'traversal', 'tree' or 'coupled'"
             )
         return draft
 
