@@ -406,6 +406,12 @@ def test_a_drafter_with_another_vocabulary_is_named():
         Engine(tiny_llama(seed=1), tiny_llama(seed=2, vocab_size=64))
 
 
+def test_a_misspelt_drafter_is_named_at_once(monkeypatch):
+    monkeypatch.setattr("foretoken.engine.load", lambda model, **options: model)  # nothing is looked for
+    with pytest.raises(ParameterError, match="did you mean 'prompt-lookup'"):
+        Engine(load(tiny_llama(seed=1)), "prompt_lookup")
+
+
 def test_a_drafter_of_another_kind_is_named():
     with pytest.raises(ModelError, match="encoder-decoder"):
         Engine(tiny_t5(seed=1), tiny_llama(seed=2))

@@ -129,10 +129,10 @@ def check_pair(target: LanguageModel, drafter: LanguageModel) -> None:
                 f"{pair} have different vocabularies ({len(theirs):,} and {len(ours):,} tokens, {differing:,} of "
                 f"which differ): {cure}"
             )
-    elif target.vocab_size != drafter.vocab_size and (target.tokenizer is None) == (drafter.tokenizer is None):
+    elif target.vocab_size != drafter.vocab_size:
         raise ModelError(
-            f"{pair} have vocabularies of {drafter.vocab_size:,} and {target.vocab_size:,} tokens, and no tokenizers "
-            f"to compare: {cure}"
+            f"{pair} have vocabularies of {drafter.vocab_size:,} and {target.vocab_size:,} tokens, and no two "
+            f"tokenizers to compare: {cure}"
         )
 
 
