@@ -64,6 +64,10 @@ class Evidence(Protocol):
         """The whole result; `threshold` and `power` are for what could have been found."""
 
 
+FEW = 16
+"""Most cells that a plot shows all of."""
+
+
 class Texts:
     """How often each of the possible first texts was seen: the data of a small world.
 
@@ -98,12 +102,20 @@ class Cells:
         groups: for each prompt, the cell of each text, ``[V ** depth]``.
         name, scope, question: see `Finding`.
         labels: names of the cells, for the plot.
+        note: what the plot shows.
     """
 
     def __init__(
-        self, texts: Texts, groups: Sequence[Ints], name: str, scope: str, question: str, labels: Sequence[str] = ()
+        self,
+        texts: Texts,
+        groups: Sequence[Ints],
+        name: str,
+        scope: str,
+        question: str,
+        labels: Sequence[str] = (),
+        note: str = "",
     ) -> None:
-        self.texts, self.groups = texts, groups
+        self.texts, self.groups, self.note = texts, groups, note
         self.name, self.scope, self.question, self.labels = name, scope, question, labels
 
     def strata(self) -> list[tuple[Ints, Floats]]:
@@ -149,16 +161,20 @@ class Cells:
         )
 
     def _plot(self, strata: Sequence[tuple[Ints, Floats]]) -> dict[str, Any]:
-        """The likeliest and the most surprising cells of the first prompt with data."""
-        rows = []
+        """All of a few cells in order; of many, the likeliest, and those too far out to be chance."""
+        rows: list[dict[str, Any]] = []
         for number, (counts, law) in enumerate(strata):
             total = int(counts.sum())
             if total == 0:
                 continue
             spread = np.sqrt(law * (1 - law) / total)
-            surprise = np.abs(counts / total - law) / np.maximum(spread, 1e-9)
-            chosen = {int(i) for i in np.argsort(-law)[:12]} | {int(i) for i in np.argsort(-surprise)[:8]}
-            for i in sorted(chosen, key=lambda i: -law[i]):
+            chosen = list(range(len(law)))
+            if len(law) > FEW:
+                away = np.abs(counts - total * law) - 6 * np.sqrt(total * law) - 6  # beyond any chance
+                far = [int(i) for i in np.argsort(-away)[:8] if away[i] > 0]
+                likely = [int(i) for i in np.argsort(-law)[: 20 - len(far)]]
+                chosen = sorted({*likely, *far}, key=lambda i: -law[i])
+            for i in chosen:
                 if law[i] > 0 or counts[i] > 0:
                     label = self.labels[i] if i < len(self.labels) else str(i)
                     rows.append(
@@ -170,7 +186,7 @@ class Cells:
                             "sd": float(spread[i]),
                         }
                     )
-        return {"kind": "cells", "rows": rows}
+        return {"kind": "cells", "rows": rows, "note": self.note}
 
 
 class Positions:
@@ -238,6 +254,7 @@ def joint_cells(texts: Texts, scope: str) -> Cells:
         scope,
         f"Do the first {depth} tokens together have the law that was written down for them?",
         labels,
+        "share of texts after the first prompt: the likeliest ones, and any that are far off",
     )
 
 
@@ -260,6 +277,7 @@ def drafter_cells(texts: Texts, drafter_laws: Sequence[Floats], scope: str, grou
         scope,
         "Are texts that the drafter likes written more often, or less often, than they should be?",
         [f"group {i + 1}" for i in range(groups)],
+        f"share of texts; group 1: what the drafter overrates most, group {groups}: what it underrates most",
     )
 
 
@@ -269,8 +287,8 @@ BINS = 20
 class Pit:
     """Randomised probability integral transform of tokens, each under its own context."""
 
-    def __init__(self, name: str, scope: str, question: str) -> None:
-        self.name, self.scope, self.question = name, scope, question
+    def __init__(self, name: str, scope: str, question: str, note: str = "") -> None:
+        self.name, self.scope, self.question, self.note = name, scope, question, note
         self.counts = np.zeros(BINS, dtype=np.int64)
         self._law = np.full(BINS, 1 / BINS)
 
@@ -303,7 +321,7 @@ class Pit:
             st.expected_tv(self._law, total) if total else None,
             st.g_test(self.counts, self._law),
             None,
-            {"kind": "pit", "counts": self.counts.tolist()},
+            {"kind": "pit", "counts": self.counts.tolist(), "note": self.note},
         )
 
 
@@ -423,12 +441,18 @@ class Tokens:
     """
 
     def __init__(self, scope: str, seed: int, drafter: bool, width: int) -> None:
-        self.likely = Pit("transform", scope, "Are probable and improbable tokens drawn as often as their laws say?")
+        self.likely = Pit(
+            "transform",
+            scope,
+            "Are probable and improbable tokens drawn as often as their laws say?",
+            "flat if they are; left: the likeliest tokens of each context, right: the least likely ones",
+        )
         self.leaning = (
             Pit(
                 "transform, drafter's order",
                 scope,
                 "Are tokens that the drafter prefers drawn more often, or less often, than their laws say?",
+                "flat if not; left: what the drafter overrates most, right: what it underrates most",
             )
             if drafter
             else None

@@ -152,6 +152,7 @@ def vllm_subject(
     mode: str = "draft-model",
     num_speculative_tokens: int = 2,
     engine: Mapping[str, Any] | None = None,
+    seeded: bool = True,
 ) -> ExternalSubject:
     """vLLM's offline engine in the interpreter `python`.
 
@@ -162,6 +163,7 @@ def vllm_subject(
         mode: ``draft-model``, ``ngram`` or ``none``.
         num_speculative_tokens: k.
         engine: further arguments of ``vllm.LLM``.
+        seeded: give each request a seed of its own; otherwise the engine's generator draws for all.
     """
     speculative: dict[str, Any] | None
     if mode == "none":
@@ -180,7 +182,7 @@ def vllm_subject(
         }
     else:
         raise AuditError(f"unknown mode {mode!r} for vLLM: choose one of draft-model, ngram, none")
-    options = {"target": target, "speculative": speculative, "engine": dict(engine or {})}
+    options = {"target": target, "speculative": speculative, "engine": dict(engine or {}), "seeded": seeded}
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
     environment = {name: os.environ.get(name, value) for name, value in environment.items()}
     return ExternalSubject([python, str(WORKERS / "vllm_worker.py"), json.dumps(options)], environment)

@@ -44,6 +44,7 @@ figure p { margin: 2px 0 8px; } svg { display: block; width: 100%; height: auto;
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } svg .axis { stroke: var(--line); }
 svg .band { fill: var(--band); } svg .ref { stroke: var(--soft); stroke-width: 1.5; }
 svg .ok { fill: var(--blue); } svg .bad { fill: var(--red); }
+.key { max-width: none; }
 .key span { margin-right: 14px; } .key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px;
   margin-right: 5px; vertical-align: -1px; }
 details { margin: 10px 0; } summary { cursor: pointer; color: var(--soft); }
@@ -103,6 +104,7 @@ def _reading(report: Report) -> str:
 has nothing in common. Even a perfect system shows some distance in a finite sample: that is <b>by chance</b>.
 <b>detectable</b> is the smallest true distance that this test would have found with probability {power:g}, whatever its
 form.</p><p><b>odds against</b> is an e-value: how much likelier the data are under a mixture of other laws than under
+the claim. Below 1 they speak for
 the claim. A lossless system reaches odds of 100 at any time with probability 1/100 at most. A single finding fails the
 audit at {math.exp(report.threshold):,.0f}: the error level, shared out over all planned tests. <b>p</b> is the p-value
 of the textbook test (G-test or z-score), for orientation; no verdict rests on it.</p></details>"""
@@ -147,10 +149,10 @@ def _figure(finding: Finding) -> str:
     if finding.samples == 0:
         return ""
     if kind == "cells":
-        picture, caption = _cells(finding.plot["rows"]), "share of texts; the likeliest, and the most surprising ones"
+        picture, caption = _cells(finding.plot["rows"]), finding.plot.get("note", "")
     elif kind == "pit":
         picture = _histogram(finding.plot["counts"])
-        caption = "flat if lossless; left: the first in order, right: the last"
+        caption = finding.plot.get("note", "")
     elif kind == "positions":
         picture, caption = _bars(finding.plot["rows"]), finding.plot["title"]
     else:

@@ -7,6 +7,7 @@ Foretoken's word against its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -131,9 +132,7 @@ class ReferenceLaw:
                 "alone; audit it as a callable, or against a second endpoint"
             )
         if dtype is not None and module.dtype != dtype:
-            copy = type(module)(config)
-            copy.load_state_dict(module.state_dict())
-            module = copy.to(dtype)
+            module = deepcopy(module).to(dtype)
         self.module = module.eval()
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.vocab_size = int(text.vocab_size)

@@ -39,6 +39,9 @@ Factory = Callable[[World], Subject]
 LONG = 24
 """Tokens of the longer texts of a small world."""
 
+ROUNDS_SHARE = 0.4
+"""Share of the longer texts that rounds are asked for: most subjects tell them for one text at a time only."""
+
 SLACK = 0.02
 """How much filters are loosened before a token counts as impossible, in logits and in probability."""
 
@@ -90,13 +93,15 @@ def audit_worlds(
             if greedy or world.params.greedy:
                 _greedy(run, subject, world)
             if not world.params.greedy:
-                enough &= _sample_world(run, subject, world)
-            if ledger.failed:
+                share = (number + 1) / len(worlds)
+                enough &= _sample_world(run, subject, world, share * plan.max_seconds)
+            if ledger.failed or ledger.out_of_time:
+                enough &= number == len(worlds) - 1
                 break
     finally:
         _close(subjects)
     claim = f"the target's law in {len(worlds)} small worlds: " + "; ".join(world.name for world in worlds)
-    return run.report(claim, enough and not ledger.out_of_time)
+    return run.report(claim, enough)
 
 
 def audit_model(
@@ -232,16 +237,16 @@ def _summary(verdict: Verdict, ledger: Ledger, findings: Sequence[Any]) -> str:
         worst = max(findings, key=lambda finding: finding.log_e)
         if worst.plot.get("kind") == "count":
             return f"It does not sample from the claimed law: {worst.plot['found']:,} wrong tokens ({worst.name})."
-        strongest = max(
-            (one for one in findings if one.observed_tv is not None), key=lambda one: one.log_e, default=worst
+        sized = [one for one in findings if one.observed_tv is not None and one.log_e >= ledger.threshold]
+        sized.sort(key=lambda one: (one.name != "joint law", -one.log_e))
+        if not sized:
+            return f"It does not sample from the claimed law ({worst.name}, {worst.scope})."
+        first = sized[0]
+        return (
+            f"It does not sample from the claimed law. Its texts ({first.name}, {first.scope}) are "
+            f"{first.observed_tv:.2f} away from it in total variation, where {first.expected_tv or 0.0:.2f} would be "
+            "chance."
         )
-        size = ""
-        if strongest.observed_tv is not None and strongest.log_e >= ledger.threshold:
-            size = (
-                f" {strongest.name}, {strongest.scope}: {strongest.observed_tv:.2f} away in total variation, where "
-                f"{strongest.expected_tv or 0.0:.2f} would be chance."
-            )
-        return "It does not sample from the claimed law." + size
     seen = [one.detectable_tv for one in findings if one.detectable_tv is not None]
     joint = [one.detectable_tv for one in findings if one.name in ("joint law", "transform", "two samples")]
     reach = max((value for value in joint or seen if value is not None), default=None)
@@ -269,8 +274,15 @@ def _needed(evidence: Cells, counts: Sequence[Floats], threshold: float, plan: P
     return max(500, int(1.15 * guess * (reach / plan.tv) ** 2))
 
 
-def _sample_world(run: _Run, subject: Subject, world: World) -> bool:
-    """Gather all statistical evidence of a world; whether the wanted power was reached."""
+def _sample_world(run: _Run, subject: Subject, world: World, until: float) -> bool:
+    """Gather all statistical evidence of a world; whether the wanted power was reached.
+
+    Args:
+        run: the audit.
+        subject: the system.
+        world: what to ask it.
+        until: seconds of the audit after which it is the next world's turn.
+    """
     ledger, plan, params = run.ledger, run.ledger.plan, world.params
     size, prompts = world.vocab_size, world.prompts
     texts = Texts(world.joints, size, world.depth)
@@ -294,7 +306,8 @@ def _sample_world(run: _Run, subject: Subject, world: World) -> bool:
         if long_done < long_wanted:
             share = max(2, min(long_wanted - long_done, long_wanted * batch // wanted + 1))
             for prompt in prompts:
-                request = Request(prompt, max(1, share // len(prompts)), LONG, params, rounds=True)
+                rounds = long_done < ROUNDS_SHARE * long_wanted
+                request = Request(prompt, max(1, share // len(prompts)), LONG, params, rounds=rounds)
                 samples = run.ask(subject, request, size)
                 _add_tokens(tokens, world.target_law, world.drafter_law, prompt, samples, params)
                 long_done += len(samples)
@@ -310,7 +323,7 @@ def _sample_world(run: _Run, subject: Subject, world: World) -> bool:
                 return True
             wanted = int(wanted * max(1.1, min((reached / plan.tv) ** 2, 2.0)))
             long_wanted = int(long_wanted * 1.2)
-        if ledger.out_of_time or done >= plan.max_texts:
+        if ledger.seconds >= until or done >= plan.max_texts:
             return False
         seconds = max(time.monotonic() - began, 1e-3)
         batch = int(min(2 * batch, max(16, batch * SECONDS_PER_BATCH / seconds), 4096))

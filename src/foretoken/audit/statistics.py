@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -273,7 +274,13 @@ def detectable_tv(
     Returns:
         The distance, 1.0 if nothing could be found.
     """
-    strata = [(probs[probs > 0], total) for probs, total in strata if total > 0]
+    key = tuple((np.ascontiguousarray(probs[probs > 0]).tobytes(), total) for probs, total in strata if total > 0)
+    return _detectable_tv(key, round(threshold, 6), power, seed, draws)
+
+
+@lru_cache(maxsize=256)
+def _detectable_tv(key: tuple[tuple[bytes, int], ...], threshold: float, power: float, seed: int, draws: int) -> float:
+    strata = [(np.frombuffer(law), total) for law, total in key]
     margin = NormalDist().inv_cdf(power)
 
     def found(distance: float) -> bool:

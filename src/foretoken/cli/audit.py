@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -374,6 +374,7 @@ def vllm(
     *,
     python: Annotated[str, typer.Option(metavar="FILE", help="Interpreter of an environment that has vLLM.")],
     mode: Annotated[str, typer.Option(metavar="NAME", help="draft-model, ngram or none.")] = "draft-model",
+    seeds: Annotated[bool, typer.Option("--seeds/--no-seeds", help="Give each request a seed of its own.")] = True,
     real: RealOptions,
     claim: ClaimOptions,
     run: RunOptions,
@@ -381,7 +382,7 @@ def vllm(
     """Audit vLLM's offline engine, in an environment of its own."""
     from foretoken.audit.external import vllm_subject
 
-    _external(vllm_subject, python, mode, real, claim, run)
+    _external(partial(vllm_subject, seeded=seeds), python, mode, real, claim, run)
 
 
 @command("openvino")

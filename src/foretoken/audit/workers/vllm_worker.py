@@ -14,7 +14,7 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
 
     Args:
         options: ``target``: folder; ``speculative``: vLLM's ``speculative_config`` or None; ``engine``: further
-            arguments of ``vllm.LLM``.
+            arguments of ``vllm.LLM``; ``seeded``: whether each request gets a seed.
     """
     import torch
     import vllm
@@ -46,7 +46,8 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
         law["top_k"] = law["top_k"] or -1
         if params.get("logit_bias"):
             law["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
-        each = [vllm.SamplingParams(**common, **law, seed=seed) for seed in request["seeds"]]
+        seeds = request["seeds"] if options.get("seeded", True) else [None] * request["count"]
+        each = [vllm.SamplingParams(**common, **law, seed=seed) for seed in seeds]
         prompts = [{"prompt_token_ids": request["prompt"]}] * request["count"]
         results = []
         for output in llm.generate(prompts, each, use_tqdm=False):
@@ -58,7 +59,8 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
         return results
 
     mode = "plain" if speculative is None else speculative.get("method", "draft_model")
-    details = {"vllm": vllm.__version__, "torch": torch.__version__, "mode": mode}
+    seeded = "a seed each" if options.get("seeded", True) else "no seeds"
+    details = {"vllm": vllm.__version__, "torch": torch.__version__, "mode": mode, "requests": seeded}
     return f"vLLM ({mode})", details, sample
 
 
