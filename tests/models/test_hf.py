@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from foretoken.models import load
+from foretoken.models import attention, load
 from foretoken.models.hf import HFModel
 from foretoken.models.recompute import RecomputeModel
 from foretoken.models.seq2seq import RecomputeSeq2SeqModel, Seq2SeqModel
@@ -161,6 +161,21 @@ def test_facts():
     assert load(tiny.tiny_t5()).decoder_start_token_id == 0
     assert load(tiny.tiny_bart()).decoder_start_token_id == 1
     assert load(model) is model
+
+
+def test_grouped_queries_are_packed():
+    grouped = load(tiny.tiny_llama())
+    assert grouped.module.config._attn_implementation == attention.NAME
+    even = load(tiny.tiny_llama(num_key_value_heads=4))
+    assert even.module.config._attn_implementation == "sdpa"
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, size, 8) for heads, size in ((4, 3), (2, 9), (2, 9)))
+    mask = torch.zeros(2, 1, 3, 9).masked_fill(torch.rand(2, 1, 3, 9) < 0.4, torch.finfo(torch.float32).min)
+    layer = torch.nn.Module()
+    layer.num_key_value_groups = 2
+    ours, _ = attention.packed_attention(layer, query, key, value, mask)
+    theirs, _ = attention.sdpa_attention_forward(layer, query, key, value, mask)
+    assert torch.allclose(ours, theirs, atol=1e-6)
 
 
 def test_slow_models_say_so():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.models import traits
+from foretoken.models import attention, traits
 from foretoken.models.base import Cache, Keep, Scores
 from foretoken.models.cache import Append, SlotCache
 from foretoken.models.masks import MaskBuilder, Pattern, patterns_of
@@ -42,7 +42,7 @@ class HFModel(traits.Wrapped):
         self._masks = MaskBuilder(self.dtype, self.device)
         self._output = traits.OutputLayer(module)
         # Eager attention isn't causal of its own: it has no mask but the one that it is given.
-        self._plain_causal = getattr(config, "_attn_implementation", None) == "sdpa"
+        self._plain_causal = getattr(config, "_attn_implementation", None) in ("sdpa", attention.NAME)
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""

@@ -6,13 +6,14 @@ import warnings
 from typing import Any
 
 from foretoken.errors import ModelError
+from foretoken.models import attention
 from foretoken.models.base import LanguageModel
 from foretoken.models.hf import HFModel
 from foretoken.models.probe import refusal
 from foretoken.models.recompute import RecomputeModel
 from foretoken.models.seq2seq import RecomputeSeq2SeqModel, Seq2SeqModel
 
-_EXACT_ATTENTION = ("eager", "sdpa")
+_EXACT_ATTENTION = ("eager", "sdpa", attention.NAME)
 
 
 class SlowModelWarning(UserWarning):
@@ -43,7 +44,11 @@ def wrap(module: Any, tokenizer: Any | None = None, name: str | None = None) -> 
         if reason is None:
             return Seq2SeqModel(module, tokenizer, name)
         return _slow(RecomputeSeq2SeqModel, module, tokenizer, name, reason)
+    packed = attention.install(module)
     reason = refusal(module, HFModel)
+    if reason is not None and packed:
+        module.set_attn_implementation("sdpa")
+        reason = refusal(module, HFModel)
     if reason is None:
         return HFModel(module, tokenizer, name)
     return _slow(RecomputeModel, module, tokenizer, name, reason)
