@@ -35,6 +35,7 @@ class EndpointSubject:
         timeout_seconds: for each request.
         concurrency: requests under way at once.
         texts_per_request: the ``n`` of a request.
+        end_token: what ends a text; put back where the server leaves it out.
         extra: further fields of every request, such as ``{"ignore_eos": true}``.
 
     Raises:
@@ -51,6 +52,7 @@ class EndpointSubject:
         timeout_seconds: float = 60.0,
         concurrency: int = 4,
         texts_per_request: int = 1,
+        end_token: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
@@ -63,6 +65,7 @@ class EndpointSubject:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._seconds = timeout_seconds
         self._per_request = max(1, texts_per_request)
+        self._end_token = end_token
         self._extra = dict(extra or {})
         self._tokenizer = tokenizer
         self._ids: dict[str, list[int]] | None = None
@@ -161,6 +164,9 @@ class EndpointSubject:
                 )
             ids = [self._id(str(text)) for text in strings]
         tokens = [int(token) for token in ids]
+        ended = choice.get("finish_reason") == "stop" and len(tokens) < request.num_tokens
+        if ended and self._end_token is not None and tokens[-1:] != [self._end_token]:
+            tokens.append(self._end_token)
         logprobs = None
         values = told.get("token_logprobs")
         if request.logprobs is not None and values is not None and len(values) == len(tokens):

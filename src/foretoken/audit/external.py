@@ -63,7 +63,7 @@ class ExternalSubject:
             self.name = str(ready["name"])
             self.details = {str(key): str(value) for key, value in ready["details"].items()}
         except (AuditError, KeyError, AttributeError) as error:
-            self.close()
+            self.close(patience_seconds=1.0)
             if isinstance(error, AuditError):
                 raise
             raise AuditError(f"the subject said {ready!r} where it should have said that it is ready") from error
@@ -124,13 +124,13 @@ class ExternalSubject:
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
         return f"; its last words: {lines[-1].strip()}" if lines else ""
 
-    def close(self) -> None:
-        """End the program."""
+    def close(self, patience_seconds: float = 20.0) -> None:
+        """End the program: by closing its input, and by force if it does not end within `patience_seconds`."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             with suppress(OSError):  # It may have ended already.
                 self._process.stdin.close()
         try:
-            self._process.wait(20)
+            self._process.wait(patience_seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

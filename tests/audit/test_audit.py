@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from audit.samplers import PlainSampler, colder, leaning, permuted, truncated
+from foretoken.audit import AuditError, CallableSubject, Plan, ReferenceLaw, Sample, audit_model, audit_worlds
+from foretoken.audit.evidence import Greedy, Possible
+from foretoken.audit.report import EXIT_STATUS, odds, render
+from foretoken.audit.run import audit_pair, measured_noise
+from foretoken.audit.sequential import Ledger
+from foretoken.sampling import SamplingParams
+
+QUICK = Plan(tv=0.3)
+
+
+def audit(worlds, plan=QUICK, fault=None, **options):
+    return audit_worlds(lambda world: CallableSubject(PlainSampler(world, fault), "plain"), worlds, plan, **options)
+
+
+@pytest.fixture(scope="module")
+def passed(worlds):
+    return audit(worlds)
+
+
+@pytest.fixture(scope="module")
+def failed(worlds):
+    return audit(worlds, fault=leaning)
+
+
+def test_a_correct_sampler_passes(passed):
+    assert passed.verdict == "PASS"
+    assert passed.passed
+    scopes = {finding.scope for finding in passed.findings}
+    assert len(scopes) == 3
+    for finding in passed.findings:
+        if finding.name in ("joint law", "transform"):
+            assert finding.detectable_tv <= QUICK.tv
+    assert "would have been found with probability 0.99" in passed.summary
+
+
+@pytest.mark.parametrize("fault", [colder, leaning, truncated, permuted])
+def test_a_wrong_sampler_fails(worlds, fault):
+    report = audit(worlds[:1], Plan(), fault)
+    assert report.verdict == "FAIL"
+    assert report.log_e >= math.log(100)
+    assert any(report.guilty(finding) for finding in report.findings)
+
+
+def test_a_small_budget_is_inconclusive(worlds):
+    report = audit(worlds[:1], Plan(max_texts=200))
+    assert report.verdict == "INCONCLUSIVE"
+    assert "0.1 was asked for" in report.summary
+    assert audit(worlds[:1], Plan(max_seconds=1e-6)).verdict == "INCONCLUSIVE"
+
+
+def alarms(worlds, audits):
+    plans = [Plan(tv=0.3, level=0.01, seed=seed) for seed in range(audits)]
+    return sum(audit(worlds, plan, greedy=False).verdict == "FAIL" for plan in plans)
+
+
+def test_false_alarms_are_rare(worlds):
+    assert alarms(worlds[:1], 8) == 0
+
+
+@pytest.mark.full
+def test_false_alarms_of_300_audits(worlds):
+    assert alarms(worlds, 300) <= 8
+
+
+def test_the_ledger_never_exceeds_its_level():
+    """The audit's e-value is the mean over what was planned, looked at or not."""
+
+    class Fixed:
+        scope = ""
+
+        def __init__(self, log_e):
+            self.log_e = log_e
+
+    ledger = Ledger(Plan(level=0.01), planned=10)
+    assert ledger.log_e == pytest.approx(0)
+    ledger.add([Fixed(math.log(500)), Fixed(-math.inf)])
+    assert ledger.log_e == pytest.approx(math.log((500 + 0 + 8) / 10))
+    assert not ledger.failed
+    ledger.evidence[1].log_e = math.log(1000)
+    assert ledger.failed
+    ledger.evidence[1].log_e = 0.0
+    assert ledger.failed  # what was found stays found
+
+
+@pytest.mark.parametrize("fields", [{"level": 0}, {"tv": 1.0}, {"power": 0.4}, {"max_texts": 0}, {"max_seconds": 0}])
+def test_bad_plans(fields):
+    with pytest.raises(AuditError, match=next(iter(fields))):
+        Plan(**fields)
+
+
+# Greedy.
+
+
+class GreedyWith(PlainSampler):
+    """Greedy, but the token at `place` is the runner-up in every text whose margin there is below `below`."""
+
+    below = math.inf
+
+    def __call__(self, prompt, count, num_tokens, params, seed):
+        texts = super().__call__(prompt, count, num_tokens, params, seed)
+        if params.greedy:
+            scores = self.world.target_law.scores(prompt, texts)[0]
+            best, second = np.sort(scores, axis=1)[:, :-3:-1].T
+            place = int((best - second).argmin())
+            if best[place] - second[place] < self.below:
+                texts[0][place] = int(np.argsort(scores[place])[-2])
+                texts[0][place + 1 :] = super().__call__(
+                    [*prompt, *texts[0][: place + 1]], 1, num_tokens - place - 1, params, seed
+                )[0]
+        return texts
+
+
+def test_a_greedy_mistake_fails(world):
+    report = audit_worlds(lambda one: CallableSubject(GreedyWith(one), "mistaken"), [world], QUICK)
+    assert report.verdict == "FAIL"
+    assert "wrong tokens (greedy)" in report.summary
+
+
+def test_ties_are_no_mistakes():
+    greedy = Greedy("")
+    greedy.add([0.0, 1e-6, 0.0], 1e-4)
+    assert (greedy.wrong, greedy.ties, greedy.log_e) == (0, 1, 0.0)
+    greedy.add([2e-4], 1e-4)
+    assert greedy.wrong == 1
+    assert greedy.log_e == math.inf
+
+
+def test_noise_is_measured_on_the_subject(world):
+    law, prompt, tokens = world.target_law, world.prompts[0], [1, 2, 3, 4, 5]
+    scores = law.scores(prompt, [tokens])[0]
+    logs = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+    told = [{t: float(logs[i, t]) + 1e-3} for i, t in enumerate(tokens)]
+    told[2] = {3: -50.0}  # one broken place does not excuse the others
+    assert measured_noise(law, prompt, Sample(tokens, None, told), scores) == pytest.approx(8e-3)
+    assert measured_noise(law, prompt, Sample(tokens), scores) < 1e-4
+
+
+def test_impossible_tokens():
+    possible = Possible("")
+    possible.add(100, 0, 2)
+    assert possible.log_e == 0
+    possible.add(100, 1, 0)
+    assert possible.log_e == math.inf
+
+
+# Real models: the same world, but nothing enumerated.
+
+
+def test_a_model_is_audited_token_by_token(world):
+    law = ReferenceLaw(world.target)
+    prompts = [list(prompt) for prompt in world.prompts]
+    plan = Plan(tv=0.25)
+
+    def run(fault):
+        subject = CallableSubject(PlainSampler(world, fault), "plain")
+        return audit_model(
+            subject, law, prompts, SamplingParams(), plan, drafter_law=ReferenceLaw(world.drafter), num_tokens=16
+        )
+
+    good = run(None)
+    assert good.verdict == "PASS"
+    assert {finding.name for finding in good.findings} >= {"transform", "transform, drafter's order", "log-likelihood"}
+    plan = Plan(tv=0.1)
+    assert run(colder).verdict == "FAIL"
+
+
+def test_rounds_are_looked_into(world):
+    """Only the third token after a round began is wrong: the report says so."""
+
+    class Rounds(PlainSampler):
+        def __call__(self, prompt, count, num_tokens, params, seed):
+            if params.greedy:
+                return super().__call__(prompt, count, num_tokens, params, seed)
+            rng, texts = np.random.default_rng(seed), [[] for _ in range(count)]
+            for place in range(num_tokens):
+                laws = self._laws(self.world.target_law, prompt, texts, params)
+                if place % 3 == 2:
+                    laws = np.full_like(laws, 1 / 8)
+                for text, law in zip(texts, laws, strict=True):
+                    text.append(int(rng.choice(8, p=law / law.sum())))
+            return [Sample(text, [3] * (num_tokens // 3)) for text in texts]
+
+    law = ReferenceLaw(world.target)
+    report = audit_model(
+        CallableSubject(Rounds(world), "rounds"),
+        law,
+        world.prompts,
+        SamplingParams(),
+        Plan(tv=0.1),
+        num_tokens=24,
+        num_speculative_tokens=2,
+    )
+    assert report.verdict == "FAIL"
+    (finding,) = (one for one in report.findings if one.name == "place in the round")
+    evidence = [row["log_e"] for row in finding.plot["rows"]]
+    assert int(np.argmax(evidence)) == 2
+    assert max(evidence[:2]) < math.log(100)
+
+
+def test_two_samples(world):
+    other = CallableSubject(PlainSampler(world), "reference")
+    prompts = [list(world.prompts[0])]
+
+    def run(fault, plan):
+        subject = CallableSubject(PlainSampler(world, fault), "subject")
+        return audit_pair(subject, other, prompts, SamplingParams(), plan, num_tokens=3)
+
+    assert run(None, Plan(tv=0.3)).verdict == "PASS"
+    report = run(colder, Plan(tv=0.1))
+    assert report.verdict == "FAIL"
+    assert "against reference" in report.findings[0].scope
+
+
+# Reports.
+
+
+def test_reports_as_json(passed, failed):
+    for report in (passed, failed):
+        data = json.loads(report.to_json())
+        assert data["verdict"] == report.verdict
+        assert data["plan"]["level"] == 0.01
+        assert len(data["findings"]) == len(report.findings)
+        assert 0 <= data["p_value"] <= 1
+
+
+def test_reports_as_html(passed, failed):
+    for report in (passed, failed):
+        page = report.to_html()
+        assert page.startswith("<!doctype html>")
+        assert report.verdict in page
+        assert "http" not in page.replace("http://www.w3.org", "")  # nothing is loaded from anywhere
+        assert "nan" not in page.replace("tenance", "")
+        assert page.count("<svg") == page.count("</svg>") >= 4
+    assert 'class="guilty"' in failed.to_html()
+    assert 'class="guilty"' not in passed.to_html()
+
+
+def test_a_report_escapes_names(passed):
+    page = replace(passed, subject="<script>alert(1)</script>").to_html()
+    assert "<script>" not in page
+
+
+def test_reports_on_a_terminal(failed):
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(failed))
+    text = console.export_text()
+    assert "FAIL" in text
+    assert "✗ towards the drafter" in text
+
+
+def test_odds():
+    assert odds(math.inf) == "certain"
+    assert odds(0.0) == "1"
+    assert odds(math.log(1e9)) == "10^9"
+    assert EXIT_STATUS == {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
+
+
+def test_progress_is_told(world):
+    states = []
+    audit([world], watch=states.append)
+    fractions = [state.fraction for state in states]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] >= 0.99

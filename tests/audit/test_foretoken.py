@@ -1,0 +1,138 @@
+"""The audit's word on Foretoken: what is lossless passes, what is not fails, every seeded fault included."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from audit.shaped import ShapedDrafter
+from exactness.mutants import MUTANTS
+from exactness.tables import depth_of
+from foretoken import verify
+from foretoken.audit import EngineSubject, Plan, audit_worlds, make_worlds
+from foretoken.drafters import names as drafter_names
+from foretoken.engine import Engine
+from foretoken.sampling import SamplingParams
+from foretoken.verify.exact import all_drafts, round_law, target_law
+
+LOSSLESS = tuple(name for name in verify.names() if verify.get(name).lossless)
+LOSSY = tuple(name for name in verify.names() if not verify.get(name).lossless)
+
+CLAIMS = {
+    "plain": SamplingParams(),
+    "cold": SamplingParams(temperature=0.6),
+    "hot": SamplingParams(temperature=1.5),
+    "top-k": SamplingParams(top_k=4),
+    "top-p": SamplingParams(top_p=0.85),
+    "min-p": SamplingParams(min_p=0.08),
+    "all filters": SamplingParams(temperature=0.8, top_k=6, top_p=0.9, min_p=0.05),
+    "penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3),
+    "bias": SamplingParams(logit_bias={1: 1.5, 3: float("-inf")}),
+    "greedy": SamplingParams(temperature=0.0),
+}
+
+TINY_FAULTS = {"half precision"}
+"""Faults whose effect is too small for any audit of this length; the proof finds them."""
+
+
+def audit(worlds, verifier, drafter=None, plan=None):
+    def make(world):
+        drafts = world.drafter if drafter is None else drafter(world)
+        return EngineSubject(Engine(world.target, drafts, verifier, world.num_speculative_tokens, max_batch_size=256))
+
+    return audit_worlds(make, worlds, plan or Plan(tv=0.3))
+
+
+@pytest.mark.parametrize("name", ["token", "block", "coupled"])
+def test_lossless_verifiers_pass(worlds, name):
+    assert audit(worlds[1:2], name).verdict == "PASS"
+
+
+def test_prompt_lookup_passes(worlds):
+    assert audit(worlds[:1], "token", lambda world: "prompt-lookup").verdict == "PASS"
+
+
+@pytest.mark.parametrize("name", ["token-unadjusted"])
+def test_lossy_verifiers_fail(worlds, name):
+    report = audit(worlds[:1], name, plan=Plan())
+    assert report.verdict == "FAIL"
+
+
+@pytest.mark.parametrize("name", ["adjustment skipped", "bonus of the wrong row"])
+def test_some_mutants_fail(worlds, name):
+    mutant = MUTANTS[name]
+    report = audit(worlds, mutant.verifier, lambda world: ShapedDrafter(world.drafter, mutant), Plan())
+    assert report.verdict == "FAIL"
+
+
+# Everything.
+
+
+@pytest.fixture(scope="module")
+def claimed(tmp_path_factory):
+    made = {}
+
+    def get(claim):
+        if claim not in made:
+            kinds = [("cousin", CLAIMS[claim]), ("stranger", CLAIMS[claim])]
+            made[claim] = make_worlds(tmp_path_factory.mktemp("claims"), kinds)
+        return made[claim]
+
+    return get
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_every_lossless_verifier_passes(claimed, name, claim):
+    report = audit(claimed(claim), name, plan=Plan(tv=0.15, max_seconds=1800))
+    assert report.verdict == "PASS", report.summary
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("drafter", [name for name in drafter_names() if name != "draft-model"])
+def test_every_drafter_passes(claimed, drafter, claim):
+    report = audit(claimed(claim), "token", lambda world: drafter, Plan(tv=0.15, max_seconds=1800))
+    assert report.verdict == "PASS", report.summary
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", LOSSY)
+def test_every_lossy_verifier_fails(worlds, name):
+    assert audit(worlds, name, plan=Plan(max_seconds=1800)).verdict == "FAIL"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in MUTANTS if name not in TINY_FAULTS])
+def test_every_mutant_fails(worlds, name):
+    mutant = MUTANTS[name]
+    began = time.process_time()
+    report = audit(
+        worlds, mutant.verifier, lambda world: ShapedDrafter(world.drafter, mutant), Plan(tv=0.05, max_seconds=1800)
+    )
+    assert report.verdict == "FAIL", report.summary
+    assert time.process_time() - began < 60  # seconds of one core
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(TINY_FAULTS))
+def test_faults_that_no_audit_could_find(world, name):
+    """Their exact effect on a world is far below what an audit of a minute can detect, and it says what it can."""
+    mutant = MUTANTS[name]
+    tables = [[level.reshape((8,) * (d + 1)) for d, level in enumerate(levels)] for levels in _tables(world)]
+    target, drafter = tables[: len(world.prompts)], tables[len(world.prompts) :]
+    for p, q in zip(target, drafter, strict=True):
+        law = round_law(mutant.verifier, all_drafts(mutant.shape, q[: depth_of(mutant.shape)]), p)
+        assert 0.5 * float((law - target_law(p)).abs().sum()) < 0.005
+
+
+def _tables(world):
+    import torch
+
+    from foretoken.audit.law import enumerate_laws
+
+    for law in (world.target_law, world.drafter_law):
+        for prompt in world.prompts:
+            yield [torch.from_numpy(level) for level in enumerate_laws(law, prompt, world.depth, world.params)[0]]
