@@ -113,6 +113,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """No limit."""
         return -1
 
+    get_max_cache_shape = get_max_length  # its name in older transformers
+
 
 def _select(buffer: Tensor, rows: Sequence[int], used: int) -> Tensor:
     if len(rows) > buffer.shape[0]:
