@@ -100,3 +100,30 @@ def test_what_is_not_sampling_is_refused(options, named):
     model = tiny_llama(vocab_size=16, seed=1)
     with pytest.raises(ParameterError, match=named):
         model.generate(PROMPT, max_new_tokens=2, **options, custom_generate=foretoken.custom_generate())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefix_allowed_tokens_fn": lambda row, text: [8, 9, 10] if row == 0 else [11, 12, 13]},
+        # A grammar that has no answer for texts that it forbids.
+        {"prefix_allowed_tokens_fn": lambda row, text: [8, 9] if set(text[8:].tolist()) <= {8, 9} else []},
+        {"encoder_no_repeat_ngram_size": 2},
+        {"encoder_repetition_penalty": 1.5},
+    ],
+    ids=["by row", "grammar", "encoder n-grams", "encoder penalty"],
+)
+@pytest.mark.parametrize("make", [tiny_llama, tiny_t5])
+def test_processors_that_know_the_rows_of_a_batch(make, options):
+    model = make(vocab_size=16, seed=1)
+    model.generation_config.pad_token_id = 0
+    batch = torch.cat([PROMPT, PROMPT + 3])
+    ours = model.generate(batch, **GREEDY, **options, custom_generate=foretoken.custom_generate("prompt-lookup"))
+    assert torch.equal(ours, model.generate(batch, **GREEDY, **options))
+
+
+def test_processors_with_a_state_are_refused():
+    with pytest.raises(ParameterError, match="guidance_scale"):
+        tiny_llama(vocab_size=16, seed=1).generate(
+            PROMPT, **GREEDY, guidance_scale=1.5, custom_generate=foretoken.custom_generate("prompt-lookup")
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -46,7 +47,8 @@ def custom_generate(
         A callable to pass on. It keeps the drafter between calls, and one engine for each model it meets.
 
     Raises:
-        ParameterError: on a call that asks for more than sampling or greedy search (beams, scores to return, …).
+        ParameterError: on a call that asks for more than sampling or greedy search (beams, scores to return, …), or
+            for logits processors that keep a state between calls.
     """
     engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
 
@@ -62,6 +64,7 @@ def custom_generate(
         **model_kwargs: Any,
     ) -> Any:
         _refuse_what_is_not_sampling(generation_config, model_kwargs)
+        _refuse_stateful(logits_processor)
         engine = engines.get(model)
         if engine is None:
             engine = engines[model] = Engine(model, drafter, verifier, num_speculative_tokens, **engine_options)
@@ -146,7 +149,8 @@ class _Row(Row):
 class _ProcessorSampler(Sampler):
     """A sampler that runs transformers' logits processors instead of our own steps.
 
-    They take whole texts, so that each node of each row is a call of its own.
+    They take whole texts, so that each node of each row is a call of its own. What follows a token that they forbid
+    is never reached, and they are not asked about it: a grammar may have no answer.
     """
 
     def __init__(
@@ -172,8 +176,15 @@ class _ProcessorSampler(Sampler):
         tokens = torch.cat([torch.zeros_like(draft.counts[:, None]), draft.tokens], dim=1)
         for place, sequence in enumerate(sequences):
             before = self._padding[sequence.id] + sequence.tokens
+            parents = [0, *draft.parents[place].tolist()]
+            unreachable: set[int] = set()
             for column in range(scores.shape[1]):
                 node = column if nodes is None else int(nodes[place, column])
+                if nodes is None and node > 0:
+                    parent = parents[node]
+                    if parent in unreachable or scores[place, parent, tokens[place, node]] == -torch.inf:
+                        unreachable.add(node)
+                        continue
                 on_path = above[place, node].clone()
                 on_path[0] = False
                 text = torch.tensor([before + tokens[place][on_path].tolist()], device=scores.device)
@@ -207,13 +218,41 @@ class _ProcessorSampler(Sampler):
         return scores.argmax(-1)
 
 
+_STATEFUL = ("UnbatchedClassifierFreeGuidance", "ClassifierFreeGuidance", "SynthIDText")
+"""Logits processors that remember their calls, or score rows of their own: names begin so."""
+
+
+def _refuse_stateful(processors: Any) -> None:
+    for processor in processors:
+        name = type(processor).__name__
+        if name.startswith(_STATEFUL):
+            raise ParameterError(
+                f"{name} (guidance_scale or watermarking) must be called once for each token, in order, and "
+                "speculation scores several at once: leave it out"
+            )
+
+
 def _for_row(processors: Any, place: int, batch_size: int) -> Any:
     """The processors as they would be for this row alone: what they keep for each row is cut to one."""
     result = []
     for processor in processors:
         one = copy.copy(processor)
-        for name, value in vars(processor).items():
-            if isinstance(value, Tensor) and name == "prompt_ignore_length" and value.shape[:1] == (batch_size,):
-                setattr(one, name, value[place : place + 1])
+        kept = vars(one)
+        if isinstance(kept.get("prompt_ignore_length"), Tensor) and len(one.prompt_ignore_length) == batch_size:
+            one.prompt_ignore_length = one.prompt_ignore_length[place : place + 1]
+        if isinstance(kept.get("encoder_input_ids"), Tensor):
+            # There may be several rows for each source.
+            source = place * len(one.encoder_input_ids) // batch_size
+            one.encoder_input_ids = one.encoder_input_ids[source : source + 1]
+        if isinstance(kept.get("generated_ngrams"), list):
+            one.generated_ngrams = [one.generated_ngrams[place * one.batch_size // batch_size]]
+            one.batch_size = 1
+        if "_prefix_allowed_tokens_fn" in kept:
+            one._prefix_allowed_tokens_fn = partial(_ask_about_row, one._prefix_allowed_tokens_fn, place)
         result.append(one)
     return type(processors)(result)
+
+
+def _ask_about_row(allowed: Callable[[int, Tensor], list[int]], place: int, _: int, text: Tensor) -> list[int]:
+    """The tokens that a function of row and text allows, where a batch of this row alone would ask for row 0."""
+    return allowed(place, text)
