@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -8,11 +10,12 @@ import torch
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, SamplingParams, load
 from foretoken.draft import Draft
-from foretoken.drafters import NgramStorage, PromptLookup
+from foretoken.drafters import DraftModel, NgramStorage, PromptLookup
 from foretoken.errors import ModelError, NumericalError, OutOfMemory, ParameterError, PromptError
+from foretoken.models.cache import SlotCache
 from foretoken.models.hf import HFModel
-from laws import next_laws
-from tiny import tiny_gemma3, tiny_gpt2, tiny_llama, tiny_qwen3, tiny_t5
+from laws import g_test, joint_law, next_laws
+from tiny import tiny_bart, tiny_gemma3, tiny_gpt2, tiny_llama, tiny_qwen3, tiny_t5
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24)
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
@@ -99,6 +102,33 @@ def test_tokens_do_not_depend_on_other_rows(drafter, verifier):
     assert [c.token_ids for c in together] == [c.token_ids for c in alone]
     queued = Engine(tiny_llama(seed=1), drafters()[drafter], verifier, 3, max_batch_size=2).generate(PROMPTS, params)
     assert [c.token_ids for c in queued] == [c.token_ids for c in alone]
+
+
+@pytest.mark.parametrize("drafter", range(5))
+def test_tokens_do_not_depend_on_another_stream_in_between(drafter):
+    engine = Engine(tiny_llama(seed=1), drafters()[drafter], "token", 3)
+    for seed in range(3):
+        params = SamplingParams(seed=seed, max_new_tokens=30, temperature=0.7)
+        alone = engine.generate(PROMPT, params).token_ids
+        other = engine.stream([5, 6], SamplingParams(seed=9, max_new_tokens=60))
+        tokens = []
+        for event in engine.stream(PROMPT, params):
+            tokens += [piece.token_id for piece in event.pieces]
+            next(other, None)
+        assert tokens == alone
+
+
+@pytest.mark.parametrize("verifier", ["token", "block"])
+def test_what_a_request_said_biases_no_other_of_the_same_seed(verifier):
+    model = load(tiny_llama(vocab_size=8, seed=1, num_hidden_layers=1))
+    samples = []
+    for seed in range(200):
+        # A storage that knows what followed this very text, learned from a request with the same coins.
+        engine = Engine(model, NgramStorage(9, keep=True, top_k_filler=0, one_level=True), verifier, 2)
+        params = SamplingParams(seed=seed, max_new_tokens=3)
+        engine.generate(PROMPT, params)
+        samples.append(engine.generate(PROMPT, params).token_ids[:1])
+    assert g_test(samples, joint_law(model.module, PROMPT, SamplingParams(), 1)) > 0.01
 
 
 def test_rows_of_one_batch_may_be_greedy_and_sampled():
@@ -231,6 +261,22 @@ def test_stream_gives_what_generate_gives():
         assert events[-1].stats.rounds == len(events) == whole.stats.rounds
 
 
+def test_the_text_is_the_same_with_and_without_streaming_where_a_first_space_is_no_text():
+    class Stripping:  # like a SentencePiece tokenizer: the first word's space is left out
+        def decode(self, tokens, **options):
+            return "".join(f" {token}" for token in tokens)[1:]
+
+    model = load(tiny_llama(seed=1))
+    model.tokenizer = Stripping()
+    engine = Engine(model)
+    params = SamplingParams(seed=1, max_new_tokens=4)
+    whole = engine.generate(PROMPT, params)
+    assert whole.text == "".join(f" {token}" for token in whole.token_ids)
+    events = list(engine.stream(PROMPT, params))
+    assert "".join(event.text for event in events) == events[-1].completion.text == whole.text
+    assert engine.generate(PROMPT, SamplingParams(seed=1, max_new_tokens=4, stop="x")).text == whole.text
+
+
 def test_a_trace_tells_what_became_of_each_drafted_token():
     target = tiny_llama(seed=1)
     for drafter in (tiny_llama(seed=2), Tree()):
@@ -272,6 +318,31 @@ def test_no_global_random_state_is_touched():
     before = torch.get_rng_state()
     engine.generate(PROMPT, SamplingParams(max_new_tokens=10))
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_t5])
+def test_memory_is_given_back_with_the_result(make, monkeypatch):
+    alive = weakref.WeakSet()
+    opened = SlotCache.__init__
+
+    def counted(self, *args):
+        opened(self, *args)
+        alive.add(self)
+
+    monkeypatch.setattr(SlotCache, "__init__", counted)
+    drafts = [DraftModel(load(make(seed=2))), NgramStorage(3), PromptLookup()]
+    engines = [Engine(make(seed=1), drafter, "token", 3) for drafter in drafts]
+    gc.collect()
+    gc.disable()  # nothing may have to wait for the collector
+    try:
+        for engine in engines:
+            engine.generate(PROMPTS, SamplingParams(seed=1, max_new_tokens=6))
+            next(engine.stream(PROMPT, SamplingParams(seed=1, max_new_tokens=20)))
+            assert not alive
+    finally:
+        gc.enable()
+    for kept in (drafts[0]._memories, drafts[1]._own, drafts[1]._read, drafts[2]._tables):
+        assert len(kept) == 0
 
 
 def test_without_a_seed_every_call_differs():
@@ -371,6 +442,63 @@ def test_a_drafter_whose_scores_are_no_numbers_drafts_nothing(verifier):
     assert completions[0].stats.drafted > 0
     if verifier == "coupled":
         assert [c.token_ids for c in completions] == [c.token_ids for c in plain]
+
+
+@pytest.mark.parametrize("verifier", ["token", "block", "coupled"])
+def test_scores_that_are_no_numbers_after_a_rejected_token_do_no_harm(verifier):
+    class Bush:  # drafts the token after which the model gives nothing; the text never has it
+        name = "bad"
+
+        def propose(self, batch, limits):
+            return Draft.from_lists([[4, 31, 5][:limit] for limit in limits])
+
+        def observe(self, batch, draft, verdict, logits):
+            pass
+
+    class Poisonous(HFModel):
+        def forward(self, tokens, *args, **options):
+            scores = super().forward(tokens, *args, **options)
+            if scores.logits is not None:
+                scores.logits[tokens == 31] = float("nan")
+            return scores
+
+    model = Poisonous(tiny_llama(seed=1))
+    params = SamplingParams(seed=1, max_new_tokens=12, logit_bias={31: -float("inf")})
+    completion = Engine(model, Bush(), verifier).generate(PROMPT, params)
+    assert len(completion.token_ids) == 12
+    if verifier == "coupled":
+        assert completion.token_ids == Engine(model, None, verifier).generate(PROMPT, params).token_ids
+
+
+def test_a_source_that_is_too_long_fails_alone():
+    target = tiny_bart(seed=1, max_position_embeddings=16)
+    params = SamplingParams(temperature=0, max_new_tokens=5)
+    engine = Engine(target, "prompt-lookup", max_batch_size=2)
+    completions = engine.generate([[2, 3, 4], [2] * 40, [5, 6]], params)
+    assert [c.finish_reason for c in completions] == ["length", "error", "length"]
+    assert isinstance(completions[1].error, PromptError)
+    assert completions[2].token_ids == engine.generate([5, 6], params).token_ids
+    with pytest.raises(PromptError, match="40 tokens"):
+        engine.generate([2] * 40, params)
+    with pytest.raises(PromptError, match="40 tokens"):
+        list(engine.stream([2] * 40, params))
+
+
+def test_a_source_that_is_too_long_for_the_drafter_is_not_drafted_for():
+    target, small = tiny_bart(seed=1), tiny_bart(seed=2, max_position_embeddings=16)
+    params = SamplingParams(temperature=0, max_new_tokens=8)
+    prompts = [[2, 3, 4], [2] * 40]
+    completions = Engine(target, small).generate(prompts, params)
+    assert [c.token_ids for c in completions] == [c.token_ids for c in Engine(target).generate(prompts, params)]
+    assert completions[0].stats.drafted > 0
+    assert completions[1].stats.drafted == 0
+
+
+def test_a_text_with_tokens_that_the_model_has_not_fails_alone():
+    model = load(tiny_llama(seed=1, vocab_size=64), tokenizer=byte_tokenizer())
+    completions = Engine(model).generate(["zz", [1, 2]], SamplingParams(temperature=0, max_new_tokens=3))
+    assert isinstance(completions[0].error, PromptError)
+    assert len(completions[1].token_ids) == 3
 
 
 def test_out_of_memory_says_which_model_and_what_to_lower():

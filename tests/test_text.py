@@ -79,3 +79,17 @@ def test_special_tokens_have_no_text():
 @pytest.mark.parametrize("stop", [(), ("zz",)])
 def test_nothing_is_lost_when_the_text_ends_inside_a_held_part(stop):
     assert "".join(run(ids("az"), stop=stop)[0]) == "az"
+
+
+def test_a_stop_string_before_an_unfinished_character_is_found_at_the_end():
+    class Pieces:
+        texts = (b"ab\xc3", b"\xa9")
+
+        def decode(self, tokens, **options):
+            return b"".join(self.texts[token] for token in tokens).decode("utf8", "replace")
+
+    for check_stop, text in ((True, "a"), (False, "ab\ufffd")):
+        detokenizer = Detokenizer(Pieces(), stop=["b"])
+        assert detokenizer.add(0, check_stop) == ""
+        assert detokenizer.finish(check_stop) == detokenizer.text == text
+        assert detokenizer.stopped is check_stop

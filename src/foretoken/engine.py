@@ -130,11 +130,12 @@ class Engine:
     def _stream(self, row: Row, trace: bool) -> Iterator[StreamEvent]:
         rounds = self.rounds(trace)
         rounds.join([row])
-        while not row.finished:
+        while row.error is None and not row.finished:
             rounds.step()
-            if row.error is not None:
-                raise row.error
-            yield row.event()
+            if row.error is None:
+                yield row.event()
+        if row.error is not None:
+            raise row.error
 
     def _complete(
         self, prompts: AbstractSequence[Prompt], params: AbstractSequence[SamplingParams]

@@ -61,14 +61,14 @@ def encode(model: LanguageModel, prompt: Prompt) -> list[int]:
         tokens = _chat(model, prompt)
     else:
         tokens = list(prompt)
-        for place, token in enumerate(tokens):
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise PromptError(f"token {place} of the prompt is {token!r}: token ids are integers")
-            if not 0 <= token < model.vocab_size:
-                raise PromptError(
-                    f"token {place} of the prompt is {token:,}: the vocabulary of {model.name} has the ids "
-                    f"0 to {model.vocab_size - 1:,}"
-                )
+    for place, token in enumerate(tokens):
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise PromptError(f"token {place} of the prompt is {token!r}: token ids are integers")
+        if not 0 <= token < model.vocab_size:
+            raise PromptError(
+                f"token {place} of the prompt is {token:,}: the vocabulary of {model.name} has the ids "
+                f"0 to {model.vocab_size - 1:,}"
+            )
     return tokens
 
 

@@ -24,13 +24,13 @@ from foretoken.completion import (
 )
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
-from foretoken.errors import NumericalError, OutOfMemory, ParameterError
+from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.models.base import LanguageModel
 from foretoken.models.feed import feed
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import Sampler, check_finite
 from foretoken.sequence import Sequence
-from foretoken.text import Detokenizer
+from foretoken.text import Detokenizer, continuation
 from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, decide
 from foretoken.verify.coupled import CoupledVerifier as FollowPicks
 
@@ -54,8 +54,7 @@ class Row:
         )
         self._detokenizer: Detokenizer | None = None
         if model.tokenizer is not None and (stream or params.stop):
-            context = () if sequence.source is not None else sequence.tokens
-            self._detokenizer = Detokenizer(model.tokenizer, params.stop, context)
+            self._detokenizer = Detokenizer(model.tokenizer, params.stop, self._text_before())
         self._pieces: list[Piece] = []
         self.drafted: tuple[DraftedToken, ...] = ()
 
@@ -86,7 +85,9 @@ class Row:
             elif self.remaining <= 0:
                 self.finish_reason = "length"
             if self.finished and self._detokenizer:
-                text += self._detokenizer.finish()
+                text += self._detokenizer.finish(may_stop)
+                if self._detokenizer.stopped:
+                    self.finish_reason = "stop"
             self._pieces.append(Piece(token, text, origin))
             if self.finished:
                 return taken
@@ -112,10 +113,14 @@ class Row:
         if self._detokenizer is not None:
             text = self._detokenizer.text
         elif self._model.tokenizer is not None:
-            text = self._model.tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = continuation(self._model.tokenizer, self._text_before(), output)
         else:
             text = ""
         return Completion(output, text, self.finish_reason, self.logprobs, self.stats, self.error)
+
+    def _text_before(self) -> list[int]:
+        """The tokens that the output's text goes on from: a decoder's start token is not text."""
+        return [] if self.sequence.source is not None else self.sequence.tokens[: self.sequence.prompt_length]
 
 
 @dataclass
@@ -162,10 +167,10 @@ class Rounds:
         self._cache = target.open(0)
         self.rows: list[Row] = []
         self._sampler: Sampler | None = None
-        self._make_sampler = make_sampler or self._own_sampler
+        self._make_sampler = make_sampler
 
     def join(self, rows: AbstractSequence[Row]) -> None:
-        """Let requests take part from the next round on."""
+        """Let requests take part from the next round on; one whose source the target can't read fails and does not."""
         if not rows:
             return
         self._cache.select([*range(len(self.rows)), *[-1] * len(rows)])
@@ -173,8 +178,12 @@ class Rounds:
         self.rows.extend(rows)
         for place, row in enumerate(rows, start=first):
             if row.sequence.source is not None:
-                self._cache.encode(place, row.sequence.source)
+                try:
+                    self._cache.encode(place, row.sequence.source)
+                except PromptError as error:
+                    row.fail(error)
         self._sampler = None
+        self._leave()
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -190,9 +199,10 @@ class Rounds:
         with clock.part("target"), self._memory_guard(self._target.name):
             logits = self._score(draft)
         with clock.part("verification"):
-            healthy = self._check(logits)
+            bad = self._mend(logits)
             verdict, target_probs = self._verify(batch, draft, logits)
             path, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
+            healthy = self._check(bad, path, accepted)
         with clock.part("drafter"):
             self._drafter.observe(batch, draft, verdict, logits)
         with clock.part("target"):
@@ -219,7 +229,7 @@ class Rounds:
     def _batch(self) -> Batch:
         sequences = [row.sequence for row in self.rows]
         if self._sampler is None:
-            self._sampler = self._make_sampler(sequences)
+            self._sampler = (self._make_sampler or self._own_sampler)(sequences)
         return Batch(
             sequences,
             self._sampler,
@@ -257,13 +267,25 @@ class Rounds:
         assert logits is not None
         return logits
 
-    def _check(self, logits: Tensor) -> list[bool]:
-        """Which rows can be sampled from; the others fail, with scores that let the round go on without them."""
-        bad = check_finite(logits)
-        if not bool(bad.any()):
+    def _mend(self, logits: Tensor) -> list[list[bool]] | None:
+        """Which nodes have scores that can't be sampled from, if any; they get some that let the round go on."""
+        if not bool(check_finite(logits).any()):
+            return None
+        bad = ~logits.amax(-1).isfinite()
+        logits[bad] = 0
+        rows: list[list[bool]] = bad.tolist()
+        return rows
+
+    def _check(self, bad: list[list[bool]] | None, path: list[list[int]], accepted: list[int]) -> list[bool]:
+        """Which rows have usable scores wherever the target itself would have come; the others fail."""
+        if bad is None:
             return [True] * len(self.rows)
-        for row, is_bad in zip(self.rows, bad.tolist(), strict=True):
-            if is_bad:
+        healthy = [
+            not any(nodes[node] for node in [0, *steps[:count]])
+            for nodes, steps, count in zip(bad, path, accepted, strict=True)
+        ]
+        for row, is_healthy in zip(self.rows, healthy, strict=True):
+            if not is_healthy:
                 row.fail(
                     NumericalError(
                         f"{self._target.name} gave scores with NaN or infinity (or nothing but -inf) after "
@@ -271,8 +293,7 @@ class Rounds:
                         "dtype='float32', or check its weights"
                     )
                 )
-        logits[bad] = 0
-        return (~bad).tolist()
+        return healthy
 
     def _verify(self, batch: Batch, draft: Draft, logits: Tensor) -> tuple[Verdict, Tensor | None]:
         """The verdict, and the target's law at every node where it was needed."""

@@ -45,17 +45,15 @@ class Detokenizer:
             self._start, self._read = self._read, len(self._tokens)
         return self._release(check_stop)
 
-    def finish(self) -> str:
+    def finish(self, check_stop: bool = True) -> str:
         """No token will follow: the text that was held back."""
         if self.stopped:
             return ""
         before = self._decode(self._tokens[self._start : self._read])
-        rest = self._pending + self._decode(self._tokens[self._start :])[len(before) :]
-        self._pending = ""
-        self.text += rest
-        return rest
+        self._pending += self._decode(self._tokens[self._start :])[len(before) :]
+        return self._release(check_stop, hold=False)
 
-    def _release(self, check_stop: bool) -> str:
+    def _release(self, check_stop: bool, hold: bool = True) -> str:
         if check_stop:
             places = [place for place in map(self._pending.find, self._stop) if place >= 0]
             if places:
@@ -63,14 +61,24 @@ class Detokenizer:
                 new, self._pending = self._pending[: min(places)], ""
                 self.text += new
                 return new
-        held = max((_overlap(self._pending, stop) for stop in self._stop), default=0)
+        held = max((_overlap(self._pending, stop) for stop in self._stop), default=0) if hold else 0
         cut = len(self._pending) - held
         new, self._pending = self._pending[:cut], self._pending[cut:]
         self.text += new
         return new
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return _decode(self._tokenizer, tokens)
+
+
+def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text that tokens add to a prompt's: what a `Detokenizer` without stop strings makes of them."""
+    context = list(prompt[-_CONTEXT:])
+    return _decode(tokenizer, [*context, *tokens])[len(_decode(tokenizer, context)) :]
+
+
+def _decode(tokenizer: Any, tokens: list[int]) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 _CONTEXT = 6  # tokens of the prompt that a tokenizer may look back at when it writes the next one

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,7 +16,31 @@ from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.feed import feed
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import check_finite, draw
+from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
+
+
+@dataclass
+class _Memory:
+    """The drafter's cache for sequences that are decoded together.
+
+    Attributes:
+        cache: one row a sequence.
+        rows: ids of the sequences that the rows belong to.
+        tentative: drafted tokens that the cache holds, not yet committed or forgotten.
+    """
+
+    cache: Cache
+    rows: list[int]
+    tentative: int = 0
+
+    def forget(self, accepted: Tensor) -> None:
+        """Commit the first tentative tokens of each row, as many as were accepted; forget the others."""
+        if self.tentative == 0:
+            return
+        path = torch.arange(self.tentative).expand(len(self.rows), -1)
+        self.cache.commit(path, accepted.clamp(max=self.tentative))
+        self.tentative = 0
 
 
 class DraftModel:
@@ -28,22 +54,22 @@ class DraftModel:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        self._cache: Cache | None = None
-        self._rows: list[int] = []  # ids of the sequences that the cache's rows belong to
-        self._tentative = 0  # drafted tokens that the cache holds, not yet committed or forgotten
+        # Of each sequence: two batches that take turns don't disturb each other, and what ended is let go.
+        self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A chain of up to ``limits[b]`` tokens in row b."""
         # The last drafted token is never fed, so a text of n tokens allows max_length - n + 1 draft tokens.
         limits = [
-            max(0, min(limit, self.model.max_length - len(sequence.tokens) + 1))
+            max(0, min(limit, self.model.max_length - len(sequence.tokens) + 1)) if self._reads(sequence) else 0
             for limit, sequence in zip(limits, batch.sequences, strict=True)
         ]
         width = max(limits, default=0)
         device = batch.device
         if width == 0:
             return Draft.empty(len(limits), device)
-        logits = self._catch_up(batch, limits)
+        memory = self._recall(batch)
+        logits = self._catch_up(memory, batch, limits)
         vocab_size = min(self.model.vocab_size, batch.vocab_size)
         chosen = batch.shared_noise or batch.sampler.all_greedy
         counts = torch.tensor(limits, device=device)
@@ -65,12 +91,18 @@ class DraftModel:
                 token = draw(q, coins[:, step : step + 1])
             tokens = torch.cat([tokens, token], dim=1)
             if step + 1 < width:
-                logits = self._step(token, step, ones)
+                logits = self._step(memory, token, step, ones)
         return Draft.chain(tokens, counts, torch.cat(laws, dim=1) if laws else None)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Commit the accepted tokens that the cache holds; forget the others."""
-        self._forget(verdict.counts.cpu())
+        memory = self._memories.get(batch.sequences[0])
+        if memory is not None:
+            memory.forget(verdict.counts.cpu())
+
+    def _reads(self, sequence: Sequence) -> bool:
+        """Whether the encoder, if there is one, takes the source."""
+        return sequence.source is None or len(sequence.source) <= self.model.max_length
 
     def _usable(self, scores: Tensor, counts: Tensor, step: int) -> Tensor:
         """The scores; a row that has none to draw from ends its draft here (`counts` is changed)."""
@@ -92,47 +124,40 @@ class DraftModel:
         size = self.model.vocab_size
         return [token if token < size else 0 for token in tokens]
 
-    def _step(self, token: Tensor, step: int, ones: Tensor) -> Tensor:
+    def _step(self, memory: _Memory, token: Tensor, step: int, ones: Tensor) -> Tensor:
         """Logits ``[B, V]`` after one more tentative token in every row."""
-        assert self._cache is not None
         token = token.to(self.model.device)
         parents = torch.full_like(token, step - 1)
-        logits = self.model.forward(token, parents, ones, self._cache).logits
+        logits = self.model.forward(token, parents, ones, memory.cache).logits
         assert logits is not None
-        self._tentative += 1
+        memory.tentative += 1
         return logits[:, 0]
 
-    def _forget(self, accepted: Tensor) -> None:
-        if self._cache is None or self._tentative == 0:
-            return
-        path = torch.arange(self._tentative).expand(len(self._rows), -1)
-        self._cache.commit(path, accepted.clamp(max=self._tentative))
-        self._tentative = 0
-
-    def _catch_up(self, batch: Batch, limits: AbstractSequence[int]) -> Tensor:
-        """Bring the cache up to the text, root included; logits ``[B, V]`` after it."""
-        self._forget(torch.zeros(len(self._rows), dtype=torch.int64))
+    def _recall(self, batch: Batch) -> _Memory:
+        """What is remembered of the batch, its rows made the batch's: rows that left go, rows that joined are empty."""
+        known = [memory for sequence in batch.sequences if (memory := self._memories.get(sequence)) is not None]
+        memory = known[0] if known else _Memory(self.model.open(0), [])
+        memory.forget(torch.zeros(len(memory.rows), dtype=torch.int64))
         ids = [sequence.id for sequence in batch.sequences]
-        if self._cache is None:
-            self._cache = self.model.open(len(ids))
-            joined = list(range(len(ids)))
-        elif ids != self._rows:
-            places = {row: place for place, row in enumerate(self._rows)}
-            selection = [places.get(row, -1) for row in ids]
-            self._cache.select(selection)
-            joined = [row for row, place in enumerate(selection) if place < 0]
-        else:
-            joined = []
-        self._rows = ids
-        for row in joined:
-            source = batch.sequences[row].source
-            if source is not None:
-                self._cache.encode(row, source)
-        known = self._cache.lengths.tolist()
+        if ids == memory.rows:
+            return memory
+        places = {row: place for place, row in enumerate(memory.rows)}
+        selection = [places.get(row, -1) for row in ids]
+        memory.cache.select(selection)
+        memory.rows = ids
+        for row, (sequence, place) in enumerate(zip(batch.sequences, selection, strict=True)):
+            self._memories[sequence] = memory
+            if place < 0 and sequence.source is not None and self._reads(sequence):
+                memory.cache.encode(row, sequence.source)
+        return memory
+
+    def _catch_up(self, memory: _Memory, batch: Batch, limits: AbstractSequence[int]) -> Tensor:
+        """Bring the cache up to the text, root included; logits ``[B, V]`` after it."""
+        known = memory.cache.lengths.tolist()
         missing = [
             self._known(sequence.tokens[length:]) if limit > 0 else []
             for sequence, length, limit in zip(batch.sequences, known, limits, strict=True)
         ]
-        logits = feed(self.model, self._cache, missing, keep="last")
+        logits = feed(self.model, memory.cache, missing, keep="last")
         assert logits is not None  # a row with a limit has at least its root to feed
         return logits

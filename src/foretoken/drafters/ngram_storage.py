@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -28,7 +29,8 @@ class NgramStorage:
         one_level: only n-grams of order N: no fallback to shorter contexts.
         keep: count over all requests instead of each on its own. Quicker to learn; but which tokens a request drafts,
             and with a rejection verifier which tokens it samples, then depends on the requests before it (their law
-            does not).
+            does not). Requests that share a seed share their coins, so that what one said would tell another's drafts
+            of them: where coins decide, only the first request of each seed takes part.
     """
 
     name = "ngram-storage"
@@ -56,21 +58,20 @@ class NgramStorage:
         if one_level:
             self.name = "ngram-storage-one-level"
         self._shared = _Counts(self._contexts)
-        self._own: dict[int, _Counts] = {}
-        self._read: dict[int, int] = {}  # tokens of each sequence that are counted
+        self._first: dict[int, int] = {}  # by seed, the sequence that takes part in what is shared
+        self._own: WeakKeyDictionary[Sequence, _Counts] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens of each that are counted
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A chain of likeliest continuations."""
         rows = []
-        own, read = {}, {}
         for sequence, limit in zip(batch.sequences, limits, strict=True):
-            counts = self._counts(sequence)
+            counts = self._counts(batch, sequence)
             context = sequence.context
-            for end in range(self._read.get(sequence.id, 0), len(context)):
+            for end in range(self._read.get(sequence, 0), len(context)):
                 counts.add(context[max(0, end - self.max_order + 1) : end], context[end])
-            own[sequence.id], read[sequence.id] = counts, len(context)
+            self._read[sequence] = len(context)
             rows.append([token for token in self._chain(counts, context, limit) if token < batch.vocab_size])
-        self._own, self._read = own, read
         return Draft.from_lists(rows, batch.device)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
@@ -80,7 +81,7 @@ class NgramStorage:
         predictions = logits.topk(min(self.top_k_filler, logits.shape[-1]), dim=-1).indices.tolist()
         tokens, parents, sizes = draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist()
         for row, sequence in enumerate(batch.sequences):
-            counts = self._counts(sequence)
+            counts = self._counts(batch, sequence)
             reach = self.max_order - 1
             contexts = [sequence.context[-reach:]]
             for node in range(sizes[row]):
@@ -89,8 +90,16 @@ class NgramStorage:
                 for token in likely:
                     counts.add(context, token)
 
-    def _counts(self, sequence: Sequence) -> _Counts:
-        return self._shared if self.keep else self._own.get(sequence.id) or _Counts(self._contexts)
+    def _counts(self, batch: Batch, sequence: Sequence) -> _Counts:
+        if self.keep:
+            # Under shared noise, and without any, the draft has no influence on the text.
+            harmless = batch.shared_noise or sequence.params.greedy
+            if harmless or self._first.setdefault(sequence.seed, sequence.id) == sequence.id:
+                return self._shared
+        counts = self._own.get(sequence)
+        if counts is None:
+            counts = self._own[sequence] = _Counts(self._contexts)
+        return counts
 
     def _chain(self, counts: _Counts, context: list[int], limit: int) -> list[int]:
         window = context[-(self.max_order - 1) :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -33,17 +34,16 @@ class PromptLookup:
             )
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
-        self._tables: dict[int, _LastPlaces] = {}
+        self._tables: WeakKeyDictionary[Sequence, _LastPlaces] = WeakKeyDictionary()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A chain that copies earlier text, empty where no suffix of the text occurred before."""
-        tables = {}
         rows = []
         for sequence, limit in zip(batch.sequences, limits, strict=True):
-            table = self._tables.get(sequence.id) or _LastPlaces(self.min_ngram, self.max_ngram)
-            tables[sequence.id] = table
+            table = self._tables.get(sequence)
+            if table is None:
+                table = self._tables[sequence] = _LastPlaces(self.min_ngram, self.max_ngram)
             rows.append([token for token in table.continuation(sequence, limit) if token < batch.vocab_size])
-        self._tables = tables  # rows that left are forgotten
         return Draft.from_lists(rows, batch.device)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()
-        self.cache = cache
+        # A cache that its layers held on to would keep its memory until the garbage collector looked for cycles.
+        self.cache: Any = proxy(cache)
         self.keys: Any = None
         self.values: Any = None
 
