@@ -109,7 +109,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         """Slots in use before the pass."""
-        return self.cache.plan.end - self.cache.plan.width
+        plan: Append = self.cache.plan
+        return plan.end - plan.width
 
     def get_max_length(self) -> int:
         """No limit."""
