@@ -5,7 +5,7 @@ import torch
 
 import tiny
 from foretoken.beam import beam_search
-from foretoken.errors import ParameterError, PromptError
+from foretoken.errors import NumericalError, ParameterError, PromptError
 from foretoken.models import load
 
 PROMPTS = [[3, 5, 7, 9, 11], [30], [6, 6, 2, 9, 13, 20, 5, 4, 3]]
@@ -100,11 +100,46 @@ def test_context_ends_the_search():
         {"num_beams": 2, "num_return_sequences": 3},
         {"early_stopping": "sometimes"},
         {"min_length": -1},
+        {"num_beams": 10**6},
+        {"max_batch_size": 0},
+        {"length_penalty": 1000.0},
+        {"eos_token_ids": [32]},
     ],
 )
 def test_options_out_of_range(options):
     with pytest.raises(ParameterError, match="must"):
         beam_search(tiny.tiny_llama(), [3], **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 2.5},
+        {"max_new_tokens": None},
+        {"min_length": "3"},
+        {"length_penalty": "1"},
+        {"num_return_sequences": 1.5},
+        {"eos_token_ids": 5},
+        {"eos_token_ids": ["2"]},
+        {"max_batch_size": "4"},
+    ],
+)
+def test_options_of_the_wrong_type(options):
+    with pytest.raises(ParameterError, match=next(iter(options))):
+        beam_search(tiny.tiny_llama(), [3], **options)
+
+
+@pytest.mark.parametrize("prompts", [[[]], [[1], None], [1.5]])
+def test_what_is_no_prompt_is_named(prompts):
+    with pytest.raises(PromptError, match="prompt is"):
+        beam_search(tiny.tiny_llama(), prompts)
+
+
+def test_scores_that_are_no_numbers_are_named():
+    model = load(tiny.tiny_llama())
+    model.module.lm_head.weight.data[3] = float("nan")
+    with pytest.raises(NumericalError, match="NaN"):
+        beam_search(model, [3], max_new_tokens=3)
 
 
 def test_text_needs_a_tokenizer():

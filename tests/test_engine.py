@@ -4,6 +4,7 @@ import gc
 import json
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from foretoken.drafters import DraftModel, NgramStorage, PromptLookup
 from foretoken.errors import ModelError, NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.models.cache import SlotCache
 from foretoken.models.hf import HFModel
+from foretoken.verify import TypicalVerifier
 from laws import g_test, joint_law, next_laws
 from tiny import tiny_bart, tiny_gemma3, tiny_gpt2, tiny_llama, tiny_qwen3, tiny_t5
 
@@ -380,6 +382,13 @@ def test_prompts_of_all_kinds():
         ("text", "token ids"),
         ([{"role": "user"}], "'content'"),
         (3, "int"),
+        (b"text", "decode"),
+        ({1, 2}, "not set"),
+        ({"role": "user", "content": "a"}, "not dict"),
+        (np.array([1, 2]), "tolist"),
+        (torch.tensor([1, 2]), "tolist"),
+        ([{"role": 5, "content": "a"}], "role of chat message 0 is 5"),
+        ([{"role": "user", "content": None}], "content of chat message 0 is None"),
     ],
 )
 def test_bad_prompts_are_named(prompt, named):
@@ -393,6 +402,72 @@ def test_an_empty_text_is_named():
         Engine(model).generate("")
     with pytest.raises(PromptError, match="chat template"):
         Engine(model).generate([{"role": "user", "content": "a"}])
+
+
+def test_text_that_no_tokenizer_takes_is_named():
+    engine = Engine(load(tiny_llama(seed=1, vocab_size=259), tokenizer=byte_tokenizer()))
+    for prompt in ("a\ud800", [{"role": "user", "content": "a\ud800"}]):
+        with pytest.raises(PromptError, match=r"half a surrogate pair.* at character 1"):
+            engine.generate(prompt)
+    # What a list comes from may be numpy; an integer is an integer.
+    assert engine.generate(list(np.array(PROMPT)), GREEDY).token_ids == engine.generate(PROMPT, GREEDY).token_ids
+
+
+def test_messages_that_a_chat_template_refuses_fail_alone():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('users only') }}{% endif %}hi"
+    engine = Engine(load(tiny_llama(seed=1, vocab_size=259), tokenizer=tokenizer))
+    good, bad = ([{"role": role, "content": "a"}] for role in ("user", "tool"))
+    completions = engine.generate([good, bad], GREEDY)
+    assert [c.finish_reason for c in completions] == ["length", "error"]
+    assert "users only" in str(completions[1].error)
+    tokenizer.chat_template = "{% for"
+    with pytest.raises(PromptError, match=r"chat template of .* refuses the messages"):
+        engine.generate(good)
+
+
+def test_every_kind_of_bad_member_fails_alone():
+    engine = Engine(tiny_llama(seed=1), "prompt-lookup")
+    bad = [None, 5, b"x", {"role": "user"}, {1}, torch.tensor([1]), np.array([1]), torch.tensor(1), [], [[1]], [2.5]]
+    completions = engine.generate([PROMPT, *bad], GREEDY)
+    assert [c.finish_reason for c in completions] == ["length"] + ["error"] * len(bad)
+    assert all(isinstance(c.error, PromptError) for c in completions[1:])
+    assert completions[0].token_ids == engine.generate(PROMPT, GREEDY).token_ids
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"logit_bias": {32: 1.0}}, r"logit_bias has token 32: .* 0 to 31"),
+        ({"logit_bias": {2**70: 1.0}}, "logit_bias has token"),
+        ({"stop_token_ids": [32]}, "stop_token_ids has token 32"),
+        ({"logit_bias": dict.fromkeys(range(32), -float("inf"))}, "all 32 tokens .* are forbidden by logit_bias"),
+        ({"stop_token_ids": range(32), "min_new_tokens": 1}, "min_new_tokens=1: leave at least one"),
+    ],
+)
+@pytest.mark.parametrize("verifier", ["token", "coupled"])
+def test_parameters_that_the_model_can_not_follow_fail_alone(params, named, verifier):
+    engine = Engine(tiny_llama(seed=1), "prompt-lookup", verifier)
+    bad = SamplingParams(max_new_tokens=4, **params)
+    with pytest.raises(ParameterError, match=named):
+        engine.generate(PROMPT, bad)
+    completions = engine.generate([PROMPT, PROMPT], [bad, GREEDY])
+    assert isinstance(completions[0].error, ParameterError)
+    assert completions[1].token_ids == engine.generate(PROMPT, GREEDY).token_ids
+
+
+def test_what_are_no_parameters_is_named():
+    engine = Engine(tiny_llama(seed=1))
+    for params in (5, "x", {}, [GREEDY]):
+        with pytest.raises(ParameterError, match="SamplingParams"):
+            engine.generate(PROMPT, params)
+        with pytest.raises(ParameterError, match="SamplingParams"):
+            engine.stream(PROMPT, params)
+    with pytest.raises(ParameterError, match="params is 5"):
+        engine.generate([PROMPT], 5)
+    completions = engine.generate([PROMPT, PROMPT], [None, GREEDY])
+    assert isinstance(completions[0].error, ParameterError)
+    assert len(completions[1].token_ids) == 24
 
 
 def test_one_bad_request_in_a_batch_fails_alone():
@@ -518,10 +593,17 @@ def test_out_of_memory_says_which_model_and_what_to_lower():
         ({"verifier": "tokens"}, ParameterError, "coupled"),
         ({"num_speculative_tokens": -1}, ParameterError, "-1"),
         ({"num_speculative_tokens": 1000}, ParameterError, "256"),
-        ({"num_speculative_tokens": 2.0}, ParameterError, "whole number"),
+        ({"num_speculative_tokens": 2.0}, ParameterError, "not an integer"),
         ({"max_batch_size": 0}, ParameterError, "at least 1"),
         ({"drafter": "no/such/folder"}, ModelError, "no/such/folder"),
-        ({"drafter": "draft-model"}, ParameterError, "model"),
+        ({"drafter": "draft-model"}, ParameterError, "needs a model"),
+        ({"drafter": PromptLookup}, ParameterError, "give an instance"),
+        ({"drafter": torch.nn.Linear(2, 2)}, ModelError, "is a Linear"),
+        ({"verifier": None}, ParameterError, "verifier is None"),
+        ({"verifier": TypicalVerifier}, ParameterError, "instance"),
+        ({"verifier": "typical:0.1,nan"}, ParameterError, "finite"),
+        ({"max_batch_size": 2.5}, ParameterError, "max_batch_size is 2.5"),
+        ({"max_batchsize": 2}, ParameterError, "unknown option max_batchsize"),
     ],
 )
 def test_bad_engines_are_named(options, error, named):
@@ -534,6 +616,25 @@ def test_a_drafter_with_another_vocabulary_is_named():
         Engine(tiny_llama(seed=1), tiny_llama(seed=2, vocab_size=64))
 
 
+@pytest.mark.parametrize("options", [{"max_ngram": 2.5}, {"max_ngram": 0}, {"max_ngram": 10**9}, {"min_ngram": 4}])
+def test_bad_prompt_lookup(options):
+    with pytest.raises(ParameterError, match="max_ngram"):
+        PromptLookup(**options)
+
+
+@pytest.mark.parametrize("options", [{"max_order": "3"}, {"max_order": 10**9}, {"top_k_filler": 2.5}])
+def test_bad_ngram_storage(options):
+    with pytest.raises(ParameterError, match=next(iter(options))):
+        NgramStorage(**options)
+
+
+def test_a_draft_model_takes_what_load_takes():
+    target = tiny_llama(seed=1)
+    assert Engine(target, DraftModel(tiny_llama(seed=2))).generate(PROMPT, GREEDY).stats.drafted > 0
+    with pytest.raises(ModelError, match="NoneType"):
+        DraftModel(None)
+
+
 def test_a_misspelt_drafter_is_named_at_once(monkeypatch):
     monkeypatch.setattr("foretoken.engine.load", lambda model, **options: model)  # nothing is looked for
     with pytest.raises(ParameterError, match="did you mean 'prompt-lookup'"):
@@ -543,6 +644,8 @@ def test_a_misspelt_drafter_is_named_at_once(monkeypatch):
 def test_a_drafter_of_another_kind_is_named():
     with pytest.raises(ModelError, match="encoder-decoder"):
         Engine(tiny_t5(seed=1), tiny_llama(seed=2))
+    with pytest.raises(ModelError, match="encoder-decoder"):
+        Engine(tiny_llama(seed=1), DraftModel(tiny_t5(seed=2)))
 
 
 def test_trees_need_a_verifier_that_takes_them():

@@ -5,7 +5,7 @@ import torch
 
 import foretoken
 from foretoken import SamplingParams
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, PromptError
 from laws import g_test, joint_law
 from tiny import tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
 
@@ -94,12 +94,41 @@ def test_a_seed_repeats_the_text():
 
 
 @pytest.mark.parametrize(
-    ("options", "named"), [({"num_beams": 2}, "num_beams=2"), ({"output_scores": True}, "output_scores")]
+    ("options", "named"),
+    [
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"output_scores": True}, "output_scores"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
+        ({"suppress_tokens": list(range(16))}, "forbid every token"),
+    ],
 )
 def test_what_is_not_sampling_is_refused(options, named):
     model = tiny_llama(vocab_size=16, seed=1)
     with pytest.raises(ParameterError, match=named):
         model.generate(PROMPT, max_new_tokens=2, **options, custom_generate=foretoken.custom_generate())
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"input_ids": torch.tensor([[1, 2, 99]])}, "row 0 .* token 2 of the prompt is 99"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, "row 0 .* is empty"),
+        ({"input_ids": torch.zeros(0, 3, dtype=torch.int64)}, "no rows"),
+        ({"input_ids": PROMPT, "attention_mask": torch.zeros_like(PROMPT)}, "all masked"),
+        ({"input_ids": PROMPT.repeat(1, 40)}, "320 tokens, the model .* takes 256"),
+    ],
+)
+def test_bad_prompts_are_named(options, named):
+    with pytest.raises(PromptError, match=named):
+        tiny_llama(vocab_size=16, seed=1).generate(
+            **options, max_new_tokens=2, custom_generate=foretoken.custom_generate("prompt-lookup")
+        )
+
+
+@pytest.mark.parametrize("seed", [-1, "x", 2.5, True, 2**64])
+def test_bad_seeds_are_named(seed):
+    with pytest.raises(ParameterError, match="seed is"):
+        foretoken.custom_generate(seed=seed)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 
 from foretoken.completion import FinishReason
-from foretoken.errors import ParameterError
+from foretoken.errors import NumericalError, ParameterError
 from foretoken.models import Cache, LanguageModel, load
 from foretoken.models.feed import feed
 from foretoken.request import Prompt, is_single, make_sequence
-from foretoken.sampling import SamplingParams
+from foretoken.sampling import SamplingParams, check_finite
+from foretoken.sampling.params import check_integer, check_number
 from foretoken.sequence import Sequence
+
+MAX_BEAMS = 1024
 
 _NEVER = -1.0e9
 """Score of what must not be chosen. Not -inf, so that there always are enough candidates."""
@@ -50,20 +54,20 @@ class BeamParams:
     early_stopping: bool | Literal["never"]
     num_return_sequences: int
     eos_token_ids: tuple[int, ...]
+    vocab_size: int
 
     def __post_init__(self) -> None:
-        if self.num_beams < 1:
-            raise ParameterError(f"num_beams={self.num_beams}: must be at least 1")
-        if self.max_new_tokens < 1:
-            raise ParameterError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
-        if self.min_length < 0 or self.min_new_tokens < 0:
-            raise ParameterError(
-                f"min_length={self.min_length}, min_new_tokens={self.min_new_tokens}: must not be negative"
-            )
-        if not 1 <= self.num_return_sequences <= self.num_beams:
-            raise ParameterError(
-                f"num_return_sequences={self.num_return_sequences}: must be from 1 to num_beams={self.num_beams}"
-            )
+        check_integer("num_beams", self.num_beams, 1, MAX_BEAMS, cure="4 or so are usual")
+        check_integer("max_new_tokens", self.max_new_tokens, 1, cure="ask for at least one token")
+        check_integer("min_length", self.min_length, 0, cure="use 0 for none")
+        check_integer("min_new_tokens", self.min_new_tokens, 0, cure="use 0 for none")
+        check_integer(
+            "num_return_sequences", self.num_return_sequences, 1, self.num_beams, cure="raise num_beams for more"
+        )
+        # Powers of lengths beyond these overflow float32.
+        check_number("length_penalty", self.length_penalty, -10, 10, cure="use 0 for none")
+        for token in self.eos_token_ids:
+            check_integer("eos_token_ids", token, 0, self.vocab_size - 1, cure="give token ids of the vocabulary")
         if self.early_stopping not in (True, False, "never"):
             raise ParameterError(f"early_stopping={self.early_stopping!r}: must be True, False or 'never'")
 
@@ -116,8 +120,10 @@ def beam_search(
         length_penalty=length_penalty,
         early_stopping=early_stopping,
         num_return_sequences=num_return_sequences,
-        eos_token_ids=model.eos_token_ids if eos_token_ids is None else tuple(eos_token_ids),
+        eos_token_ids=_known_ends(model) if eos_token_ids is None else _given_ends(eos_token_ids),
+        vocab_size=model.vocab_size,
     )
+    check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
     single = is_single(prompts)
     batch: AbstractSequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
     sequences = [make_sequence(model, prompt, SamplingParams(seed=0)) for prompt in batch]
@@ -126,6 +132,17 @@ def beam_search(
     for first in range(0, len(sequences), size):
         results += _search(model, sequences[first : first + size], params)
     return results[0] if single else results
+
+
+def _known_ends(model: LanguageModel) -> tuple[int, ...]:
+    """The model's end tokens; a config may name some that the output layer does not have."""
+    return tuple(token for token in model.eos_token_ids if token < model.vocab_size)
+
+
+def _given_ends(tokens: Any) -> tuple[int, ...]:
+    if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+        raise ParameterError(f"eos_token_ids is {tokens!r}: give a list of token ids")
+    return tuple(tokens)
 
 
 @torch.inference_mode()
@@ -142,6 +159,11 @@ def _search(model: LanguageModel, sequences: list[Sequence], params: BeamParams)
     rows = [row for row in range(len(sequences)) for _ in range(params.num_beams)]
     active = searches
     while True:
+        if bool(check_finite(logits).any()):
+            raise NumericalError(
+                f"{model.name} gave scores with NaN or infinity (or nothing but -inf): no beam can be continued with "
+                "them; load the model with dtype='float32', or check its weights"
+            )
         parts = logits.float().split(params.num_beams)
         chosen = [search.step(part) for search, part in zip(active, parts, strict=True)]
         # Beams were chosen among each prompt's own rows; `rows` says which rows of the cache those are.

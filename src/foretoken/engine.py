@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
 from difflib import get_close_matches
+from inspect import isclass, signature
+from pathlib import Path
 from typing import Any, overload
 
 from foretoken import verify
@@ -16,9 +18,10 @@ from foretoken.drafters import names as drafter_names
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 from foretoken.models import LanguageModel, load
 from foretoken.models.loading import check_pair
-from foretoken.request import Prompt, is_single, make_sequence
+from foretoken.request import Prompt, check_params, is_single, make_sequence
 from foretoken.rounds import Rounds, Row
 from foretoken.sampling import Sampler, SamplingParams
+from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 
 
@@ -50,20 +53,14 @@ class Engine:
         max_batch_size: int = 32,
         **load_options: Any,
     ) -> None:
-        if isinstance(num_speculative_tokens, bool) or not isinstance(num_speculative_tokens, int):
-            raise ParameterError(f"num_speculative_tokens={num_speculative_tokens!r}: must be a whole number")
-        if not 0 <= num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
-            raise ParameterError(
-                f"num_speculative_tokens={num_speculative_tokens}: must be from 0 (no speculation) to "
-                f"{MAX_SPECULATIVE_TOKENS}"
-            )
-        if max_batch_size < 1:
-            raise ParameterError(f"max_batch_size={max_batch_size}: must be at least 1")
+        self.num_speculative_tokens = check_integer(
+            "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS, cure="use 0 for no speculation"
+        )
+        self.max_batch_size = check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
+        _check_options(load_options, target, drafter)
         self.verifier = verify.get(verifier)
         self.target: LanguageModel = load(target, **load_options)
         self.drafter: Drafter = make_drafter(drafter, self.target, **load_options)
-        self.num_speculative_tokens = num_speculative_tokens
-        self.max_batch_size = max_batch_size
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
@@ -105,6 +102,8 @@ class Engine:
         batch: AbstractSequence[Prompt] = prompts  # type: ignore[assignment]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(batch)
+        if not isinstance(params, AbstractSequence):
+            raise ParameterError(f"params is {params!r}: give one SamplingParams, or a list with one for each prompt")
         if len(params) != len(batch):
             raise ParameterError(f"{len(params)} SamplingParams for {len(batch)} prompts: give one, or one for each")
         return self._complete(batch, params)
@@ -124,7 +123,7 @@ class Engine:
         """
         if not is_single(prompt):
             raise PromptError("stream takes one prompt; for a list of them use generate")
-        row = self._row(prompt, params or SamplingParams(), stream=True)
+        row = self._row(prompt, SamplingParams() if params is None else params, stream=True)
         return self._stream(row, trace)
 
     def _stream(self, row: Row, trace: bool) -> Iterator[StreamEvent]:
@@ -156,14 +155,8 @@ class Engine:
         return [row.completion() if isinstance(row, Row) else row for row in results]
 
     def _row(self, prompt: Prompt, params: SamplingParams, stream: bool = False) -> Row:
-        if params.stop and self.target.tokenizer is None:
-            raise ParameterError(
-                f"stop={list(params.stop)!r}: {self.target.name} was loaded without a tokenizer, so that stop strings "
-                "can't be found: use stop_token_ids"
-            )
-        if is_single(prompt):
-            return Row(make_sequence(self.target, prompt, params), self.target, stream)
-        raise PromptError("a prompt in a list is itself a list of prompts: lists of prompts don't nest")
+        check_params(self.target, params)
+        return Row(make_sequence(self.target, prompt, params), self.target, stream)
 
     def rounds(
         self, trace: bool = False, make_sampler: Callable[[AbstractSequence[Sequence]], Sampler] | None = None
@@ -180,6 +173,18 @@ class Engine:
 MAX_SPECULATIVE_TOKENS = 256
 
 
+def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
+    """Refuse unknown options that nothing is loaded with: nobody else would, and one may be a slip of the pen."""
+    loaded = (target, None if isinstance(drafter, str) and drafter in drafter_names() else drafter)
+    if not any(isinstance(model, str | Path) for model in loaded):
+        known = [name for name, option in signature(load).parameters.items() if option.kind is option.KEYWORD_ONLY]
+        for name in options:
+            if name not in known:
+                raise ParameterError(
+                    f"unknown option {name}={options[name]!r}: choose one of max_batch_size, {', '.join(known)}"
+                )
+
+
 def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Drafter:
     """The drafter that `Engine` was asked for; see there.
 
@@ -190,6 +195,8 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
     if drafter is None:
         return NoDrafter()
     if isinstance(drafter, str):
+        if drafter == DraftModel.name:
+            raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
         if drafter in drafter_names():
             return get_drafter(drafter)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
@@ -199,9 +206,11 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
                 f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? Choose one of {', '.join(drafter_names())}, "
                 "or give a model's path"
             )
+    if isclass(drafter):
+        raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):
         if isinstance(drafter, DraftModel):
-            check_pair(target, drafter.model)
+            _check_drafter(target, drafter.model)
         return drafter
     try:
         model = load(drafter, **load_options)
@@ -211,10 +220,14 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
                 f"unknown drafter {drafter!r}: choose one of {', '.join(drafter_names())}, or give a model ({error})"
             ) from error
         raise
+    _check_drafter(target, model)
+    return DraftModel(model)
+
+
+def _check_drafter(target: LanguageModel, model: LanguageModel) -> None:
     check_pair(target, model)
     if (model.decoder_start_token_id is None) != (target.decoder_start_token_id is None):
         raise ModelError(
             f"{model.name} can't draft for {target.name}: one is an encoder-decoder model and the other is not; "
             "use a drafter of the target's kind, or prompt-lookup"
         )
-    return DraftModel(model)

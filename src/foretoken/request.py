@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
+from numbers import Integral
 from typing import Any, TypeGuard
 
-from foretoken.errors import PromptError
+from foretoken.errors import ParameterError, PromptError
 from foretoken.models.base import LanguageModel
 from foretoken.randomness import fresh_seed
 from foretoken.sampling import SamplingParams
@@ -23,13 +25,47 @@ def is_single(prompts: Prompt | AbstractSequence[Prompt]) -> TypeGuard[Prompt]:
     """Whether this is one prompt and not a list of them."""
     if isinstance(prompts, str):
         return True
-    if not isinstance(prompts, AbstractSequence) and not hasattr(prompts, "__len__"):
+    if isinstance(prompts, bytes | bytearray | memoryview):
+        raise PromptError("prompt is bytes: decode them to a string, or give a list of token ids")
+    if not isinstance(prompts, AbstractSequence):
+        cure = ": call its tolist()" if hasattr(prompts, "tolist") else ""
         raise PromptError(
-            f"a prompt is a string, a list of token ids or a list of chat messages, not {type(prompts).__name__}"
+            f"a prompt is a string, a list of token ids or a list of chat messages, not {type(prompts).__name__}{cure}"
         )
     if len(prompts) == 0:
         raise PromptError("prompt is an empty list: give at least one token, or at least one prompt")
-    return isinstance(prompts[0], int | Mapping)
+    return isinstance(prompts[0], Integral | Mapping)
+
+
+def check_params(model: LanguageModel, params: SamplingParams) -> None:
+    """See to it that there is a text that a model can write under these parameters.
+
+    Raises:
+        ParameterError: they name tokens that the model does not have, or forbid all that it has.
+    """
+    if not isinstance(params, SamplingParams):
+        raise ParameterError(f"params is {params!r}: give SamplingParams")
+    bias, last = params.logit_bias or {}, model.vocab_size - 1
+    for name, tokens in (("logit_bias", bias), ("stop_token_ids", params.stop_token_ids)):
+        for token in tokens:
+            if token > last:
+                raise ParameterError(
+                    f"{name} has token {token}: the vocabulary of {model.name} has the ids 0 to {last:,}"
+                )
+    banned = {token for token, number in bias.items() if number == -math.inf}
+    if params.min_new_tokens:
+        banned |= {*params.stop_token_ids, *(token for token in model.eos_token_ids if 0 <= token <= last)}
+    if len(banned) > last:
+        raise ParameterError(
+            f"all {last + 1:,} tokens of {model.name} are forbidden by logit_bias"
+            + (f", or as ends of a text by min_new_tokens={params.min_new_tokens}" if params.min_new_tokens else "")
+            + ": leave at least one"
+        )
+    if params.stop and model.tokenizer is None:
+        raise ParameterError(
+            f"stop={list(params.stop)!r}: {model.name} was loaded without a tokenizer, so that stop strings can't be "
+            "found: use stop_token_ids"
+        )
 
 
 def make_sequence(model: LanguageModel, prompt: Prompt, params: SamplingParams) -> Sequence:
@@ -39,6 +75,8 @@ def make_sequence(model: LanguageModel, prompt: Prompt, params: SamplingParams) 
         PromptError: the prompt is empty, too long for the model, has tokens outside its vocabulary, or needs a
             tokenizer that the model does not have.
     """
+    if not is_single(prompt):
+        raise PromptError("a prompt in a list is itself a list of prompts: lists of prompts don't nest")
     seed = params.seed if params.seed is not None else fresh_seed()
     tokens = encode(model, prompt)
     if model.decoder_start_token_id is not None:
@@ -53,8 +91,11 @@ def make_sequence(model: LanguageModel, prompt: Prompt, params: SamplingParams) 
 
 def encode(model: LanguageModel, prompt: Prompt) -> list[int]:
     """The prompt's tokens: special tokens are added to texts as the tokenizer does, to token ids none."""
+    tokens: list[Any]
     if isinstance(prompt, str):
-        tokens = list(_tokenizer(model)(prompt).input_ids)
+        tokenizer = _tokenizer(model)
+        _check_text(prompt, "prompt")
+        tokens = list(tokenizer(prompt).input_ids)
         if not tokens:
             raise PromptError("prompt is empty: give at least one character")
     elif isinstance(prompt[0], Mapping):
@@ -62,25 +103,52 @@ def encode(model: LanguageModel, prompt: Prompt) -> list[int]:
     else:
         tokens = list(prompt)
     for place, token in enumerate(tokens):
-        if isinstance(token, bool) or not isinstance(token, int):
+        if isinstance(token, bool) or not isinstance(token, Integral):
             raise PromptError(f"token {place} of the prompt is {token!r}: token ids are integers")
-        if not 0 <= token < model.vocab_size:
+        if not 0 <= int(token) < model.vocab_size:
             raise PromptError(
-                f"token {place} of the prompt is {token:,}: the vocabulary of {model.name} has the ids "
+                f"token {place} of the prompt is {int(token):,}: the vocabulary of {model.name} has the ids "
                 f"0 to {model.vocab_size - 1:,}"
             )
-    return tokens
+    return list(map(int, tokens))
 
 
 def _chat(model: LanguageModel, messages: Any) -> list[int]:
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
             raise PromptError(f"chat message {place} is {message!r}: it needs the keys 'role' and 'content'")
+        role, content = message["role"], message["content"]
+        if not isinstance(role, str) or not role:
+            raise PromptError(f"the role of chat message {place} is {role!r}: give 'user', 'assistant' or 'system'")
+        # Without content a message may still hold something else, calls of tools for example.
+        if not isinstance(content, str | list | tuple) and (content is not None or len(message) == 2):
+            raise PromptError(f"the content of chat message {place} is {content!r}: give a string")
+        if isinstance(content, str):
+            _check_text(content, f"the content of chat message {place}")
     tokenizer = _tokenizer(model)
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as a text")
-    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
-    return list(encoded["input_ids"])
+    try:
+        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
+    except Exception as error:  # templates raise what they like
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise PromptError(
+            f"the chat template of {model.name} refuses the messages ({reason}): check their roles, order and contents"
+        ) from error
+    tokens = list(encoded["input_ids"])
+    if not tokens:
+        raise PromptError("prompt is empty: the chat template makes nothing of the messages")
+    return tokens
+
+
+def _check_text(text: str, name: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{name} has half a surrogate pair, {text[error.start]!r}, at character {error.start:,}, which is no text: "
+            "decode what it was read from with the right encoding"
+        ) from error
 
 
 def _tokenizer(model: LanguageModel) -> Any:

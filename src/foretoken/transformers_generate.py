@@ -14,10 +14,13 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.engine import Engine
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, PromptError
+from foretoken.models import LanguageModel
 from foretoken.randomness import fresh_seed, gumbel
+from foretoken.request import encode
 from foretoken.rounds import Row
 from foretoken.sampling import Sampler, SamplingParams
+from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
 
@@ -50,6 +53,8 @@ def custom_generate(
         ParameterError: on a call that asks for more than sampling or greedy search (beams, scores to return, …), or
             for logits processors that keep a state between calls.
     """
+    if seed is not None:
+        seed = check_integer("seed", seed, 0, 2**64 - 1, cure="use None for a fresh one")
     engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
 
     def generate(
@@ -75,9 +80,12 @@ def custom_generate(
         first = fresh_seed() if seed is None else seed
         budget = generation_config.max_length - input_ids.shape[1]
         rows = []
+        if not len(input_ids):
+            raise PromptError("input_ids holds no rows: give at least one prompt")
         for place in range(input_ids.shape[0]):
             given = input_ids[place].tolist()
             real = texts[place][mask[place].bool()].tolist()
+            _check_prompt(engine.target, place, real)
             params = SamplingParams(
                 temperature=1.0 if generation_config.do_sample else 0.0,
                 max_new_tokens=max(budget, 1),
@@ -120,6 +128,11 @@ def custom_generate(
 def _refuse_what_is_not_sampling(config: Any, model_kwargs: dict[str, Any]) -> None:
     if (config.num_beams or 1) > 1:
         raise ParameterError(f"num_beams={config.num_beams}: custom_generate samples; for beams use beam_search")
+    for name in ("penalty_alpha", "dola_layers"):
+        if getattr(config, name, None):
+            raise ParameterError(
+                f"{name}={getattr(config, name)!r}: custom_generate samples from the model's own law; leave it out"
+            )
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
         if getattr(config, name, None):
             raise ParameterError(
@@ -127,6 +140,20 @@ def _refuse_what_is_not_sampling(config: Any, model_kwargs: dict[str, Any]) -> N
             )
     if model_kwargs.get("inputs_embeds") is not None:
         raise ParameterError("inputs_embeds: drafters need token ids; give input_ids")
+
+
+def _check_prompt(model: LanguageModel, place: int, tokens: list[int]) -> None:
+    if not tokens:
+        raise PromptError(f"row {place} of input_ids is empty, or all masked: give at least one token")
+    try:
+        encode(model, tokens)
+    except PromptError as error:
+        raise PromptError(f"row {place} of input_ids: {error}") from None
+    if model.decoder_start_token_id is None and len(tokens) >= model.max_length:
+        raise PromptError(
+            f"row {place} of input_ids has {len(tokens):,} tokens, the model {model.name} takes {model.max_length:,}, "
+            "and at least one must be left for the output: shorten the prompt"
+        )
 
 
 class _Row(Row):
@@ -189,6 +216,12 @@ class _ProcessorSampler(Sampler):
                 on_path[0] = False
                 text = torch.tensor([before + tokens[place][on_path].tolist()], device=scores.device)
                 scores[place, column] = self._processors[sequence.id](text, scores[place, column : column + 1])[0]
+                # After a drafted token there may be no answer, since the token itself may be rejected yet.
+                if node == 0 and bool((scores[place, column] == -torch.inf).all()):
+                    raise ParameterError(
+                        f"the logits processors forbid every token after the {text.shape[1]:,} there are: allow at "
+                        "least one"
+                    )
         return scores
 
     def probabilities(

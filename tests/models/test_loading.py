@@ -108,7 +108,7 @@ def damaged(folder, how):
         ("garbled config", "broken or incomplete"),
         ({"model_type": "flurb"}, "unknown to transformers"),
         ({"num_hidden_layers": 3}, "lacks weights"),
-        ({"hidden_size": 64}, "broken or incomplete"),
+        ({"hidden_size": 64}, "other shapes than config.json says"),
     ],
 )
 def test_damaged_folder(folder, how, message):
@@ -130,11 +130,60 @@ def test_no_language_model(tmp_path):
         load(transformers.AutoModel.from_pretrained(tmp_path / "bert"))
     with pytest.raises(ModelError, match="from a int"):
         load(3)
+    with pytest.raises(ModelError, match="is a Linear"):
+        load(torch.nn.Linear(2, 2))
 
 
-def test_unknown_dtype(folder):
-    with pytest.raises(ModelError, match=r"float99.*use auto"):
-        load(folder, dtype="float99")
+@pytest.mark.parametrize("dtype", ["float99", "int8", "float8_e4m3fn", torch.int8, 5, None])
+def test_unknown_dtype(folder, dtype):
+    with pytest.raises(ModelError, match=r"dtype .* is unknown: use auto"):
+        load(folder, dtype=dtype)
+
+
+def test_bad_options_are_no_broken_files(folder):
+    for options, named in [
+        ({"device": "toaster"}, "device 'toaster' can't be used here"),
+        ({"device": "cuda:99"}, "device 'cuda:99' can't be used here"),
+        ({"attn_implementation": "none"}, "these options"),
+        ({"flavour": 1}, "these options.*flavour"),
+        ({"tokenizer": 5}, "tokenizer is 5"),
+        ({"tokenizer": str(folder)}, "no tokenizer can be loaded"),  # it was asked for, so that a note won't do
+    ]:
+        with pytest.raises(ModelError, match=named):
+            load(folder, **options)
+
+
+@pytest.mark.parametrize("name", ["", " ", "~nobody-of-that-name/model", "a" * 5000])
+def test_names_that_are_none(name):
+    with pytest.raises(ModelError, match=r"name is|no folder") as caught:
+        load(name)
+    assert len(str(caught.value)) < 300
+
+
+def test_an_adapter_is_no_model(folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"adapter.*merge"):
+        load(folder)
+
+
+def test_weights_without_a_place_are_told_of(folder):
+    damaged(folder, {"num_hidden_layers": 1})
+    with pytest.warns(UserWarning, match="9 weights .* no use for"):
+        load(folder)
+
+
+def test_weights_that_are_no_numbers_are_named():
+    model = tiny.tiny_llama()
+    model.lm_head.weight.data[3] = float("nan")
+    with pytest.raises(ModelError, match="weights hold NaN"):
+        load(model)
+
+
+def test_end_tokens_below_zero_are_none(folder):
+    damaged(folder, {"eos_token_id": -1})
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert load(folder).eos_token_ids == ()
 
 
 def test_out_of_memory(folder, monkeypatch):

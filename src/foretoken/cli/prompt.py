@@ -32,7 +32,11 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         text = decode_text(sys.stdin.buffer.read(), "standard input")
     else:
         assert prompt is not None
-        text = decode_text(prompt.encode("utf-8", "surrogateescape"), "PROMPT")
+        try:
+            data = prompt.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:  # half a pair of UTF-16, where arguments are in that
+            raise PromptError(f"PROMPT is no text: half a surrogate pair at character {error.start:,}") from error
+        text = decode_text(data, "PROMPT")
     if not text:
         raise PromptError("prompt is empty: give at least one character")
     return text

@@ -64,7 +64,8 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     from foretoken.shipped import load_part
 
     shipped = options.target is None
-    name = options.drafter or (SHIPPED_DRAFTER if shipped else MODEL_FREE_DRAFTER)
+    default = SHIPPED_DRAFTER if shipped else MODEL_FREE_DRAFTER
+    name = default if options.drafter is None else options.drafter  # an empty one is a mistake, and is named
     if name != SHIPPED_DRAFTER:
         return engine.make_drafter(name, target, **_load_options(options))
     if not shipped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +15,7 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.feed import feed
+from foretoken.models.loading import load
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import check_finite, draw
 from foretoken.sequence import Sequence
@@ -52,8 +54,9 @@ class DraftModel:
 
     name = "draft-model"
 
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model
+    def __init__(self, model: Any) -> None:
+        """Take a model in any form that `foretoken.load` does."""
+        self.model: LanguageModel = load(model)
         # Of each sequence: two batches that take turns don't disturb each other, and what ended is let go.
         self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
-from foretoken.errors import ParameterError
+from foretoken.drafters.prompt_lookup import LONGEST_NGRAM
+from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -44,12 +45,8 @@ class NgramStorage:
         one_level: bool = False,
         keep: bool = False,
     ) -> None:
-        if max_order < 2:
-            raise ParameterError(
-                f"max_order={max_order}: an n-gram has a context and a continuation, at least 2 tokens"
-            )
-        if top_k_filler < 0:
-            raise ParameterError(f"top_k_filler={top_k_filler}: must be 0 (no filler) or more")
+        check_integer("max_order", max_order, 2, LONGEST_NGRAM, cure="an n-gram has a context and a continuation")
+        check_integer("top_k_filler", top_k_filler, 0, cure="use 0 for no filler")
         self.max_order = max_order
         self.top_k_filler = top_k_filler
         self.stop_if_unknown = stop_if_unknown

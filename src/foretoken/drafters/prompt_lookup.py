@@ -10,8 +10,11 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
 from foretoken.errors import ParameterError
+from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
+
+LONGEST_NGRAM = 256
 
 
 class PromptLookup:
@@ -28,7 +31,9 @@ class PromptLookup:
     name = "prompt-lookup"
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
-        if not 1 <= min_ngram <= max_ngram:
+        check_integer("max_ngram", max_ngram, 1, LONGEST_NGRAM, cure="longer ones hardly ever occur again")
+        check_integer("min_ngram", min_ngram, 1, cure="use 1 for any length")
+        if min_ngram > max_ngram:
             raise ParameterError(
                 f"min_ngram={min_ngram}, max_ngram={max_ngram}: both must be at least 1, and min_ngram the smaller"
             )

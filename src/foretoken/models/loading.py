@@ -65,8 +65,12 @@ def load(
         ModelError: there is no such model, its files are broken, or it is no language model.
         OutOfMemory: it doesn't fit.
     """
+    if not (tokenizer is None or isinstance(tokenizer, str | Path) or hasattr(tokenizer, "decode")):
+        raise ModelError(
+            f"tokenizer is {tokenizer!r}: give a transformers tokenizer, or the folder or hub id to load one from"
+        )
     if isinstance(model, nn.Module):
-        return wrap(model, _tokenizer(tokenizer, {}) if isinstance(tokenizer, (str, Path)) else tokenizer, name)
+        return wrap(model, _named_tokenizer(tokenizer, {}) if isinstance(tokenizer, str | Path) else tokenizer, name)
     if not isinstance(model, (str, Path)):
         if all(hasattr(model, part) for part in ("open", "forward", "vocab_size", "max_length")):
             return model
@@ -81,13 +85,13 @@ def load(
     if not Path(source).is_dir() and not _hub_resolves():
         # What was downloaded before still loads; without this, the hub's client retries for half a minute.
         hub["local_files_only"] = True
+    target = _device(device)
     with _quiet(), _translated_errors(name, source):
         config = transformers.AutoConfig.from_pretrained(source, **hub)
         architecture = _architecture(config, name)
         if attn_implementation is not None:
             kwargs["attn_implementation"] = attn_implementation
         quantised = "quantization_config" in kwargs or getattr(config, "quantization_config", None) is not None
-        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if quantised:
             kwargs.setdefault("dtype", dtype)
             if target.type != "cpu":
@@ -103,8 +107,17 @@ def load(
             )
         if "device_map" not in kwargs and not quantised:
             module = module.to(target)
-        if tokenizer is None or isinstance(tokenizer, (str, Path)):
-            tokenizer = _tokenizer(tokenizer or source, hub)
+        unused = sorted(report["unexpected_keys"])
+        if unused:
+            warnings.warn(
+                f"{name} holds {len(unused)} weights that a {type(module).__name__} of its config.json has no use for, "
+                f"such as {unused[0]}: if the model should have them, config.json is not the checkpoint's",
+                stacklevel=2,
+            )
+        if tokenizer is None:
+            tokenizer = _tokenizer(source, hub)
+        elif isinstance(tokenizer, str | Path):
+            tokenizer = _named_tokenizer(tokenizer, hub)
         return wrap(module, tokenizer, name)
 
 
@@ -139,8 +152,21 @@ def check_pair(target: LanguageModel, drafter: LanguageModel) -> None:
 def _locate(model: str | Path) -> str:
     """The folder or hub id to load from; ModelError where it can't be either."""
     text = str(model)
-    path = Path(model).expanduser()
+    if not text.strip():
+        raise ModelError(f"the model's name is {text!r}: give a path, a hub id or a transformers model")
+    try:
+        path = Path(model).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long; the home of a user there is none of
+        shown = text if len(text) <= 100 else f"{text[:100]}…"
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"there is no folder {shown!r} ({reason}): check the path") from error
     if path.is_dir():
+        if (path / "adapter_config.json").is_file() and not _has_weights(path):
+            raise ModelError(
+                f"{text} holds an adapter and no model: load its base model, or merge the adapter into it (in peft: "
+                "merge_and_unload, then save_pretrained) and give the folder of the result"
+            )
         if not (path / "config.json").is_file():
             raise ModelError(f"{text} has no config.json: give the folder that `save_pretrained` wrote")
         return str(path)
@@ -150,6 +176,27 @@ def _locate(model: str | Path) -> str:
     if looks_like_path:
         raise ModelError(f"there is no folder {text!r}: check the path, or give a hub id (organisation/model)")
     return text
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a folder has a model's weights, and not only an adapter's."""
+    names = ("model*.safetensors", "model*.safetensors.index.json", "pytorch_model*.bin*")
+    return any(any(folder.glob(name)) for name in names)
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    """The device to load weights to; ModelError where this machine has no such device."""
+    if device is None or device == "":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(1, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        raise ModelError(
+            f"device {device!r} can't be used here ({str(error).splitlines()[0][:200]}): use cpu"
+            + (f", or cuda:0 to cuda:{torch.cuda.device_count() - 1}" if torch.cuda.is_available() else "")
+        ) from error
+    return found
 
 
 def _hub_resolves() -> bool:
@@ -185,11 +232,10 @@ def _named_causal(config: Any) -> bool:
 
 def _resolve_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) -> torch.dtype:
     """The dtype to load weights in."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
     if dtype != "auto":
-        found = getattr(torch, dtype.removeprefix("torch."), None)
-        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+        # Eight bits are a format to store weights in, not one to multiply them in.
+        if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
             raise ModelError(f"dtype {dtype!r} is unknown: use auto, float32, bfloat16 or float16")
         return found
     stored = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
@@ -211,6 +257,18 @@ def multiplies_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def _named_tokenizer(source: str | Path, hub: dict[str, Any]) -> Any:
+    """The tokenizer that was asked for by its place; ModelError where there is none."""
+    with _quiet():
+        try:
+            return transformers.AutoTokenizer.from_pretrained(str(Path(source).expanduser()), **hub)
+        except Exception as error:
+            raise ModelError(
+                f"no tokenizer can be loaded from {str(source)!r} ({_first_line(error)}): give the folder or hub id "
+                "of one"
+            ) from error
+
+
 def _tokenizer(source: str | Path, hub: dict[str, Any]) -> Any | None:
     """The tokenizer at a place, or None where there is none."""
     folder = Path(source)
@@ -220,7 +278,11 @@ def _tokenizer(source: str | Path, hub: dict[str, Any]) -> Any | None:
         return transformers.AutoTokenizer.from_pretrained(str(source), **hub)
     except Exception as error:
         # Token ids still work; but say what happened, for text won't.
-        warnings.warn(f"no tokenizer could be loaded from {source}: {error}", stacklevel=3)
+        warnings.warn(
+            f"no tokenizer could be loaded from {source} ({_first_line(error)}): prompts must be token ids, or name a "
+            "tokenizer",
+            stacklevel=3,
+        )
         return None
 
 
@@ -252,7 +314,7 @@ def _translated_errors(name: str, source: str) -> Iterator[None]:
         text = str(error).strip() or type(error).__name__
         if isinstance(error, RuntimeError) and re.search("not enough memory|can't allocate memory", text):
             raise _out_of_memory(name) from error
-        first = text.splitlines()[0][:300]
+        first = _first_line(error)
         if not Path(source).is_dir() and isinstance(error, OSError):
             message = (
                 f"{name!r} is neither a folder here nor a model that the hub could give ({type(error).__name__}): "
@@ -260,9 +322,24 @@ def _translated_errors(name: str, source: str) -> Iterator[None]:
             )
         elif "model type" in text and ("not recognize" in text or "unrecognized" in text.lower()):
             message = f"{name} has an architecture unknown to transformers {transformers.__version__}: {first}"
+        elif isinstance(error, ImportError):
+            message = f"{name} can't be loaded without a package that is not installed: {first}"
+        elif "unexpected keyword argument" in text or "`attn_implementation" in text:
+            message = f"{name} can't be loaded with these options: {first}"
+        elif "ignore_mismatched_sizes" in text:
+            message = (
+                f"{name} can't be loaded, its files are broken: the weights have other shapes than config.json says"
+            )
         else:
             message = f"{name} can't be loaded, its files are broken or incomplete ({type(error).__name__}): {first}"
         raise ModelError(message) from error
+
+
+def _first_line(error: Exception) -> str:
+    """The beginning of what an error says."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    first = lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1].strip()}"
+    return first[:300]
 
 
 def _out_of_memory(name: str) -> OutOfMemory:

@@ -34,10 +34,10 @@ def eos_token_ids(module: Any) -> tuple[int, ...]:
     """The tokens that end a text, as `generate` would see them."""
     for holder in (getattr(module, "generation_config", None), module.config, text_config(module)):
         value = getattr(holder, "eos_token_id", None)
-        if isinstance(value, int):
-            return (value,)
         if value is not None:
-            return tuple(int(token) for token in value)
+            # Some configs say -1 where there is none, which as an index would be another token.
+            tokens = (int(token) for token in ((value,) if isinstance(value, int) else value))
+            return tuple(token for token in tokens if token >= 0)
     return ()
 
 

@@ -26,6 +26,8 @@ def wrap(module: Any, tokenizer: Any | None = None, name: str | None = None) -> 
     Raises:
         ModelError: the model writes no text, or can't be scored exactly.
     """
+    if not hasattr(module, "config"):
+        raise ModelError(f"{name or 'the model'} is a {type(module).__name__}: give a transformers language model")
     name = name or getattr(module.config, "name_or_path", "") or type(module).__name__
     module.eval().requires_grad_(False)
     if not hasattr(module, "get_output_embeddings") or not module.can_generate():
@@ -58,7 +60,9 @@ def _slow(wrapper: type[RecomputeModel], module: Any, tokenizer: Any, name: str,
     kind = type(module).__name__
     problem = refusal(module, wrapper)
     if problem is not None:
-        raise ModelError(f"{name} ({kind}) can't be scored exactly: {problem}. Load a model of another architecture")
+        broken = any(bool(weight.isnan().any()) for weight in module.parameters() if weight.is_floating_point())
+        cure = "Its weights hold NaN: take an unbroken checkpoint" if broken else "Load a model of another architecture"
+        raise ModelError(f"{name} ({kind}) can't be scored exactly: {problem}. {cure}")
     warnings.warn(
         f"{name} ({kind}) is slow here: each pass reads the whole text again, because {reason}",
         SlowModelWarning,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,20 +56,23 @@ class SamplingParams:
         def keep(name: str, value: object) -> None:
             object.__setattr__(self, name, value)  # the way to normalise a field of a frozen dataclass
 
-        keep("temperature", _number("temperature", self.temperature, 0.0, cure="use 0 for greedy decoding"))
-        top_k = -1 if self.top_k is None else _integer("top_k", self.top_k, -1, cure="use 0 to keep all tokens")
+        keep("temperature", check_number("temperature", self.temperature, 0.0, cure="use 0 for greedy decoding"))
+        top_k = -1 if self.top_k is None else check_integer("top_k", self.top_k, -1, cure="use 0 to keep all tokens")
         keep("top_k", max(top_k, 0))
-        keep("top_p", _number("top_p", self.top_p, 0.0, 1.0, above=True, cure="use 1 to keep all tokens"))
-        keep("min_p", _number("min_p", self.min_p, 0.0, 1.0, cure="use 0 to keep all tokens"))
-        penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, above=True, cure="use 1 for none")
+        keep("top_p", check_number("top_p", self.top_p, 0.0, 1.0, above=True, cure="use 1 to keep all tokens"))
+        keep("min_p", check_number("min_p", self.min_p, 0.0, 1.0, cure="use 0 to keep all tokens"))
+        # Beyond these limits logits overflow in float32, and nothing could be chosen from them.
+        penalty = check_number("repetition_penalty", self.repetition_penalty, 1e-10, 1e10, cure="use 1 for none")
         keep("repetition_penalty", penalty)
         for name in ("presence_penalty", "frequency_penalty"):
-            keep(name, _number(name, getattr(self, name), -2.0, 2.0, cure="use 0 for none"))
+            keep(name, check_number(name, getattr(self, name), -2.0, 2.0, cure="use 0 for none"))
         keep("logit_bias", _logit_bias(self.logit_bias))
         if self.seed is not None:
-            keep("seed", _integer("seed", self.seed, 0, 2**64 - 1, cure="use None for a fresh one"))
-        keep("max_new_tokens", _integer("max_new_tokens", self.max_new_tokens, 1, cure="ask for at least one token"))
-        keep("min_new_tokens", _integer("min_new_tokens", self.min_new_tokens, 0, cure="use 0 for none"))
+            keep("seed", check_integer("seed", self.seed, 0, 2**64 - 1, cure="use None for a fresh one"))
+        keep(
+            "max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1, cure="ask for at least one token")
+        )
+        keep("min_new_tokens", check_integer("min_new_tokens", self.min_new_tokens, 0, cure="use 0 for none"))
         if self.min_new_tokens > self.max_new_tokens:
             raise ParameterError(
                 f"min_new_tokens is {self.min_new_tokens}, more than max_new_tokens, {self.max_new_tokens}: "
@@ -80,7 +83,7 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise ParameterError(f"ignore_eos is {self.ignore_eos!r}: use True or False")
         if self.logprobs is not None:
-            keep("logprobs", _integer("logprobs", self.logprobs, 0, cure="use None to report nothing"))
+            keep("logprobs", check_integer("logprobs", self.logprobs, 0, cure="use None to report nothing"))
 
     @property
     def greedy(self) -> bool:
@@ -88,8 +91,12 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def _number(name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False, cure: str) -> float:
-    """A finite float in [low, high], or in (low, high] with `above`."""
+def check_number(name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False, cure: str) -> float:
+    """`value` as a finite float in [low, high], or in (low, high] with `above`.
+
+    Raises:
+        ParameterError: it is none; the message names `name`, the limits and `cure`.
+    """
     limit = f"{'above' if above else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ParameterError(f"{name} is {value!r}, not a number: give a number {limit}; {cure}")
@@ -102,7 +109,12 @@ def _number(name: str, value: Any, low: float, high: float = math.inf, *, above:
     return number
 
 
-def _integer(name: str, value: Any, low: int, high: int | None = None, *, cure: str) -> int:
+def check_integer(name: str, value: Any, low: int, high: int | None = None, *, cure: str) -> int:
+    """`value` as an int in [low, high].
+
+    Raises:
+        ParameterError: it is none; the message names `name`, the limits and `cure`.
+    """
     limit = f"at least {low}" + (f" and at most {high}" if high is not None else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ParameterError(f"{name} is {value!r}, not an integer: give an integer {limit}; {cure}")
@@ -112,18 +124,29 @@ def _integer(name: str, value: Any, low: int, high: int | None = None, *, cure: 
     return number
 
 
+def _items(value: Any) -> tuple[Any, ...] | None:
+    """What a list (or anything like one) holds; None for what is no list, though it may be iterable."""
+    if isinstance(value, str | bytes | bytearray | Mapping):
+        return None
+    try:
+        return tuple(value)
+    except TypeError:  # scalar arrays have an `__iter__`, too
+        return None
+
+
 def _token_ids(value: Any) -> tuple[int, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    tokens = _items(value)
+    if tokens is None:
         raise ParameterError(f"stop_token_ids is {value!r}: give a list of token ids")
-    return tuple(_integer("stop_token_ids", token, 0, cure="give token ids of the vocabulary") for token in value)
+    return tuple(check_integer("stop_token_ids", token, 0, cure="give token ids of the vocabulary") for token in tokens)
 
 
 def _strings(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = (value,)
-    if not isinstance(value, Iterable):
+    strings = _items(value)
+    if strings is None:
         raise ParameterError(f"stop is {value!r}: give a string or a list of strings")
-    strings = tuple(value)
     for text in strings:
         if not isinstance(text, str) or not text:
             raise ParameterError(f"stop holds {text!r}: give strings of at least one character")
@@ -137,8 +160,8 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
         raise ParameterError(f"logit_bias is {value!r}: give a mapping from token ids to numbers")
     bias = {}
     for token, number in value.items():
-        token = _integer("a token id in logit_bias", token, 0, cure="give token ids of the vocabulary")
+        token = check_integer("a token id in logit_bias", token, 0, cure="give token ids of the vocabulary")
         if number != -math.inf:
-            number = _number(f"logit_bias[{token}]", number, -math.inf, cure="use -inf to ban a token")
+            number = check_number(f"logit_bias[{token}]", number, -1e30, 1e30, cure="use -inf to ban a token")
         bias[token] = float(number)
     return bias or None

@@ -63,8 +63,12 @@ def get(name: str | AnyVerifier) -> AnyVerifier:
     Raises:
         ParameterError: no verifier has that name, or the parameters don't fit; the message says what would do.
     """
-    if isinstance(name, Verifier | CoupledVerifier):
+    if isinstance(name, Verifier | CoupledVerifier) and not isinstance(name, type):
         return name
+    if not isinstance(name, str) or not name:
+        raise ParameterError(
+            f"verifier is {name!r}: give an instance of a verifier's class, or a name: one of {', '.join(_VERIFIERS)}"
+        )
     base, colon, values = name.partition(":")
     if base not in _VERIFIERS:
         raise ParameterError(f"unknown verifier {name!r}: choose one of {', '.join(_VERIFIERS)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -30,10 +31,10 @@ class TypicalVerifier:
 
     def __init__(self, threshold: float = 0.09, entropy_factor: float = 0.3) -> None:
         """Take ε, the probability that always passes, and δ, how much a spread-out law lowers it."""
-        if not 0 < threshold <= 1 or entropy_factor <= 0:
+        if not 0 < threshold <= 1 or not 0 < entropy_factor < math.inf:
             raise ParameterError(
-                f"typical takes a threshold above 0 and up to 1, and a positive entropy factor: got {threshold:g} and "
-                f"{entropy_factor:g}"
+                f"typical takes a threshold above 0 and up to 1, and a positive, finite entropy factor: got "
+                f"{threshold:g} and {entropy_factor:g}"
             )
         self.threshold, self.entropy_factor = threshold, entropy_factor
         self.summary = (
