@@ -62,8 +62,8 @@ SIZES = {
             # Most questions with their answers fit 256 tokens; longer rows come last, when they are worth their price.
             lengths=((0.0, 256), (0.45, 384), (0.8, 512), (0.93, 1024), (0.97, 2048)),
         ),
-        samples=SamplePlan(batches=100, batch_size=128, max_new_tokens=160),
-        drafter_plan=Plan(minutes=25, lengths=((0.0, 256), (0.9, 512), (0.96, 1024)), accumulate=2, decay_from=0.4),
+        samples=SamplePlan(batches=40, batch_size=128, max_new_tokens=160),
+        drafter_plan=Plan(minutes=22, lengths=((0.0, 256), (0.9, 512), (0.96, 1024)), accumulate=2, decay_from=0.4),
         held_out_prompts=48,
     ),
     "toy": Size(

@@ -36,7 +36,6 @@ SKIPPED_FOLDERS = {
     "encodings",
     "pydoc_data",
     "turtledemo",
-    "site-packages",
     "__pycache__",
     "ensurepip",
     "_vendor",
@@ -88,7 +87,9 @@ def read_gsm8k(path: Path) -> list[tuple[str, str]]:
 
 def read_python(max_chars: int) -> list[str]:
     """Sources of the standard library and of `PACKAGES`, in a fixed order, `max_chars` characters at most."""
-    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
+    library = Path(sysconfig.get_paths()["stdlib"])
+    # Installed packages may lie inside the library's folder: those are read by name alone, their licence checked.
+    paths = [p for p in sorted(library.rglob("*.py")) if "site-packages" not in p.relative_to(library).parts]
     for package in PACKAGES:
         paths += package_files(package)
     texts: list[str] = []

@@ -129,7 +129,8 @@ def start_from_target(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> No
     narrow = drafter.get_input_embeddings().weight  # [V, h]
     directions = torch.linalg.svd(wide - wide.mean(0), full_matrices=False).Vh[: narrow.shape[1]]
     with torch.no_grad():
-        narrow.copy_((wide - wide.mean(0)) @ directions.T)
+        # Halved: the layers between are still noise, and logits at full size would be sure of it.
+        narrow.copy_(0.5 * (wide - wide.mean(0)) @ directions.T)
 
 
 def distillation_loss(target: nn.Module, tv_weight: float) -> BatchLoss:

@@ -67,7 +67,7 @@ CARD = """\
 # Model card: tiny pair
 
 A target and a drafter for trying speculative decoding where no other model is at hand, offline and on a laptop. They
-are small models trained for about an hour on a CPU: they write text that looks like worked maths answers, Python or
+are small models, trained on a CPU in under two hours: they write text that looks like worked maths answers, Python or
 old speeches, and they are **not to be trusted with any answer**.
 
 | | target | drafter |
@@ -88,7 +88,8 @@ chat template writes `<|user|>question<|assistant|>answer<|endoftext|>`.
 | text | origin | licence |
 | --- | --- | --- |
 | gsm8k | github.com/openai/grade-school-math, training split; calculator marks left out | MIT |
-| python | sources of the Python standard library and of click, rich, typer, jinja2, packaging, filelock, anyio, h11, \
+| python | sources of the Python standard library; where it leaves room, \
+of click, rich, typer, jinja2, packaging, filelock, anyio, h11, \
 huggingface_hub | PSF, MIT, BSD, Apache-2.0 |
 | speeches | inaugural and State of the Union addresses (nltk_data) | public domain |
 | shakespeare | tinyshakespeare (github.com/karpathy/char-rnn) | public domain text |

@@ -1,0 +1,64 @@
+"""Acceptance of the exported pair as foretoken's own engine counts it: `python measure.py --data DIR --out DIR`.
+
+Apart from `train.py`, which needs no foretoken; adds its table to the model card in OUT/pair.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from config import SIZES
+from distill import prompts_from
+from train import SEED, Recipe
+
+from foretoken import Completion, Engine, SamplingParams
+
+SECTION = "## Acceptance, counted by foretoken's engine"
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Folder with the training text.")],
+    out: Annotated[Path, typer.Option(help="The recipe's folder, exported.")],
+    num_prompts: Annotated[int, typer.Option(help="Held-out prompts of each text.")] = 32,
+    num_speculative_tokens: Annotated[int, typer.Option(help="Tokens drafted a round.")] = 5,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens a prompt.")] = 128,
+) -> None:
+    """Generate with the pair from held-out prompts, and write down what was accepted."""
+    torch.set_num_threads(1)
+    recipe = Recipe(SIZES["full"], data, out)
+    engine = Engine(out / "pair" / "target", out / "pair" / "drafter", "token", num_speculative_tokens)
+    lines = ["| text | greedy | temperature 1 |", "| --- | --- | --- |"]
+    everything: dict[float, list[Completion]] = {0.0: [], 1.0: []}
+    for name, documents in recipe.held_out_documents.items():
+        chosen = prompts_from(documents, num_prompts, recipe.tokenizer, np.random.default_rng(SEED))
+        cells = []
+        for temperature, so_far in everything.items():
+            params = [
+                SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, seed=SEED + i)
+                for i in range(len(chosen))
+            ]
+            completions = engine.generate([prompt.tolist() for prompt in chosen], params)
+            so_far += completions
+            cells.append(f"{length(completions):.2f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.append(f"| all | {' | '.join(f'{length(c):.2f}' for c in everything.values())} |")
+    told = (
+        f"{SECTION}\n\nMean acceptance length over {num_prompts} held-out prompts of each text, verifier `token`, "
+        f"{num_speculative_tokens} draft tokens.\n\n" + "\n".join(lines) + "\n"
+    )
+    typer.echo(told)
+    card = out / "pair" / "MODEL_CARD.md"
+    card.write_text(card.read_text(encoding="utf-8").split(SECTION)[0].rstrip() + "\n\n" + told, encoding="utf-8")
+
+
+def length(completions: list[Completion]) -> float:
+    """Emitted tokens over target passes, of all completions together."""
+    return sum(c.stats.emitted for c in completions) / sum(c.stats.rounds for c in completions)
+
+
+if __name__ == "__main__":
+    typer.run(main)
