@@ -59,7 +59,7 @@ def test_inconclusive_is_status_3():
         (["callable", "my_samplers:absent"], "can't be imported"),
         (["callable", "my_samplers"], "MODULE:FUNCTION"),
         (["callable", "my_samplers:right", "--level", "2"], "level=2.0"),
-        (["callable", "my_samplers:right", "--html", "no/such/report.html"], "no folder"),
+        (["callable", "my_samplers:right", "--html", "no/such/report.html"], "can't write"),
         (["callable", "my_samplers:right", "-t", "-1"], "temperature is -1.0"),
         (["transformers", "--mode", "magic"], "unknown mode 'magic'"),
         (["transformers", "--option", "x"], "NAME=VALUE"),

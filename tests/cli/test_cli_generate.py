@@ -173,6 +173,12 @@ def test_stop_strings_end_the_text(call):
     [
         (["hello", "--target", "/no/such/folder"], ["/no/such/folder"]),
         (["hello", "--drafter", "telepathy"], ["telepathy", "prompt-lookup", "ngram-storage"]),
+        (["hello", "--drafter", ""], ["unknown drafter ''", "prompt-lookup"]),
+        (["hello", "--target", ""], ["name is ''"]),
+        (["hello", "--device", "toaster"], ["toaster", "cpu"]),
+        (["hello", "--stop-token-id", "259"], ["stop_token_ids", "259", "258"]),
+        (["hello", "--verifier", "typical:0.1,nan"], ["nan", "finite"]),
+        (["a\ud800"], ["surrogate", "character 1"]),
         (["hello", "--drafter", "draft-model"], ["draft-model", "shipped"]),
         (["hello", "--verifier", "trust"], ["trust", "token", "coupled"]),
         (["hello", "--temperature", "-1"], ["temperature", "-1", "0"]),
@@ -225,3 +231,7 @@ def test_a_broken_model_is_refused(call, models, tmp_path):
 def test_usage_errors_have_status_2(call):
     for arguments in (["--no-such-option"], ["-k", "many"]):
         assert call("generate", "hello", *arguments).exit_code == 2
+
+
+def test_a_width_of_no_columns_hides_nothing(call):
+    assert "tokens/s" in call("generate", "hello", "-n", 4, COLUMNS="0").stderr

@@ -54,3 +54,11 @@ def test_a_missing_pair_is_one_readable_error(call, monkeypatch, tmp_path):
     result = call("demo")
     assert result.exit_code == 2
     assert "shipped target is missing" in result.stderr
+
+
+def test_a_picture_that_can_not_be_written_is_named_before_the_demonstration(call, tmp_path):
+    for place in (tmp_path, tmp_path / "none" / "demo.svg"):
+        result = call("demo", "--svg", place)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert str(place) in result.stderr.replace("\n", "")

@@ -15,7 +15,7 @@ from foretoken.cli import tables
 from foretoken.cli.audit import audit_app
 from foretoken.cli.options import ListOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt
-from foretoken.cli.screen import Screen, make_console
+from foretoken.cli.screen import Screen, check_writable, make_console
 from foretoken.errors import ForetokenError
 
 INTERRUPTED = 130  # the exit status of a process that SIGINT ended
@@ -161,6 +161,8 @@ def demo(
 
     screen = Screen(no_color)
     keep_quiet(screen)
+    if svg is not None:
+        check_writable(svg)
     engine = load_engine(ModelOptions(), screen)
     width = WIDTH if svg or not screen.out.is_terminal else min(WIDTH, screen.out.width)
     console = make_console(sys.stdout, no_color, width=width, record=svg is not None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.options import with_options
-from foretoken.cli.screen import Screen
+from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ def conclude(audit: Callable[[Plan, Watcher], Report], run: RunOptions) -> None:
     screen = Screen(run.no_color)
     keep_quiet(screen)
     plan = run.plan()
-    if run.html is not None and not run.html.parent.is_dir():
-        raise ParameterError(f"--html {run.html}: there is no folder {str(run.html.parent)!r}")
+    if run.html is not None:
+        check_writable(run.html)
     with _progress(screen) as watch:
         report = audit(plan, watch)
     if run.html is not None:

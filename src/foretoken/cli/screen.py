@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 from rich.console import Console
@@ -15,6 +16,8 @@ from foretoken.errors import ForetokenError
 def make_console(file: IO[str], no_color: bool = False, width: int | None = None, record: bool = False) -> Console:
     """A console that writes escape codes to a terminal only, and none at all where colours are unwanted."""
     plain = no_color or bool(os.environ.get("NO_COLOR"))
+    if width is None and os.environ.get("COLUMNS") == "0":  # "unknown"; taken at its word nothing would be shown
+        width = 80
     return Console(
         file=file,
         color_system=None if plain else "auto",
@@ -50,6 +53,25 @@ class Screen:
     def error(self, error: ForetokenError | str) -> None:
         """A line about what went wrong."""
         self.notes.print(f"error: {error}", style="bold red", soft_wrap=not self.notes.is_terminal)
+
+
+def check_writable(file: Path) -> None:
+    """See to it, before the work whose result goes there, that a file can be written.
+
+    Raises:
+        ForetokenError: it can't.
+    """
+    fresh = not file.exists()
+    try:
+        with file.open("ab"):
+            pass
+        if fresh:
+            file.unlink()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ForetokenError(
+            f"can't write {str(file)!r} ({reason}): give a file in a folder that is there and yours to write to"
+        ) from error
 
 
 def has_colour(console: Console) -> bool:
