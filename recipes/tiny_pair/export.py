@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -29,10 +30,22 @@ def export(target: LlamaForCausalLM, drafter: LlamaForCausalLM, tokenizer, repor
         )
         model.to(torch.bfloat16).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+        make_portable(folder / name / "tokenizer_config.json")
     (folder / "MODEL_CARD.md").write_text(model_card(report, sizes), encoding="utf-8")
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if total > MAX_BYTES:
         raise ValueError(f"the pair takes {total:,} bytes, over {MAX_BYTES:,}: choose smaller models")
+
+
+def make_portable(path: Path) -> None:
+    """Name the tokenizer's class and special tokens as transformers 4 does too, which other engines still use."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for private in ("backend", "is_local", "local_files_only"):
+        config.pop(private, None)
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if "extra_special_tokens" in config:
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def model_card(report: dict, sizes: dict[str, int]) -> str:
