@@ -6,7 +6,6 @@ Names are imported when they are first used, so that ``import foretoken`` itself
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from foretoken.sampling import SamplingParams
     from foretoken.shipped import tiny_pair, tiny_pair_path
     from foretoken.transformers_generate import custom_generate
+
+    __version__: str
 
 __all__ = [
     "Completion",
@@ -35,11 +36,6 @@ __all__ = [
     "verify",
 ]
 
-try:
-    __version__ = version("foretoken")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
-
 _HOMES = {
     "Completion": "completion",
     "DecodeStats": "completion",
@@ -55,7 +51,19 @@ _HOMES = {
 _MODULES = ("drafters", "verify")
 
 
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("foretoken")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # late, too: looking it up takes longer than all else here
+        globals()[name] = _version()
+        return globals()[name]
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name not in _HOMES:

@@ -98,3 +98,28 @@ def test_errors_have_status_2_and_no_traceback():
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "/no/such/folder" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_named():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*COMMAND, "verifiers"], stdout=full, stderr=subprocess.PIPE, env=environment())
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: the output can't be written: No space left")
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["generate", "-"], ["chat"]])
+def test_a_closed_standard_input_is_named(arguments):
+    code = (
+        f"import sys; from foretoken.cli import main; sys.stdin = None; sys.argv = {['foretoken', *arguments]}; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: standard input is closed")
+
+
+def test_nothing_slow_is_imported_before_ctrl_c_is_clean():
+    code = "import sys; before = set(sys.modules); import foretoken.cli; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert not {"email", "shutil", "typer", "zipfile"} & set(done.stdout.split()), "Ctrl-C would show a traceback"

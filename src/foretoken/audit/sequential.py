@@ -42,7 +42,9 @@ class Plan:
             value = getattr(self, name)
             if not low < value < high:
                 raise AuditError(f"{name}={value}: must be between {low:g} and {high:g}")
-        if self.max_seconds <= 0 or self.max_texts < 1:
+        if self.seed < 0:
+            raise AuditError(f"seed={self.seed}: must be 0 or more")
+        if not self.max_seconds > 0 or self.max_texts < 1:
             raise AuditError("max_seconds and max_texts must be positive: nothing can be said without a sample")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -14,7 +16,7 @@ import foretoken
 from foretoken.cli import tables
 from foretoken.cli.audit import audit_app
 from foretoken.cli.options import ListOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
-from foretoken.cli.prompt import as_message, read_lines, read_prompt
+from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
 from foretoken.errors import ForetokenError
 
@@ -40,8 +42,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def guarded(**values: Any) -> None:
         try:
             inner(**values)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, so that what can't be written is said as below
         except ForetokenError as error:
             Screen(values.get("no_color", False)).error(error)
+            raise typer.Exit(BAD_INPUT) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+                raise
+            Screen(values.get("no_color", False)).error(f"the output can't be written: {error.strerror}")
+            # What is left in the buffer would fail once more at the end of the process.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
             Screen().notes.print()
@@ -124,14 +135,15 @@ def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptio
     screen = Screen(output.no_color)
     keep_quiet(screen)
     sampling.params()
+    interactive = standard_input().isatty()
     engine = load_engine(models, screen)
     session = Chat(engine, models, sampling, output, screen)
-    if sys.stdin.isatty():
+    if interactive:
         screen.note(
             f"{engine.target.name}, drafter {engine.drafter.name}, verifier {engine.verifier.name}, "
             f"k = {engine.num_speculative_tokens}. /help lists the commands, Ctrl-D leaves."
         )
-    if session.converse(read_lines(screen), interactive=sys.stdin.isatty()):
+    if session.converse(read_lines(screen), interactive):
         raise typer.Exit(INTERRUPTED)
 
 

@@ -426,14 +426,26 @@ def function(
     from foretoken.audit import CallableSubject
 
     module, mark, attribute = name.partition(":")
-    if not mark:
+    if not (module and mark and attribute):
         raise ParameterError(f"{name!r}: write MODULE:FUNCTION, for example my_sampler:make")
     sys.path.insert(0, os.getcwd())
     try:
         make = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ParameterError(f"{name!r} can't be imported: {error}") from error
-    on_worlds(lambda world: CallableSubject(make(world), name), claim, k, run)
+    except Exception as error:  # what is imported is the user's, and raises what it likes
+        raise ParameterError(f"{name!r} can't be imported: {type(error).__name__}: {error}") from error
+    if not callable(make):
+        raise ParameterError(f"{name!r} is {make!r}: name a function that takes a world and returns one that samples")
+
+    def subject(world: World) -> Subject:
+        try:
+            sample = make(world)
+        except Exception as error:
+            raise ParameterError(f"{name} failed, given a world: {type(error).__name__}: {error}") from error
+        if not callable(sample):
+            raise ParameterError(f"{name} returned {sample!r}, given a world: it has to return a function that samples")
+        return CallableSubject(sample, name)
+
+    on_worlds(subject, claim, k, run)
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from foretoken.cli.screen import Screen
 from foretoken.errors import PromptError
@@ -29,7 +30,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         except OSError as error:
             raise PromptError(f"prompt file {str(file)!r} can't be read: {error.strerror}") from error
     elif prompt == "-":
-        text = decode_text(sys.stdin.buffer.read(), "standard input")
+        text = decode_text(standard_input().buffer.read(), "standard input")
     else:
         assert prompt is not None
         try:
@@ -62,6 +63,17 @@ def decode_text(data: bytes, name: str) -> str:
             f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}; convert it, for example "
             "with iconv -f LATIN1 -t UTF-8"
         ) from error
+
+
+def standard_input() -> TextIO:
+    """Standard input.
+
+    Raises:
+        PromptError: the process was started without one.
+    """
+    if sys.stdin is None:
+        raise PromptError("standard input is closed: give PROMPT or --prompt-file FILE, or open it, with < FILE")
+    return sys.stdin
 
 
 def read_lines(screen: Screen) -> Iterator[str]:
