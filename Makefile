@@ -9,11 +9,11 @@ demo: $(VENV)/.installed
 	$(BIN)/foretoken demo
 
 test: lint
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Everything that `make test` leaves out for time: the whole grid of drafters, verifiers and sampling options.
 test-full: lint
-	$(BIN)/python -m pytest -n auto -m "full or not full"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "full or not full"
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
