@@ -1,0 +1,136 @@
+"""Time from logits to tokens, against transformers' logits processors and its `_speculative_sampling`.
+
+One row (and sixteen), k = 5, a vocabulary of 128,256: the drafter's logits, as its tokens were drawn from them, and the
+target's raw logits go in, the round's tokens come out. Both sides do the same work on the same numbers, in turns;
+medians in milliseconds, and ratios. transformers verifies one row at a time, so that sixteen rows are a loop there.
+
+Run with: python benchmarks/verification.py [--threads 2] [--repeats 30]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.utils import _speculative_sampling
+
+from foretoken import SamplingParams, verify
+from foretoken.draft import Draft
+from foretoken.randomness import Stream, uniforms
+from foretoken.sampling import Sampler, draw
+from foretoken.sequence import Sequence
+from foretoken.verify import decide
+
+VOCAB_SIZE = 128_256
+K = 5
+
+SETTINGS = {
+    "plain": (SamplingParams(), []),
+    "top_k 50": (SamplingParams(top_k=50), [TopKLogitsWarper(50)]),
+    "top_p 0.95": (SamplingParams(top_p=0.95), [TopPLogitsWarper(0.95)]),
+}
+
+
+def logits_of(shape: str, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Target ``[B, K+1, V]`` and drafter ``[B, K, V]`` logits that agree about as well as a real pair's."""
+    size = (rows, K + 1, VOCAB_SIZE)
+    if shape == "flat":
+        target = torch.randn(size, generator=generator)
+    else:
+        # A real model's logits fall with the logarithm of the rank; this law has an entropy of some two nats.
+        ranks = torch.rand(size, generator=generator).argsort(-1) + 1
+        target = -2.2 * ranks.log()
+    return target, target[:, :K] + 0.5 * torch.randn((rows, K, VOCAB_SIZE), generator=generator)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=30)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    generator = torch.Generator().manual_seed(0)
+    table = Table("rows", "logits", "parameters", "transformers", "token", "ratio", "block", "block / token")
+    for rows in (1, 16):
+        for shape in ("peaked", "flat"):
+            target, raw = logits_of(shape, rows, generator)
+            for name, (params, processors) in SETTINGS.items():
+                times = _case(
+                    params, LogitsProcessorList(processors), target, raw, arguments.repeats // (rows // 8 or 1)
+                )
+                theirs, token, block = times
+                table.add_row(
+                    str(rows),
+                    shape,
+                    name,
+                    f"{theirs:.2f}",
+                    f"{token:.2f}",
+                    f"{theirs / token:.1f}",
+                    f"{block:.2f}",
+                    f"{block / token:.2f}",
+                )
+    Console(width=110).print(table)
+
+
+def _case(
+    params: SamplingParams, processors: LogitsProcessorList, target: Tensor, raw: Tensor, repeats: int
+) -> list[float]:
+    rows = target.shape[0]
+    sequences = [Sequence([1, 2, 3], 3, params, seed) for seed in range(rows)]
+    sampler = Sampler([params] * rows, list(range(rows)), vocab_size=VOCAB_SIZE)
+    q = torch.cat([sampler.probabilities(raw[:, i : i + 1], sequences, Draft.empty(rows)) for i in range(K)], dim=1)
+    positions = sampler.positions(sequences)[:, None].expand(-1, K)
+    tokens = draw(q, uniforms(sampler.seeds, positions, Stream.DRAFT + torch.arange(K)))
+    # transformers takes the drafter's processed logits and makes q of them itself; so do we here, by a softmax.
+    drafted_logits = q.log()
+    streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)])
+
+    def ours(name: str) -> Callable[[], object]:
+        verifier = verify.get(name)
+
+        def call() -> object:
+            draft = Draft.chain(tokens, probs=drafted_logits.softmax(-1))
+            p = sampler.probabilities(target, sequences, draft)
+            coins = uniforms(sampler.seeds, sampler.positions(sequences)[:, None].expand(-1, 2), streams)
+            return decide(verifier, draft, p, coins).tokens.tolist()
+
+        return call
+
+    def theirs() -> object:
+        result = []
+        for row in range(rows):
+            scores = target[row : row + 1]
+            if processors:
+                scores = scores.clone()
+                for i in range(K + 1):
+                    scores[:, i] = processors(tokens[row : row + 1, :i], scores[:, i])
+            text, count = _speculative_sampling(tokens[row : row + 1], drafted_logits[row : row + 1], K, scores)
+            result.append((text.tolist(), int(count)))
+        return result
+
+    return _interleaved([theirs, ours("token"), ours("block")], repeats)
+
+
+def _interleaved(calls: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Medians in milliseconds; the calls take turns, so that a machine's moods hit all of them."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    with torch.inference_mode():
+        for turn in range(repeats + 2):
+            for call, times in zip(calls, seconds, strict=True):
+                start = time.perf_counter()
+                call()
+                if turn >= 2:
+                    times.append(time.perf_counter() - start)
+    return [1e3 * median(times) for times in seconds]
+
+
+if __name__ == "__main__":
+    main()
