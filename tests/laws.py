@@ -32,7 +32,8 @@ def joint_law(model: PreTrainedModel, prompt: Sequence[int], params: SamplingPar
     vocab_size = model.config.vocab_size
     law = np.ones(())
     for step in range(length):
-        prefixes = torch.tensor(list(product(range(vocab_size), repeat=step)), dtype=torch.int64).reshape(vocab_size**step, step)
+        prefixes = torch.tensor(list(product(range(vocab_size), repeat=step)), dtype=torch.int64)
+        prefixes = prefixes.reshape(vocab_size**step, step)
         law = law[..., None] * next_laws(model, prompt, prefixes, params).reshape((vocab_size,) * (step + 1))
     return law
 

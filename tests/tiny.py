@@ -15,9 +15,7 @@ from transformers import PreTrainedModel
 NO_SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
-def randomize(
-    model: PreTrainedModel, seed: int, scale: float = 1.0, logit_scale: float = 2.0
-) -> PreTrainedModel:
+def randomize(model: PreTrainedModel, seed: int, scale: float = 1.0, logit_scale: float = 2.0) -> PreTrainedModel:
     """Fill weights so that each layer matters and logits have a standard deviation of about `logit_scale`."""
     generator = torch.Generator().manual_seed(seed)
     output = model.get_output_embeddings()
@@ -81,23 +79,17 @@ def tiny_phi3(vocab_size: int = 32, seed: int = 0, **fields: Any) -> PreTrainedM
     return build(tf.Phi3ForCausalLM, tf.Phi3Config(**_llama_like(vocab_size, fields)), seed)
 
 
-def tiny_mistral(
-    vocab_size: int = 32, seed: int = 0, sliding_window: int | None = 4, **fields: Any
-) -> PreTrainedModel:
+def tiny_mistral(vocab_size: int = 32, seed: int = 0, sliding_window: int | None = 4, **fields: Any) -> PreTrainedModel:
     fields = {"sliding_window": sliding_window, **fields}
     return build(tf.MistralForCausalLM, tf.MistralConfig(**_llama_like(vocab_size, fields)), seed)
 
 
-def tiny_gemma2(
-    vocab_size: int = 32, seed: int = 0, sliding_window: int = 4, **fields: Any
-) -> PreTrainedModel:
+def tiny_gemma2(vocab_size: int = 32, seed: int = 0, sliding_window: int = 4, **fields: Any) -> PreTrainedModel:
     fields = {"sliding_window": sliding_window, "head_dim": 8, **fields}
     return build(tf.Gemma2ForCausalLM, tf.Gemma2Config(**_llama_like(vocab_size, fields)), seed)
 
 
-def tiny_gemma3(
-    vocab_size: int = 32, seed: int = 0, sliding_window: int = 4, **fields: Any
-) -> PreTrainedModel:
+def tiny_gemma3(vocab_size: int = 32, seed: int = 0, sliding_window: int = 4, **fields: Any) -> PreTrainedModel:
     fields = {
         "sliding_window": sliding_window,
         "head_dim": 8,
