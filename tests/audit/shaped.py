@@ -10,6 +10,22 @@ from exactness.mutants import Mutant
 from foretoken.draft import Draft
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import draw
+from foretoken.verify.token import TokenVerifier
+
+
+class Mutated:
+    """The mutant's verifier; an empty draft, which has nothing to get wrong, is left to the sound one."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._faulty, self._sound = mutant.verifier, TokenVerifier()
+        self.name, self.lossless, self.trees = mutant.verifier.name, mutant.verifier.lossless, mutant.verifier.trees
+        self.summary, self.citation = mutant.verifier.summary, mutant.verifier.citation
+
+    def stop_probs(self, draft, target_probs):
+        return (self._faulty if draft.width else self._sound).stop_probs(draft, target_probs)
+
+    def next_probs(self, draft, target_probs, node):
+        return (self._faulty if draft.width else self._sound).next_probs(draft, target_probs, node)
 
 
 class ShapedDrafter:

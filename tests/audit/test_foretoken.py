@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from audit.shaped import ShapedDrafter
+from audit.shaped import Mutated, ShapedDrafter
 from exactness.mutants import MUTANTS
 from exactness.tables import depth_of
 from foretoken import verify
@@ -62,7 +62,7 @@ def test_lossy_verifiers_fail(worlds, name):
 @pytest.mark.parametrize("name", ["adjustment skipped", "bonus of the wrong row"])
 def test_some_mutants_fail(worlds, name):
     mutant = MUTANTS[name]
-    report = audit(worlds, mutant.verifier, lambda world: ShapedDrafter(world.drafter, mutant), Plan())
+    report = audit(worlds, Mutated(mutant), lambda world: ShapedDrafter(world.drafter, mutant), Plan())
     assert report.verdict == "FAIL"
 
 
@@ -110,7 +110,7 @@ def test_every_mutant_fails(worlds, name):
     mutant = MUTANTS[name]
     began = time.process_time()
     report = audit(
-        worlds, mutant.verifier, lambda world: ShapedDrafter(world.drafter, mutant), Plan(tv=0.05, max_seconds=1800)
+        worlds, Mutated(mutant), lambda world: ShapedDrafter(world.drafter, mutant), Plan(tv=0.05, max_seconds=1800)
     )
     assert report.verdict == "FAIL", report.summary
     assert time.process_time() - began < 60  # seconds of one core

@@ -186,9 +186,12 @@ class EngineSubject:
             )
             for seed in request.seeds()
         ]
-        if request.rounds:
-            return [self._stream(list(request.prompt), one) for one in params]
-        completions = self.engine.generate([list(request.prompt)] * request.count, params)
+        try:
+            if request.rounds:
+                return [self._stream(list(request.prompt), one) for one in params]
+            completions = self.engine.generate([list(request.prompt)] * request.count, params)
+        except Exception as error:
+            raise AuditError(f"{self.name} failed: {type(error).__name__}: {error}") from error
         for completion in completions:
             if completion.error is not None:
                 raise AuditError(f"{self.name} failed: {completion.error}") from completion.error
