@@ -316,15 +316,14 @@ def _sample_world(run: _Run, subject: Subject, world: World, until: float) -> bo
             refuted = refuted or time.monotonic()
             if done >= PICTURE_TEXTS or time.monotonic() - refuted > PICTURE_SECONDS or ledger.out_of_time:
                 return True
-        if done >= wanted and long_done >= long_wanted:
+        out_of_budget = ledger.seconds >= until or done >= plan.max_texts
+        if out_of_budget or (done >= wanted and long_done >= long_wanted):
             reached = cells.detectable_tv(ledger.threshold, plan.power)
             reached = max(reached, tokens.likely.detectable_tv(ledger.threshold, plan.power))
-            if reached <= plan.tv:
-                return True
+            if reached <= plan.tv or out_of_budget:
+                return reached <= plan.tv
             wanted = int(wanted * max(1.1, min((reached / plan.tv) ** 2, 2.0)))
             long_wanted = int(long_wanted * 1.2)
-        if ledger.seconds >= until or done >= plan.max_texts:
-            return False
         seconds = max(time.monotonic() - began, 1e-3)
         batch = int(min(2 * batch, max(16, batch * SECONDS_PER_BATCH / seconds), 4096))
         batch = max(2 * len(prompts), min(batch, max(wanted, plan.max_texts) - done, max(wanted - done, 64)))
