@@ -35,6 +35,9 @@ CLAIMS = {
 TINY_FAULTS = {"half precision"}
 """Faults whose effect is too small for any audit of this length; the proof finds them."""
 
+SLOW_FAULTS = {"block with token residual": 300}
+"""Faults so small (a distance of a few hundredths) that they take tens of thousands of texts: seconds of one core."""
+
 
 def audit(worlds, verifier, drafter=None, plan=None):
     def make(world):
@@ -113,7 +116,7 @@ def test_every_mutant_fails(worlds, name):
         worlds, Mutated(mutant), lambda world: ShapedDrafter(world.drafter, mutant), Plan(tv=0.05, max_seconds=1800)
     )
     assert report.verdict == "FAIL", report.summary
-    assert time.process_time() - began < 60  # seconds of one core
+    assert time.process_time() - began < SLOW_FAULTS.get(name, 60)  # seconds of one core
 
 
 @pytest.mark.full
