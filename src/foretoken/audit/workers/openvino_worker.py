@@ -8,6 +8,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from protocol import Sampler, serve  # type: ignore[import-not-found]
 
+NO_TOKEN = 1 << 20
+"""An end token that no model has: texts are to be as long as asked for."""
+
 
 def convert(path: str, folder: Path) -> str:
     """Convert a Hugging Face checkpoint, once."""
@@ -15,16 +18,26 @@ def convert(path: str, folder: Path) -> str:
         import openvino
         from openvino_tokenizers import convert_tokenizer
         from optimum.intel import OVModelForCausalLM
-        from transformers import AutoTokenizer
 
         model = OVModelForCausalLM.from_pretrained(path, export=True, load_in_8bit=False)
         model.save_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        tokenizer.save_pretrained(folder)
-        parts = convert_tokenizer(tokenizer, with_detokenizer=True)
+        parts = convert_tokenizer(stand_in(), with_detokenizer=True)
         for part, name in zip(parts, ("openvino_tokenizer.xml", "openvino_detokenizer.xml"), strict=True):
             openvino.save_model(part, folder / name)
     return str(folder)
+
+
+def stand_in() -> Any:
+    """A tokenizer that the pipeline can hold: it wants one, and prompts are token ids."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"[UNK]": 0, "[PAD]": 1, **{letter: 2 + i for i, letter in enumerate("abcdefgh")}}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]")
 
 
 def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
@@ -49,8 +62,9 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
         params = request["params"]
         config = genai.GenerationConfig()
         config.max_new_tokens = request["num_tokens"]
-        config.min_new_tokens = request["num_tokens"]
         config.ignore_eos = True
+        config.eos_token_id = NO_TOKEN
+        config.stop_token_ids = {NO_TOKEN}
         config.apply_chat_template = False
         if mode != "none":
             config.num_assistant_tokens = k
