@@ -173,6 +173,8 @@ def demo(
 
     screen = Screen(no_color)
     keep_quiet(screen)
+    # So small a pair gains nothing from a second thread, and loses very much where another program keeps a core busy.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if svg is not None:
         check_writable(svg)
     engine = load_engine(ModelOptions(), screen)

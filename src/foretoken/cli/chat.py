@@ -246,8 +246,9 @@ class Chat:
         target = self._engine.target
         used = len(encode(target, self._with_system(self.messages)))
         total = DecodeStats.total(self._answers)
+        count = len(self._answers)
         self._screen.note(
-            f"{len(self._answers)} answers · {render.numbers(total)} · "
+            f"{count} {'answer' if count == 1 else 'answers'} · {render.numbers(total)} · "
             f"{used:,} of {target.max_length:,} tokens of context used"
         )
 
