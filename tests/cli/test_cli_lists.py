@@ -44,7 +44,7 @@ def test_demo(call, models, monkeypatch, tmp_path):
     picture = tmp_path / "demo.svg"
     result = call("demo", "--svg", picture)
     assert result.exit_code == 0, result.stderr
-    for part in ("a scene, greedy", "speed-up", "acceptance", "the same text, token by token"):
+    for part in ("a scene, greedy", "speed-up", "acceptance ", " rate ", "the same text, token by token"):
         assert part in result.stdout
     assert picture.read_text(encoding="utf-8").startswith("<svg")
 
