@@ -82,7 +82,7 @@ def truncate(scores: Tensor, filters: Filters) -> list[Kept]:
     size = scores.shape[-1]
     if 0 < filters.top_k < size:
         kept, done = _window_of_k(scores, filters)
-    elif filters.top_p is not None and size > _WINDOW:
+    elif filters.top_p is not None:
         kept, done = _window_of_p(scores, filters)
     else:
         return [Kept(None, _whole(scores, filters))]
@@ -127,12 +127,16 @@ def _window_of_k(scores: Tensor, filters: Filters) -> tuple[Kept, Tensor]:
 def _window_of_p(scores: Tensor, filters: Filters) -> tuple[Kept, Tensor]:
     """The best tokens that top-p keeps. Not done: rows where they, and all that tie with them, overfill a window."""
     assert filters.top_p is not None
-    values, ids = _order(*topk(scores, _WINDOW))
+    window = min(_WINDOW, scores.shape[-1])
+    values, ids = _order(*topk(scores, window))
     best, inverse = values[:, :1].clone(), filters.inverse_temperature
+    scaled = _scale(values, best, inverse)
+    if window == scores.shape[-1]:
+        _cut(scaled, scaled.exp().sum(-1, keepdim=True, dtype=torch.float64), filters.top_p)
+        return Kept(None, _min_p(scaled, filters), ids), torch.ones_like(best[:, 0], dtype=torch.bool)
     # The best token's exponential is 1, so that its probability is 1 over the sum: softmax is the fastest way to it.
     law = (scores if _is_one(inverse) else _scale(scores, best, inverse)).softmax(-1)
     total = 1.0 / law.gather(-1, ids[:, :1]).to(torch.float64)
-    scaled = _scale(values, best, inverse)
     last = _cut(scaled, total, filters.top_p)
     done = (values.gather(-1, last) > values[:, -1:]).squeeze(-1)
     return Kept(None, _min_p(scaled, filters), ids), done

@@ -61,6 +61,8 @@ def spare_mass(p: Tensor, q: Tensor, tried: Tensor, weight: Tensor | None = None
 def normalise_or(mass: Tensor, fallback: Tensor) -> Tensor:
     """`mass` over its sum, ``[..., V]``, worked out in place; `fallback` where the sum is 0."""
     total = mass.sum(-1, keepdim=True)
+    if bool(total.all()):  # nearly always: the fallback costs a pass
+        return mass.div_(total)
     empty = (total == 0).to(mass.dtype)
     return mass.div_(total + empty).addcmul_(fallback, empty)
 
