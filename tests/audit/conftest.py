@@ -5,7 +5,7 @@ from foretoken.audit import make_worlds
 
 @pytest.fixture(scope="session")
 def worlds(tmp_path_factory):
-    """The usual three: a cousin, the same with filters, a stranger."""
+    """The usual three: a cousin, a twin with filters, a stranger."""
     return make_worlds(tmp_path_factory.mktemp("worlds"))
 
 

@@ -40,6 +40,18 @@ def test_pass_is_status_0(tmp_path):
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
+def test_quick_is_coarser_and_shorter():
+    """And it is said beforehand how much is to be done, on the other stream."""
+    result = run("callable", "my_samplers:right", "--quick", "--json", "-t", "1.0")
+    plan = json.loads(result.stdout)["plan"]
+    assert (result.exit_code, plan["tv"], plan["max_seconds"]) == (0, 0.3, 120.0)
+    assert "texts, 120 seconds at most" in result.stderr
+    plan = json.loads(run("callable", "my_samplers:wrong", "--quick", "--tv", "0.4", "--json", "-t", "1.0").stdout)[
+        "plan"
+    ]
+    assert (plan["tv"], plan["max_seconds"]) == (0.4, 120.0)
+
+
 def test_fail_is_status_1():
     result = run("callable", "my_samplers:wrong", "--json", "-t", "1.0")
     assert result.exit_code == 1
@@ -74,7 +86,8 @@ def test_inconclusive_is_status_3():
         (["endpoint", "http://127.0.0.1:9", "--target", "a", "--reference", "b"], "one of --world"),
         (["endpoint", "http://127.0.0.1:9", "--world", "nowhere"], "holds no world"),
         (["endpoint", "http://127.0.0.1:9", "--model", "m"], "--tokenizer"),
-        (["engine", "--target", "no/such/model"], "can't be loaded"),
+        (["engine", "--target", "no/such/model"], "no/such/model: there is no such folder"),
+        (["transformers", "--mode", "plain", "--target", "/nope"], "/nope: there is no such folder"),
     ],
 )
 def test_bad_input_is_status_2(arguments, message):

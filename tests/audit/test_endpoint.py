@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from audit.samplers import PlainSampler, colder, leaning
 from foretoken.audit import AuditError, Plan, ReferenceLaw, Request, audit_model, audit_worlds
 from foretoken.audit.endpoint import EndpointSubject, prompts_of
-from foretoken.audit.run import audit_own_logprobs, audit_pair
+from foretoken.audit.indirect import audit_own_logprobs, audit_pair
 from foretoken.sampling import SamplingParams
 
 LETTERS = "abcdefgh"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from audit.samplers import PlainSampler
 from foretoken.audit import AuditError, CallableSubject, EngineSubject, Plan, Request, TransformersSubject, audit_worlds
 from foretoken.audit.external import ExternalSubject, vllm_subject
-from foretoken.audit.subjects import Sample, check, transformers_options, transformers_subject
+from foretoken.audit.subjects import Sample, Speculation, check, transformers_options, transformers_subject
 from foretoken.engine import Engine
 from foretoken.sampling import SamplingParams
 
@@ -60,6 +61,7 @@ def test_the_engine_tells_its_rounds(world):
     (sample,) = subject.sample(Request(world.prompts[0], 1, 12, rounds=True))
     assert sum(sample.rounds) == 12
     assert max(sample.rounds) <= 3
+    assert 0 < subject.speculation.accepted < subject.speculation.drafted
     batch = subject.sample(Request(world.prompts[0], 5, 12, logprobs=0))
     assert [len(one.tokens) for one in batch] == [12] * 5
     assert all(token in told for token, told in zip(batch[0].tokens, batch[0].top_logprobs, strict=True))
@@ -88,6 +90,17 @@ def test_transformers_modes_answer(world, mode):
     assert isinstance(subject, TransformersSubject)
     samples = subject.sample(Request(world.prompts[0], 3, 5))
     assert [len(sample.tokens) for sample in samples] == [5, 5, 5]
+    # What was heard of the rounds adds up; afterwards the model is as it was.
+    assert [sum(sample.rounds) for sample in samples] == [5, 5, 5]
+    assert subject.speculation.drafted > 0
+    assert "_get_candidate_generator" not in vars(world.target)
+
+
+def test_transformers_that_tell_nothing_of_their_rounds(world, monkeypatch):
+    monkeypatch.setattr("foretoken.audit.subjects._listening", lambda module: nullcontext([]))
+    subject = transformers_subject(world.target, world.drafter, "assistant")
+    (sample,) = subject.sample(Request(world.prompts[0], 1, 5))
+    assert (subject.speculation, sample.rounds) == (None, None)
 
 
 def test_transformers_errors_are_named(world):
@@ -121,6 +134,16 @@ def test_a_program_samples():
     assert (subject.name, subject.details) == ("echo", {"version": "1"})
     samples = subject.sample(REQUEST)
     assert [sample.tokens for sample in samples] == [[seed % 8] * 4 for seed in REQUEST.seeds()]
+    assert subject.speculation is None
+    subject.close()
+
+
+def test_a_program_tells_what_it_drafted():
+    subject = program(
+        ECHO.replace('"samples": samples', '"samples": samples, "speculation": {"drafted": 4, "accepted": 3}')
+    )
+    subject.sample(REQUEST)
+    assert subject.speculation == Speculation(4, 3)
     subject.close()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from foretoken.audit.errors import AuditError
 from foretoken.audit.statistics import Floats, Ints
-from foretoken.audit.subjects import Request, Sample
+from foretoken.audit.subjects import Request, Sample, Speculation
 from foretoken.sampling.params import SamplingParams
 
 _EXTRAS = ("top_k", "min_p", "repetition_penalty")
@@ -41,6 +41,8 @@ class EndpointSubject:
     Raises:
         AuditError: the server can't be reached, or names no model.
     """
+
+    speculation: Speculation | None = None
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.audit.errors import AuditError
-from foretoken.audit.subjects import Request, Sample
+from foretoken.audit.subjects import Request, Sample, Speculation
 
 START_SECONDS = 900.0
 ANSWER_SECONDS = 300.0
@@ -45,6 +45,7 @@ class ExternalSubject:
         self._seconds = answer_seconds
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._buffer = b""
+        self.speculation: Speculation | None = None
         self.name = Path(command[-1] if len(command) == 1 else command[0]).name
         try:
             self._process = subprocess.Popen(
@@ -90,6 +91,9 @@ class ExternalSubject:
         if "error" in answer:
             raise AuditError(f"{self.name} failed: {answer['error']}")
         try:
+            told = answer.get("speculation")
+            if told is not None:
+                self.speculation = Speculation(int(told["drafted"]), int(told["accepted"]))
             return [_sample(one) for one in answer["samples"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise AuditError(f"{self.name} answered something that holds no samples ({error!r})") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ figure { margin: 0; background: var(--panel); border-radius: 6px; padding: 14px 
 figure p { margin: 2px 0 8px; } svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } svg .axis { stroke: var(--line); }
 svg .band { fill: var(--band); } svg .ref { stroke: var(--soft); stroke-width: 1.5; }
-svg .ok { fill: var(--blue); } svg .bad { fill: var(--red); }
+svg .bar { opacity: .85; } svg .ok { fill: var(--blue); } svg .bad { fill: var(--red); }
 .key { max-width: none; }
 .key span { margin-right: 14px; } .key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px;
   margin-right: 5px; vertical-align: -1px; }
@@ -60,26 +60,11 @@ _KEY = (
 
 def page(report: Report) -> str:
     """The whole page."""
-    from foretoken.audit.report import odds, p_value
+    from foretoken.audit.report import facts, odds, p_value
 
-    plan = report.plan
-    rows = [
-        ("subject", report.subject),
-        ("versions", ", ".join(f"{key} {value}" for key, value in report.details.items())),
-        ("claim", report.claim),
-        ("data", f"{report.texts:,} texts, {report.tokens:,} tokens, {report.seconds:.0f} seconds"),
-        (
-            "error level",
-            f"a system that does sample from the claimed law fails this audit with probability {plan.level:g} at most, "
-            "over all tests and all times at which one might look",
-        ),
-        (
-            "odds against the claim",
-            f"{odds(report.log_e)} (the audit fails at {1 / plan.level:,.0f}; p-value {p_value(report.log_e):.2g}, "
-            "valid at any time)",
-        ),
-    ]
-    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
+    against = f"{odds(report.log_e)}, p-value {p_value(report.log_e):.2g} (it fails at {1 / report.plan.level:,.0f})"
+    known = [*facts(report), ("odds against the claim", against)]
+    about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in known)
     scopes = dict.fromkeys(finding.scope for finding in report.findings)
     sections = "".join(_section(report, scope) for scope in scopes)
     return f"""<!doctype html>
@@ -89,7 +74,7 @@ def page(report: Report) -> str:
 <p class="soft">Speculative decoding is <em>lossless</em> if the text is distributed exactly as the target model alone
 would have written it, under the same sampling parameters. This page tests that.</p>
 <div class="verdict {report.verdict}"><b>{report.verdict}</b><p>{escape(report.summary)}</p></div>
-<dl>{facts}</dl>
+<dl>{about}</dl>
 {_reading(report)}
 {sections}
 {_assumptions(report)}
@@ -102,7 +87,7 @@ def _reading(report: Report) -> str:
     return f"""<details><summary>How to read the numbers</summary>
 <p><b>distance</b> is the total variation distance between what was observed and what was claimed: 0 is the same law, 1
 has nothing in common. Even a perfect system shows some distance in a finite sample: that is <b>by chance</b>.
-<b>detectable</b> is the smallest true distance that this test would have found with probability {power:g}, whatever its
+<b>can find</b> is the smallest true distance that this test would have found with probability {power:g}, whatever its
 form.</p><p><b>odds against</b> is an e-value: how much likelier the data are under a mixture of other laws than under
 the claim. Below 1 they speak for
 the claim. A lossless system reaches odds of 100 at any time with probability 1/100 at most. A single finding fails the
@@ -111,27 +96,17 @@ of the textbook test (G-test or z-score), for orientation; no verdict rests on i
 
 
 def _section(report: Report, scope: str) -> str:
-    from foretoken.audit.report import fixed_p, measure, number, odds
+    from foretoken.audit.report import HEADINGS, row
 
     findings = [finding for finding in report.findings if finding.scope == scope]
-    rows = []
+    rows = ""
     for finding in findings:
         guilty = ' class="guilty"' if report.guilty(finding) else ""
-        cells = (
-            ("✗ " if guilty else "") + finding.name,
-            f"{finding.samples:,} {finding.unit}",
-            measure(finding),
-            number(finding.expected_tv),
-            number(finding.detectable_tv),
-            fixed_p(finding),
-            odds(finding.log_e),
-        )
-        rows.append(f"<tr{guilty}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    names = ("evidence", "data", "distance", "by chance", "detectable", "p", "odds against")
-    head = "".join(f"<th>{name}</th>" for name in names)
+        rows += f"<tr{guilty}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row(report, finding)) + "</tr>"
+    head = "".join(f"<th>{name}</th>" for name in HEADINGS)
     plots = "".join(_figure(finding) for finding in findings)
     return f"""<h2>{escape(scope)}</h2><div class="wide"><table><thead><tr>{head}</tr></thead>
-<tbody>{"".join(rows)}</tbody></table></div>{_KEY if plots else ""}<div class="plots">{plots}</div>"""
+<tbody>{rows}</tbody></table></div>{_KEY if plots else ""}<div class="plots">{plots}</div>"""
 
 
 def _assumptions(report: Report) -> str:
@@ -145,21 +120,13 @@ def _assumptions(report: Report) -> str:
 
 
 def _figure(finding: Finding) -> str:
-    kind = finding.plot.get("kind")
-    if finding.samples == 0:
+    plot = finding.plot
+    if finding.samples == 0 or plot.get("kind") not in _PICTURES:
         return ""
-    if kind == "cells":
-        picture, caption = _cells(finding.plot["rows"]), finding.plot.get("note", "")
-    elif kind == "pit":
-        picture = _histogram(finding.plot["counts"])
-        caption = finding.plot.get("note", "")
-    elif kind == "positions":
-        picture, caption = _bars(finding.plot["rows"]), finding.plot["title"]
-    else:
-        return ""
+    picture = _PICTURES[plot["kind"]](plot)
     return (
         f"<figure><h3>{escape(finding.name)}</h3><p class='small soft'>{escape(finding.question)} "
-        f"<em>{escape(caption)}</em></p>{picture}</figure>"
+        f"<em>{escape(plot.get('note', ''))}</em></p>{picture}</figure>"
     )
 
 
@@ -168,96 +135,97 @@ def _svg(width: float, height: float, body: Sequence[str], label: str) -> str:
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">{inside}</svg>'
 
 
-def _cells(rows: Sequence[dict[str, Any]]) -> str:
+def _scale(left: float, right: float, top: float) -> Callable[[float], float]:
+    """From values, 0 to `top`, to places between `left` and `right`."""
+    return lambda value: left + (right - left) * value / top
+
+
+def _axis(x: Callable[[float], float], top: float, height: float, label: Callable[[float], str]) -> list[str]:
+    """Upright lines at round values, each with its label under it."""
+    body = []
+    for value in _ticks(top):
+        place = f"{x(value):.1f}"
+        body.append(f'<line class="axis" x1="{place}" x2="{place}" y1="0" y2="{height - 20}"/>')
+        body.append(f'<text x="{place}" y="{height - 6}" text-anchor="middle">{label(value)}</text>')
+    return body
+
+
+def _rect(style: str, left: float, top: float, width: float, height: float, note: str = "") -> str:
+    inside = f"<title>{escape(note)}</title>" if note else ""
+    place = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return f'<rect class="{style}" rx="1.5" {place}>{inside}</rect>'
+
+
+def _cells(plot: dict[str, Any]) -> str:
     """One line a cell: band around the expected share, tick at it, dot at the observed one."""
-    rows = [row for row in rows if row["prompt"] == rows[0]["prompt"]][:20]
+    rows = [row for row in plot["rows"] if row["prompt"] == plot["rows"][0]["prompt"]][:20]
     top = max(max(row["expected"] + BAND * row["sd"], row["observed"]) for row in rows) or 1.0
     left, right, step = 96, 460, 17
     height = step * len(rows) + 28
-
-    def x(share: float) -> float:
-        return left + (right - left) * share / top
-
-    body = []
-    for value in _ticks(top):
-        body.append(f'<line class="axis" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="0" y2="{height - 20}"/>')
-        body.append(f'<text x="{x(value):.1f}" y="{height - 6}" text-anchor="middle">{100 * value:.3g}%</text>')
+    x = _scale(left, right, top)
+    body = _axis(x, top, height, lambda value: f"{100 * value:.3g}%")
     for i, row in enumerate(rows):
         y = step * i + step / 2 + 2
         low, high = max(row["expected"] - BAND * row["sd"], 0.0), row["expected"] + BAND * row["sd"]
         bad = not low - 1e-12 <= row["observed"] <= high + 1e-12
         note = f"{row['label']}: expected {100 * row['expected']:.3g}%, observed {100 * row['observed']:.3g}%"
-        body.append(f'<g><title>{escape(note)}</title><text x="{left - 10}" y="{y + 4}" text-anchor="end">')
-        body.append(f"{escape(str(row['label']))}</text>")
-        band = max(x(high) - x(low), 2)
-        body.append(f'<rect class="band" x="{x(low):.1f}" y="{y - 5}" width="{band:.1f}" height="10" rx="2"/>')
-        centre = x(row["expected"])
-        body.append(f'<line class="ref" x1="{centre:.1f}" x2="{centre:.1f}" y1="{y - 5}" y2="{y + 5}"/>')
-        body.append(f'<circle class="{"bad" if bad else "ok"}" cx="{x(row["observed"]):.1f}" cy="{y}" r="3.6"/></g>')
+        centre = f"{x(row['expected']):.1f}"
+        body += [
+            f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(str(row["label"]))}</text>',
+            _rect("band", x(low), y - 5, max(x(high) - x(low), 2), 10, note),
+            f'<line class="ref" x1="{centre}" x2="{centre}" y1="{y - 5}" y2="{y + 5}"/>',
+            f'<circle class="{"bad" if bad else "ok"}" cx="{x(row["observed"]):.1f}" cy="{y}" r="3.6">'
+            f"<title>{escape(note)}</title></circle>",
+        ]
     return _svg(480, height, body, "observed and expected shares")
 
 
-def _histogram(counts: Sequence[int]) -> str:
+def _histogram(plot: dict[str, Any]) -> str:
+    counts: list[int] = plot["counts"]
     total, bins = sum(counts), len(counts)
     expected = total / bins
     half = BAND * math.sqrt(total / bins * (1 - 1 / bins))
     left, right, base, roof = 40, 470, 150, 10
-    top = max(*counts, expected + half) * 1.05
-
-    def y(count: float) -> float:
-        return base - (base - roof) * count / top
-
-    width = (right - left) / bins
-    body = [
-        f'<rect class="band" x="{left}" y="{y(expected + half):.1f}" width="{right - left}" '
-        f'height="{y(max(expected - half, 0)) - y(expected + half):.1f}"/>'
-    ]
+    y = _scale(base, roof, max(*counts, expected + half) * 1.05)
+    x = _scale(left, right, bins)
+    body = [_rect("band", left, y(expected + half), right - left, y(max(expected - half, 0)) - y(expected + half))]
     for i, count in enumerate(counts):
-        bad = abs(count - expected) > half
+        style = "bad" if abs(count - expected) > half else "ok"
         note = f"{i / bins:.2f} to {(i + 1) / bins:.2f}: {count:,} tokens, expected {expected:,.0f}"
-        body.append(
-            f'<rect class="{"bad" if bad else "ok"}" opacity="0.85" x="{left + i * width + 1:.1f}" y="{y(count):.1f}" '
-            f'width="{width - 2:.1f}" height="{base - y(count):.1f}"><title>{escape(note)}</title></rect>'
-        )
-    body.append(f'<line class="ref" x1="{left}" x2="{right}" y1="{y(expected):.1f}" y2="{y(expected):.1f}"/>')
+        body.append(_rect(style + " bar", x(i) + 1, y(count), x(1) - x(0) - 2, base - y(count), note))
+    line = f"{y(expected):.1f}"
+    body.append(f'<line class="ref" x1="{left}" x2="{right}" y1="{line}" y2="{line}"/>')
     body.append(f'<text x="{left - 5}" y="{y(expected) + 4:.1f}" text-anchor="end">{expected:,.0f}</text>')
     for share in (0, 0.25, 0.5, 0.75, 1):
-        body.append(
-            f'<text x="{left + share * (right - left):.1f}" y="{base + 15}" text-anchor="middle">{share:g}</text>'
-        )
+        body.append(f'<text x="{x(share * bins):.1f}" y="{base + 15}" text-anchor="middle">{share:g}</text>')
     return _svg(480, base + 22, body, "histogram of the transform")
 
 
-def _bars(rows: Sequence[dict[str, Any]]) -> str:
+def _bars(plot: dict[str, Any]) -> str:
     """One bar a position: its distance, and what chance would make it."""
+    rows = plot["rows"]
     top = max(max(row["observed"] or 0.0, 2 * (row["expected"] or 0.0)) for row in rows) or 1.0
     left, right, step = 128, 380, 30
     height = step * len(rows) + 26
-
-    def x(value: float) -> float:
-        return left + (right - left) * value / top
-
-    body = []
-    for value in _ticks(top):
-        body.append(f'<line class="axis" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="0" y2="{height - 20}"/>')
-        body.append(f'<text x="{x(value):.1f}" y="{height - 6}" text-anchor="middle">{value:.3g}</text>')
+    x = _scale(left, right, top)
+    body = _axis(x, top, height, lambda value: f"{value:.3g}")
     for i, row in enumerate(rows):
         y = step * i + step / 2 + 1
         observed, expected = row["observed"] or 0.0, row["expected"] or 0.0
         # About the upper end of what chance does: distances are never negative and spread less than their mean.
-        bad = observed > 2 * expected
-        body.append(f'<text x="{left - 10}" y="{y - 1}" text-anchor="end">{escape(row["label"])}</text>')
-        body.append(f'<text x="{left - 10}" y="{y + 11}" text-anchor="end" opacity="0.8">{escape(row["note"])}</text>')
-        body.append(
-            f'<rect class="band" x="{left}" y="{y - 10}" width="{x(2 * expected) - left:.1f}" height="20" rx="2"/>'
-        )
-        body.append(
-            f'<rect class="{"bad" if bad else "ok"}" x="{left}" y="{y - 5}" width="{x(observed) - left:.1f}" '
-            'height="10" rx="2"/>'
-        )
+        style = "bad" if observed > 2 * expected else "ok"
         z = f", z {row['z']:+.1f}" if "z" in row else ""
-        body.append(f'<text x="{right + 8}" y="{y + 4}">{observed:.3f}{z}</text>')
+        body += [
+            f'<text x="{left - 10}" y="{y - 1}" text-anchor="end">{escape(row["label"])}</text>',
+            f'<text x="{left - 10}" y="{y + 11}" text-anchor="end" opacity="0.8">{escape(row["note"])}</text>',
+            _rect("band", left, y - 10, x(2 * expected) - left, 20),
+            _rect(style, left, y - 5, x(observed) - left, 10),
+            f'<text x="{right + 8}" y="{y + 4}">{observed:.3f}{z}</text>',
+        ]
     return _svg(480, height, body, "distance by position")
+
+
+_PICTURES = {"cells": _cells, "pit": _histogram, "positions": _bars}
 
 
 def _ticks(top: float) -> list[float]:

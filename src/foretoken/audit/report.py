@@ -14,6 +14,7 @@ from rich.text import Text
 
 from foretoken.audit.evidence import Finding
 from foretoken.audit.sequential import Plan, Verdict
+from foretoken.audit.subjects import Speculation
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 EXIT_STATUS = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
@@ -36,6 +37,7 @@ class Report:
         tokens: tokens that were judged.
         seconds: wall-clock time.
         findings: all evidence.
+        speculation: what the subject drafted and accepted; None where it does not tell.
     """
 
     verdict: Verdict
@@ -50,6 +52,7 @@ class Report:
     tokens: int
     seconds: float
     findings: list[Finding]
+    speculation: Speculation | None = None
 
     @property
     def passed(self) -> bool:
@@ -72,7 +75,8 @@ class Report:
 
     def show(self, console: Console | None = None) -> None:
         """Print tables."""
-        (console or Console()).print(render(self))
+        console = console or Console()
+        console.print(render(self, console.width))
 
 
 def p_value(log_e: float) -> float:
@@ -105,62 +109,85 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def render(report: Report) -> Group:
-    """The report for a terminal."""
+def render(report: Report, width: int = 100) -> Group:
+    """The report for a terminal of `width` columns: 80 will do."""
     style = STYLES[report.verdict]
     head = Text.assemble((report.verdict, style), "  ", report.summary)
     about = Table.grid(padding=(0, 2))
-    about.add_row(Text("subject", style="dim"), report.subject)
-    about.add_row(Text("claim", style="dim"), report.claim)
-    about.add_row(Text("versions", style="dim"), ", ".join(f"{k} {v}" for k, v in report.details.items()))
-    about.add_row(
-        Text("data", style="dim"),
-        f"{report.texts:,} texts, {report.tokens:,} tokens, {report.seconds:.1f} s",
-    )
-    plan = report.plan
-    about.add_row(
-        Text("error level", style="dim"),
-        f"a lossless system fails with probability {plan.level:g} at most, over all tests and looks together",
-    )
+    for name, value in facts(report):
+        about.add_row(Text(name, style="dim"), value)
+    gap = 1 if width < ROOMY else 2
     tables: list[Text | Table] = []
     for scope in dict.fromkeys(finding.scope for finding in report.findings):
-        table = Table(
-            show_edge=False, pad_edge=False, header_style="dim", title=scope, title_justify="left", min_width=96
-        )
-        table.add_column("evidence", no_wrap=True, min_width=28)
-        for name in ("data", "distance", "by chance", "detectable", "p", "odds against"):
-            table.add_column(name, justify="right", no_wrap=True)
+        table = Table(box=None, padding=(0, gap, 0, 0), header_style="dim", title=scope, title_justify="left")
+        table.add_column(HEADINGS[0], no_wrap=True)
+        for name in HEADINGS[1:]:
+            table.add_column(name.replace(" ", "\n") if width < ROOMY else name, justify="right", no_wrap=True)
         for finding in report.findings:
             if finding.scope == scope:
-                table.add_row(*_row(report, finding))
+                table.add_row(*row(report, finding), style="red" if report.guilty(finding) else "")
         tables.extend([Text(), table])
     note = Text(
         "distance: total variation from the claimed law. by chance: what a lossless system shows with so much data. "
-        f"detectable: found with probability {plan.power:g}, in the worst case. p: textbook test, for orientation. "
-        f"odds against: e-value; one finding fails the audit at {math.exp(report.threshold):,.0f}.",
+        f"can find: distance that is found with probability {report.plan.power:g}, in the worst case. p: textbook "
+        f"test, for orientation. odds against: e-value; one line fails the audit at {math.exp(report.threshold):,.0f}.",
         style="dim",
     )
     return Group(Panel(head, border_style=style, expand=False), about, *tables, Text(), note)
 
 
-def _row(report: Report, finding: Finding) -> list[Text | str]:
-    style = "red" if report.guilty(finding) else ""
+ROOMY = 96
+"""Columns from which on tables need not be squeezed."""
+
+HEADINGS = ("evidence", "data", "distance", "by chance", "can find", "p", "odds against")
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """What a reader must know beside the numbers."""
+    versions = [f"{name} {value}" for name, value in report.details.items()]
     return [
-        Text(("✗ " if style else "  ") + finding.name, style=style),
-        f"{finding.samples:,} {finding.unit}",
+        ("subject", report.subject),
+        ("versions", ", ".join(versions)),
+        ("claim", report.claim),
+        ("speculation", speculated(report.speculation)),
+        ("data", f"{report.texts:,} texts, {report.tokens:,} tokens, {report.seconds:,.0f} seconds"),
+        (
+            "error level",
+            f"a lossless system fails with probability {report.plan.level:g} at most, over all tests and looks",
+        ),
+    ]
+
+
+def speculated(told: Speculation | None) -> str:
+    """Whether there was any speculation to audit."""
+    if told is None:
+        return "not known: the subject does not tell what it drafted"
+    if told.drafted == 0:
+        return "none: 0 tokens drafted"
+    return f"{told.drafted:,} tokens drafted, {told.accepted:,} accepted ({told.accepted / told.drafted:.0%})"
+
+
+def row(report: Report, finding: Finding) -> list[str]:
+    """A finding under `HEADINGS`."""
+    data = f"{finding.samples:,}" if finding.samples < 100_000 else f"{finding.samples // 1000:,}k"
+    chance = number(finding.expected_tv)
+    if finding.plot.get("kind") == "count" and finding.plot["excused"]:
+        chance = f"{finding.plot['excused']:,} ties"
+    return [
+        ("✗ " if report.guilty(finding) else "  ") + finding.name,
+        f"{data} {finding.unit}",
         measure(finding),
-        number(finding.expected_tv),
+        chance,
         number(finding.detectable_tv),
         fixed_p(finding),
-        Text(odds(finding.log_e), style=style),
+        odds(finding.log_e),
     ]
 
 
 def measure(finding: Finding) -> str:
     """The size of what was seen, in the finding's own terms."""
     if finding.plot.get("kind") == "count":
-        excused = finding.plot["excused"]
-        return f"{finding.plot['found']:,} wrong" + (f", {excused:,} ties" if excused else "")
+        return f"{finding.plot['found']:,} wrong"
     if finding.observed_tv is None:
         return f"z = {finding.z:+.1f}" if finding.z is not None else "–"
     return number(finding.observed_tv)
@@ -176,4 +203,4 @@ def fixed_p(finding: Finding) -> str:
         value = normal_tails(finding.z)
     else:
         return "–"
-    return f"{value:.2g}" if value >= 1e-300 else "< 1e-300"
+    return f"{value:.2g}" if value >= 1e-99 else "< 1e-99"

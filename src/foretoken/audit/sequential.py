@@ -58,6 +58,8 @@ class Progress:
         texts: texts seen so far.
         log10_odds: evidence against the claim, as a decimal logarithm.
         limit: value of `log10_odds` that fails the audit.
+        wanted: about how many texts are wanted in all; 0 where that is not known beforehand.
+        seconds_left: about how long the rest takes; None as long as nobody knows.
     """
 
     scope: str
@@ -65,6 +67,8 @@ class Progress:
     texts: int
     log10_odds: float
     limit: float
+    wanted: int = 0
+    seconds_left: float | None = None
 
 
 Watcher = Callable[[Progress], None]
@@ -82,7 +86,7 @@ class Ledger:
     plan: Plan
     planned: int
     evidence: list[Evidence] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
     peak: float = 0.0
 
     @property

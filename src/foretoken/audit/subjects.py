@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -57,12 +58,34 @@ class Request:
         return [int(seed) for seed in rng.integers(0, 2**31, size=self.count)]
 
 
+@dataclass(frozen=True)
+class Speculation:
+    """How much a subject speculated: a PASS of one that never did says nothing about speculation.
+
+    Attributes:
+        drafted: tokens that were proposed and scored.
+        accepted: those of them that were accepted.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: Speculation) -> Speculation:
+        return Speculation(self.drafted + other.drafted, self.accepted + other.accepted)
+
+    def __sub__(self, other: Speculation) -> Speculation:
+        return Speculation(self.drafted - other.drafted, self.accepted - other.accepted)
+
+
 class Subject(Protocol):
     """A system that is audited."""
 
     name: str
     details: dict[str, str]
     """What a reader needs to find the same system again: versions, options."""
+
+    speculation: Speculation | None
+    """What it drafted and accepted so far; None where it does not tell."""
 
     def sample(self, request: Request) -> list[Sample]:
         """Independent samples, as many as asked for.
@@ -120,6 +143,8 @@ class CallableSubject:
         name: what the report calls it.
     """
 
+    speculation: Speculation | None = None
+
     def __init__(self, function: Function, name: str | None = None) -> None:
         self.name = name or getattr(function, "__qualname__", None) or repr(function)
         self.details: dict[str, str] = {"kind": "Python callable"}
@@ -173,6 +198,7 @@ class EngineSubject:
             "drafter": drafter,
             "num_speculative_tokens": str(engine.num_speculative_tokens),
         }
+        self.speculation: Speculation | None = Speculation()
 
     def sample(self, request: Request) -> list[Sample]:
         """Generate in batches, or text by text where rounds are wanted: only a stream tells them."""
@@ -195,24 +221,25 @@ class EngineSubject:
         for completion in completions:
             if completion.error is not None:
                 raise AuditError(f"{self.name} failed: {completion.error}") from completion.error
-        return [_sample(completion, None) for completion in completions]
+        return [self._sample(completion, None) for completion in completions]
 
     def _stream(self, prompt: list[int], params: SamplingParams) -> Sample:
         rounds, completion = [], None
         for event in self.engine.stream(prompt, params):
             rounds.append(len(event.pieces))
             completion = event.completion
-        return _sample(completion, rounds)
+        return self._sample(completion, rounds)
+
+    def _sample(self, completion: Any, rounds: list[int] | None) -> Sample:
+        assert self.speculation is not None
+        self.speculation += Speculation(completion.stats.drafted, completion.stats.accepted)
+        logprobs = None
+        if completion.logprobs is not None:
+            logprobs = [{**entry.top, entry.token_id: entry.logprob} for entry in completion.logprobs]
+        return Sample(list(completion.token_ids), rounds, logprobs)
 
     def close(self) -> None:
         """Nothing to give back."""
-
-
-def _sample(completion: Any, rounds: list[int] | None) -> Sample:
-    logprobs = None
-    if completion.logprobs is not None:
-        logprobs = [{**entry.top, entry.token_id: entry.logprob} for entry in completion.logprobs]
-    return Sample(list(completion.token_ids), rounds, logprobs)
 
 
 class TransformersSubject:
@@ -234,6 +261,8 @@ class TransformersSubject:
         mode = "assistant model" if assistant is not None else ", ".join(f"{k}={v}" for k, v in self.options.items())
         self.name = name or f"transformers generate ({mode or 'plain'})"
         self.details = {"transformers": transformers.__version__, "torch": torch.__version__, "mode": mode or "plain"}
+        # Plain decoding drafts nothing; the speculative modes are not known to have told before they do.
+        self.speculation: Speculation | None = None if self.speculative else Speculation()
 
     @property
     def speculative(self) -> bool:
@@ -251,11 +280,12 @@ class TransformersSubject:
         devices = [device] if device.type == "cuda" else []
         samples: list[Sample] = []
         prompt = torch.tensor([request.prompt], device=device)
-        with torch.random.fork_rng(devices=devices), torch.inference_mode():
+        with torch.random.fork_rng(devices=devices), torch.inference_mode(), _listening(self.module) as rounds:
             torch.manual_seed(request.seed)
             while len(samples) < request.count:
                 rows = min(size, request.count - len(samples))
                 batch = prompt.expand(rows, -1)
+                rounds.clear()
                 try:
                     output = self.module.generate(
                         batch,
@@ -266,12 +296,52 @@ class TransformersSubject:
                 except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
                     raise AuditError(f"{self.name} failed: {type(error).__name__}: {error}") from error
                 ends = _ends(self.module)
+                told = self._rounds(rounds)
                 for row in output[:, prompt.shape[1] :].tolist():
-                    samples.append(Sample(_until_end(row, ends)))
+                    tokens = _until_end(row, ends)
+                    samples.append(Sample(tokens, told if told and sum(told) == len(tokens) else None))
         return samples
+
+    def _rounds(self, rounds: Sequence[Speculation]) -> list[int] | None:
+        """Tokens of each round of the last call, if these were heard of."""
+        if not rounds:
+            return None
+        self.speculation = sum(rounds, self.speculation or Speculation())
+        return [one.accepted + 1 for one in rounds]
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+@contextmanager
+def _listening(module: Any) -> Iterator[list[Speculation]]:
+    """Hear of every round of assisted generation, from what `generate` tells its candidate generator after each.
+
+    That generator is no public part of transformers: where it is made, or told, in another way, nothing is heard.
+    """
+    rounds: list[Speculation] = []
+    make = getattr(module, "_get_candidate_generator", None)
+    if make is None:
+        yield rounds
+        return
+
+    def listened(*args: Any, **kwargs: Any) -> Any:
+        generator = make(*args, **kwargs)
+        tell = getattr(generator, "update_candidate_strategy", None)
+        if tell is not None:
+
+            def told(input_ids: Any, scores: Any, num_matches: Any) -> Any:
+                rounds.append(Speculation(int(scores.shape[1]) - 1, int(num_matches)))  # one score for each, one more
+                return tell(input_ids, scores, num_matches)
+
+            generator.update_candidate_strategy = told
+        return generator
+
+    module._get_candidate_generator = listened
+    try:
+        yield rounds
+    finally:
+        del module._get_candidate_generator
 
 
 def transformers_options(params: SamplingParams, name: str = "transformers generate") -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 A world is an ordinary pair of checkpoints (Llama, 8 tokens, head size 32, so that every engine loads it), two prompts
 and a claim. The target is sharp, and the drafter is wrong about it in a way that makes faults show: a *stranger* was
-made independently and is mostly rejected, a *cousin* has the target's weights disturbed and is mostly accepted.
+made independently and is mostly rejected, a *cousin* has the target's weights disturbed and is accepted about half of
+the time, a *twin* has them disturbed a little and is mostly accepted. (Most faults act where both happen; some, only in
+a round that is accepted whole, or at a first token that is rejected.)
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ MARGIN = 3e-4
 """Filters decide at least this clearly in a world, where a seed can be found."""
 
 SHAPED = SamplingParams(temperature=0.7, top_k=6, top_p=0.9)
-DISTURBANCE = {"cousin": 0.1, "stranger": 1.0}
+DISTURBANCE = {"twin": 0.1, "cousin": 0.25, "stranger": 1.0}
 """Share of noise in a drafter's weights."""
 
 ATTEMPTS = 12
@@ -127,8 +129,8 @@ def make_worlds(
 
     Args:
         directory: a folder for the checkpoints; made if it is not there.
-        claims: pairs of a kind, ``cousin`` or ``stranger``, and sampling parameters; None means a cousin at
-            temperature 1, the same with temperature, top-k and top-p, and a stranger at temperature 1.
+        claims: pairs of a kind, ``twin``, ``cousin`` or ``stranger``, and sampling parameters; None means a cousin at
+            temperature 1, a twin with temperature, top-k and top-p, and a stranger at temperature 1.
         num_speculative_tokens: k. The joint law of k + 1 tokens is tested, or of as many as can be enumerated.
         vocab_size: tokens, 4 to 26.
         seed: of the weights.
@@ -141,7 +143,7 @@ def make_worlds(
     if num_speculative_tokens < 1:
         raise AuditError(f"num_speculative_tokens={num_speculative_tokens}: an audit needs at least 1")
     if claims is None:
-        claims = [("cousin", SamplingParams()), ("cousin", SHAPED), ("stranger", SamplingParams())]
+        claims = [("cousin", SamplingParams()), ("twin", SHAPED), ("stranger", SamplingParams())]
     depth = num_speculative_tokens + 1
     while vocab_size**depth > MAX_CELLS:
         depth -= 1
@@ -247,7 +249,8 @@ def _prompts(law: ReferenceLaw, params: SamplingParams, seed: int) -> tuple[tupl
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars of its own while it loads or saves."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -262,7 +265,7 @@ def _no_progress_bars() -> Iterator[None]:
 def _load(path: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    with _no_progress_bars():
+    with no_progress_bars():
         return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
@@ -279,7 +282,7 @@ def _pair(kind: str, vocab_size: int, seed: int) -> tuple[Any, Any]:
 
 def _save_pair(world: World) -> None:
     tokenizer = _tokenizer(world.vocab_size)
-    with _no_progress_bars():
+    with no_progress_bars():
         for model, folder in ((world.target, world.target_path), (world.drafter, world.drafter_path)):
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)

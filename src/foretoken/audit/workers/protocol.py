@@ -5,9 +5,12 @@ line::
 
     {"prompt": [...], "count": n, "num_tokens": T, "seed": s, "seeds": [...], "params": {...}, "logprobs": null}
 
-("seeds" has one for each text) and answers each with ``{"samples": [...]}`` or ``{"error": "..."}``, a sample being::
+("seeds" has one for each text) and answers each with ``{"samples": [...], "speculation": ...}`` or
+``{"error": "..."}``, a sample being::
 
     {"tokens": [...], "rounds": [...] or null, "top_logprobs": [{"id": logprob}, ...] or null}
+
+and "speculation" ``{"drafted": n, "accepted": m}``, tokens since the worker began, or null where that is not known.
 
 An empty line, or the end of the input, ends it.
 """
@@ -20,14 +23,16 @@ from collections.abc import Callable
 from typing import Any
 
 Sampler = Callable[[dict[str, Any]], list[dict[str, Any]]]
+Speculation = Callable[[], "dict[str, int] | None"]
 
 
-def serve(make: Callable[[dict[str, Any]], tuple[str, dict[str, str], Sampler]]) -> None:
+def serve(make: Callable[[dict[str, Any]], tuple[str, dict[str, str], Sampler, Speculation]]) -> None:
     """Speak the protocol.
 
     Args:
         make: called with the options (a dict, from the first argument of the command line, as JSON); returns a name, a
-            dict of details, and a function from a request to a list of samples.
+            dict of details, a function from a request to a list of samples, and one that says what was drafted and
+            accepted so far.
     """
     # Whatever libraries print must not end up between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -38,7 +43,7 @@ def serve(make: Callable[[dict[str, Any]], tuple[str, dict[str, str], Sampler]])
         answers.flush()
 
     try:
-        name, details, sample = make(json.loads(sys.argv[1]))
+        name, details, sample, speculation = make(json.loads(sys.argv[1]))
     except Exception as error:
         traceback.print_exc()
         say({"error": f"{type(error).__name__}: {error}"})
@@ -48,7 +53,8 @@ def serve(make: Callable[[dict[str, Any]], tuple[str, dict[str, str], Sampler]])
         if not line.strip():
             break
         try:
-            say({"samples": sample(json.loads(line))})
+            samples = sample(json.loads(line))
+            say({"samples": samples, "speculation": speculation()})
         except Exception as error:
             traceback.print_exc()
             say({"error": f"{type(error).__name__}: {error}"})

@@ -6,10 +6,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import Sampler, serve  # type: ignore[import-not-found]
+from protocol import Sampler, Speculation, serve  # type: ignore[import-not-found]
 
 
-def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
+def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler, Speculation]:
     """An engine.
 
     Args:
@@ -22,7 +22,7 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
     engine = {"dtype": "float32", "max_model_len": 256, "skip_tokenizer_init": True, "enforce_eager": True}
     engine.update(options.get("engine") or {})
     speculative = options.get("speculative")
-    llm = vllm.LLM(model=options["target"], speculative_config=speculative, disable_log_stats=True, **engine)
+    llm = vllm.LLM(model=options["target"], speculative_config=speculative, disable_log_stats=False, **engine)
 
     def sample(request: dict[str, Any]) -> list[dict[str, Any]]:
         params = dict(request["params"])
@@ -58,10 +58,20 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
             results.append({"tokens": list(one.token_ids), "rounds": None, "top_logprobs": told})
         return results
 
+    def speculation() -> dict[str, int] | None:
+        if speculative is None:
+            return {"drafted": 0, "accepted": 0}
+        try:
+            told = {metric.name: metric for metric in llm.get_metrics()}
+            drafted = told["vllm:spec_decode_num_draft_tokens"].value
+            return {"drafted": int(drafted), "accepted": int(told["vllm:spec_decode_num_accepted_tokens"].value)}
+        except (AttributeError, KeyError, AssertionError):  # another version, which counts elsewhere or not at all
+            return None
+
     mode = "plain" if speculative is None else speculative.get("method", "draft_model")
     seeded = "a seed each" if options.get("seeded", True) else "no seeds"
     details = {"vllm": vllm.__version__, "torch": torch.__version__, "mode": mode, "requests": seeded}
-    return f"vLLM ({mode})", details, sample
+    return f"vLLM ({mode})", details, sample, speculation
 
 
 if __name__ == "__main__":

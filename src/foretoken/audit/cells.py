@@ -1,0 +1,229 @@
+"""Evidence from small worlds: how often each of all possible texts was written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from foretoken.audit import statistics as st
+from foretoken.audit.evidence import Finding
+from foretoken.audit.statistics import Floats, GTest, Ints
+
+FEW = 16
+"""Most cells that a plot shows all of."""
+
+
+class Texts:
+    """How often each of the possible first texts was seen: the data of a small world.
+
+    Args:
+        laws: for each prompt, the joint law of the first `depth` tokens, ``[V ** depth]``.
+        vocab_size: V.
+        depth: tokens.
+    """
+
+    def __init__(self, laws: Sequence[Floats], vocab_size: int, depth: int) -> None:
+        self.laws, self.vocab_size, self.depth = list(laws), vocab_size, depth
+        self.counts = [np.zeros(len(law), dtype=np.int64) for law in laws]
+
+    def add(self, prompt: int, tokens: Ints) -> None:
+        """Count texts ``[n, depth]`` after prompt number `prompt`."""
+        cells = np.zeros(len(tokens), dtype=np.int64)
+        for column in tokens.T:
+            cells = cells * self.vocab_size + column
+        self.counts[prompt] += np.bincount(cells, minlength=len(self.counts[prompt]))
+
+    @property
+    def total(self) -> int:
+        """Texts seen."""
+        return int(sum(counts.sum() for counts in self.counts))
+
+
+class Cells:
+    """G-test evidence on a grouping of texts into cells.
+
+    Args:
+        texts: the data.
+        groups: for each prompt, the cell of each text, ``[V ** depth]``.
+        name, scope, question: see `Finding`.
+        labels: names of the cells, for the plot.
+        note: what the plot shows.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        groups: Sequence[Ints],
+        name: str,
+        scope: str,
+        question: str,
+        labels: Sequence[str] = (),
+        note: str = "",
+    ) -> None:
+        self.texts, self.groups, self.note = texts, groups, note
+        self.name, self.scope, self.question, self.labels = name, scope, question, labels
+
+    def strata(self) -> list[tuple[Ints, Floats]]:
+        """For each prompt, counts and law of the cells."""
+        result = []
+        for counts, law, group in zip(self.texts.counts, self.texts.laws, self.groups, strict=True):
+            size = int(group.max()) + 1
+            grouped = np.bincount(group, weights=counts, minlength=size).astype(np.int64)
+            mass = np.bincount(group, weights=law, minlength=size)
+            result.append((grouped, mass / mass.sum()))
+        return result
+
+    @property
+    def log_e(self) -> float:
+        """See `Evidence`."""
+        return st.log_mean_exp(np.sum([st.dirichlet_log_e(n, p) for n, p in self.strata()], axis=0))
+
+    def detectable_tv(self, threshold: float, power: float) -> float:
+        """Distance that would have been found."""
+        return st.detectable_tv([(p, int(n.sum())) for n, p in self.strata()], threshold, power)
+
+    def finding(self, threshold: float, power: float) -> Finding:
+        """See `Evidence`."""
+        strata = self.strata()
+        total = max(sum(int(n.sum()) for n, _ in strata), 1)
+        weights = [int(n.sum()) / total for n, _ in strata]
+        tests = [st.g_test(n, p) for n, p in strata]
+        g, df = sum(test.g for test in tests), sum(test.df for test in tests)
+        return Finding(
+            self.name,
+            self.scope,
+            self.question,
+            "the texts are independent, and the claimed law is that of the target run plainly in float64",
+            self.log_e,
+            self.texts.total,
+            "texts",
+            self.detectable_tv(threshold, power),
+            sum(w * st.total_variation(n, p) for w, (n, p) in zip(weights, strata, strict=True)),
+            sum(w * st.expected_tv(p, int(n.sum())) for w, (n, p) in zip(weights, strata, strict=True)),
+            GTest(g, df, 0.0 if math.isinf(g) else st.chi2_sf(g, df)),
+            None,
+            self._plot(strata),
+        )
+
+    def _plot(self, strata: Sequence[tuple[Ints, Floats]]) -> dict[str, Any]:
+        """All of a few cells in order; of many, the likeliest, and those too far out to be chance."""
+        rows: list[dict[str, Any]] = []
+        for number, (counts, law) in enumerate(strata):
+            total = int(counts.sum())
+            if total == 0:
+                continue
+            spread = np.sqrt(law * (1 - law) / total)
+            chosen = list(range(len(law)))
+            if len(law) > FEW:
+                away = np.abs(counts - total * law) - 6 * np.sqrt(total * law) - 6  # beyond any chance
+                far = [int(i) for i in np.argsort(-away)[:8] if away[i] > 0]
+                likely = [int(i) for i in np.argsort(-law)[: 20 - len(far)]]
+                chosen = sorted({*likely, *far}, key=lambda i: -law[i])
+            for i in chosen:
+                if law[i] > 0 or counts[i] > 0:
+                    label = self.labels[i] if i < len(self.labels) else str(i)
+                    rows.append(
+                        {
+                            "prompt": number,
+                            "label": label,
+                            "expected": float(law[i]),
+                            "observed": float(counts[i] / total),
+                            "sd": float(spread[i]),
+                        }
+                    )
+        return {"kind": "cells", "rows": rows, "note": self.note}
+
+
+class Positions:
+    """The law of each of the first tokens by itself: where in the first round a deviation sits."""
+
+    def __init__(self, texts: Texts, scope: str, speculative: int) -> None:
+        self.scope = scope
+        self._speculative = speculative
+        size, depth = texts.vocab_size, texts.depth
+        cells = np.arange(size**depth)
+        self.parts = [
+            Cells(texts, [cells // size ** (depth - 1 - t) % size] * len(texts.laws), "", scope, "")
+            for t in range(depth)
+        ]
+        self.texts = texts
+
+    @property
+    def log_e(self) -> float:
+        """See `Evidence`."""
+        return st.log_mean_exp([part.log_e for part in self.parts])
+
+    def finding(self, threshold: float, power: float) -> Finding:
+        """See `Evidence`."""
+        found = [part.finding(threshold + math.log(len(self.parts)), power) for part in self.parts]
+        worst = max(found, key=lambda one: one.log_e)
+        rows = []
+        for t, one in enumerate(found):
+            kind = "after the draft" if t == self._speculative else f"drafted {t + 1}"
+            rows.append(
+                {
+                    "label": f"token {t + 1}",
+                    "note": kind,
+                    "observed": one.observed_tv,
+                    "expected": one.expected_tv,
+                    "log_e": one.log_e,
+                }
+            )
+        return Finding(
+            "each position",
+            self.scope,
+            "Does each of the first tokens, taken alone, have its law?",
+            worst.assumption,
+            self.log_e,
+            worst.samples,
+            "texts",
+            max(one.detectable_tv or 0.0 for one in found),
+            worst.observed_tv,
+            worst.expected_tv,
+            worst.g_test,
+            None,
+            {"kind": "positions", "rows": rows, "note": "distance by position in the first round"},
+        )
+
+
+def joint_cells(texts: Texts, scope: str) -> Cells:
+    """All texts, each a cell of its own: evidence against every deviation there is."""
+    size, depth = texts.vocab_size, texts.depth
+    identity = np.arange(size**depth)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    labels = [" ".join(letters[i // size ** (depth - 1 - t) % size] for t in range(depth)) for i in identity]
+    return Cells(
+        texts,
+        [identity] * len(texts.laws),
+        "joint law",
+        scope,
+        f"Do the first {depth} tokens together have the law that was written down for them?",
+        labels,
+        "share of texts after the first prompt: the likeliest ones, and any that are far off",
+    )
+
+
+def drafter_cells(texts: Texts, drafter_laws: Sequence[Floats], scope: str, groups: int = 10) -> Cells:
+    """Texts grouped by how much likelier the drafter finds them: few cells, and the direction that most faults have."""
+    grouped = []
+    for law, drafter in zip(texts.laws, drafter_laws, strict=True):
+        ratio = np.log(np.maximum(drafter, 1e-300)) - np.log(np.maximum(law, 1e-300))
+        order = np.argsort(-np.where(law > 0, ratio, np.inf), kind="stable")
+        reached = law[order].cumsum()
+        group = np.zeros(len(law), dtype=np.int64)
+        group[order] = np.minimum((reached - law[order] / 2) * groups, groups - 1).astype(np.int64)
+        group[law <= 0] = 0
+        _, group = np.unique(group, return_inverse=True)
+        grouped.append(group.reshape(-1).astype(np.int64))
+    return Cells(
+        texts,
+        grouped,
+        "towards the drafter",
+        scope,
+        "Are texts that the drafter likes written more often, or less often, than they should be?",
+        [f"group {i + 1}" for i in range(groups)],
+        f"share of texts; group 1: what the drafter overrates most, group {groups}: what it underrates most",
+    )

@@ -1,0 +1,148 @@
+"""Greedy decoding: whether every token is the best one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from foretoken.audit.evidence import Finding
+from foretoken.audit.law import ReferenceLaw, contexts, shape
+from foretoken.audit.session import Run
+from foretoken.audit.statistics import Floats
+from foretoken.audit.subjects import Request, Sample, Subject
+from foretoken.audit.worlds import World
+from foretoken.sampling.params import SamplingParams
+
+GREEDY_TOKENS = 24
+NOISE_FACTOR = 8.0
+LEAST_NOISE = 2e-5
+MOST_NOISE = 0.25
+
+
+class Greedy:
+    """Whether greedy decoding takes the best token.
+
+    Every token is judged under its own context, so that one tie does not make all that follows an error. A token counts
+    as wrong when the best one's logit exceeds its own by more than numerical noise.
+    """
+
+    name = "greedy"
+
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
+        self.gaps: list[float] = []
+        self.noise = 0.0
+
+    def add(self, gaps: Sequence[float], noise: float) -> None:
+        """Count tokens: each one's distance from the best logit, and the noise that is known of so far."""
+        self.gaps.extend(gaps)
+        self.noise = max(self.noise, noise)
+
+    @property
+    def wrong(self) -> int:
+        """Tokens that no noise explains."""
+        return sum(gap > self.noise for gap in self.gaps)
+
+    @property
+    def ties(self) -> int:
+        """Tokens that are not the best, within noise."""
+        return sum(0 < gap <= self.noise for gap in self.gaps)
+
+    @property
+    def log_e(self) -> float:
+        """Infinite as soon as one was wrong."""
+        return math.inf if self.wrong else 0.0
+
+    def finding(self, threshold: float, power: float) -> Finding:
+        """See `Evidence`."""
+        return Finding(
+            self.name,
+            self.scope,
+            "At temperature 0, is every token the best one?",
+            f"logits agree to {self.noise:.2g}, the noise measured on this subject",
+            self.log_e,
+            len(self.gaps),
+            "tokens",
+            plot={
+                "kind": "count",
+                "found": self.wrong,
+                "excused": self.ties,
+                "worst": max(self.gaps, default=0.0),
+                "noise": self.noise,
+            },
+        )
+
+
+def greedy_world(run: Run, subject: Subject, world: World) -> None:
+    """Test greedy decoding in a small world."""
+    rng = np.random.default_rng([run.ledger.plan.seed, 11])
+    prompts = [*world.prompts]
+    while len(prompts) < 6:
+        prompts.append(tuple(int(token) for token in rng.integers(0, world.vocab_size, 8)))
+    greedy = Greedy(world.name)
+    run.ledger.add([greedy])
+    _gather(run, subject, greedy, world.target_law, prompts, replace(world.params, temperature=0.0), GREEDY_TOKENS)
+
+
+def greedy_model(
+    run: Run,
+    subject: Subject,
+    law: ReferenceLaw,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    num_tokens: int,
+    ends: Sequence[int],
+) -> None:
+    """Test greedy decoding of a real model."""
+    greedy = Greedy(law.name)
+    run.ledger.add([greedy])
+    chosen = [tuple(prompt) for prompt in prompts[:6]]
+    _gather(run, subject, greedy, law, chosen, replace(params, temperature=0.0), num_tokens, ends)
+
+
+def _gather(
+    run: Run,
+    subject: Subject,
+    greedy: Greedy,
+    law: ReferenceLaw,
+    prompts: Sequence[tuple[int, ...]],
+    params: SamplingParams,
+    num_tokens: int,
+    ends: Sequence[int] = (),
+) -> None:
+    params = replace(params, top_k=0, top_p=1.0, min_p=0.0)
+    for prompt in prompts:
+        request = Request(prompt, 1, num_tokens, params, logprobs=0)
+        (sample,) = run.ask(subject, request, law.vocab_size, ends)
+        if not sample.tokens:
+            continue
+        raw = law.scores(prompt, [sample.tokens])[0]
+        scores = shape(raw, params, contexts(prompt, sample.tokens))
+        gaps = scores.max(axis=1) - scores[np.arange(len(sample.tokens)), sample.tokens]
+        greedy.add(gaps.tolist(), measured_noise(law, prompt, sample, raw))
+
+
+def measured_noise(law: ReferenceLaw, prompt: Sequence[int], sample: Sample, scores: Floats) -> float:
+    """How much a subject's logits may differ from the reference's.
+
+    From the subject's own log-probabilities where it reports them (their median difference from the reference's, which
+    faults in some places do not move), else from what the reference itself loses in float32; times a safety factor, and
+    within limits.
+    """
+    differences = []
+    if sample.top_logprobs is not None:
+        logs = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+        for place, (token, told) in enumerate(zip(sample.tokens, sample.top_logprobs, strict=False)):
+            if token in told and np.isfinite(told[token]):
+                differences.append(abs(told[token] - float(logs[place, token])))
+    if not differences:
+        with torch.inference_mode():
+            text = torch.tensor([[*prompt, *sample.tokens[:-1]]], device=law.module.device)
+            again = law.module(text, use_cache=False).logits[0, len(prompt) - 1 :, : law.vocab_size]
+            rounded = again.float().double().cpu().numpy()
+        differences.extend(np.abs(rounded - scores).max(axis=1).tolist())
+    return float(min(max(NOISE_FACTOR * float(np.median(differences)), LEAST_NOISE), MOST_NOISE))

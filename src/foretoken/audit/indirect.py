@@ -1,0 +1,139 @@
+"""Audits of systems whose law nobody computes here: against a second system, or a server's own logprobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from foretoken.audit.endpoint import EndpointSubject, coarse_laws, plain
+from foretoken.audit.errors import AuditError
+from foretoken.audit.pair import views
+from foretoken.audit.report import Report
+from foretoken.audit.sequential import Ledger, Plan, Watcher
+from foretoken.audit.session import SECONDS_PER_BATCH, Run
+from foretoken.audit.subjects import Request, Subject
+from foretoken.audit.tokens import Tokens
+from foretoken.audit.worlds import describe
+from foretoken.sampling.params import SamplingParams
+
+
+def audit_pair(
+    subject: Subject,
+    reference: Subject,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    plan: Plan | None = None,
+    watch: Watcher | None = None,
+    *,
+    num_tokens: int = 8,
+    ends: Sequence[int] = (),
+) -> Report:
+    """Audit a system against another one that is known not to speculate (two-sample test).
+
+    Args:
+        subject: the system.
+        reference: the same model without speculation.
+        prompts: token ids; few, because every prompt is a question of its own.
+        params: the sampling parameters that both are asked for.
+        plan: error level, wanted power (of telling first tokens apart), budget.
+        watch: called as the audit goes on.
+        num_tokens: tokens of each text.
+        ends: the tokens that end a text.
+
+    Raises:
+        AuditError: see `audit_worlds`.
+    """
+    plan = plan or Plan()
+    if not prompts:
+        raise AuditError("no prompts: give at least one")
+    scope = f"against {reference.name}"
+    looks = views(scope, num_tokens)
+    ledger = Ledger(plan, planned=len(looks))
+    run = Run(ledger, watch, 1)
+    run.begin(scope, 0)
+    run.meet(subject)
+    ledger.add(looks)
+    count, reach, wanted = 16, 1.0, 256
+    enough = False
+    while not enough and not ledger.out_of_time and run.texts < 2 * plan.max_texts:
+        began = time.monotonic()
+        for number, prompt in enumerate(prompts):
+            request = Request(tuple(prompt), count, num_tokens, params)
+            mine = [sample.tokens for sample in run.ask(subject, request, None, ends)]
+            other = [sample.tokens for sample in run.ask(reference, request, None, ends)]
+            pairs = min(len(mine), len(other))  # either may be cut short by the clock
+            for look in looks:
+                look.add(number, mine[:pairs], other[:pairs])
+        if ledger.failed:
+            break
+        if looks[0].pairs >= wanted:
+            reach = looks[0].detectable_tv(ledger.threshold, plan.power)
+            enough = reach <= plan.tv
+            wanted *= 2
+        run.progress(min(1.0, (plan.tv / reach) ** 2) if reach < 1 else 0.0)
+        if time.monotonic() - began < SECONDS_PER_BATCH:
+            count = min(2 * count, 512)
+    return run.report(f"the law of {reference.name} at {describe(params)}", enough)
+
+
+def audit_own_logprobs(
+    subject: EndpointSubject,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    plan: Plan | None = None,
+    watch: Watcher | None = None,
+    *,
+    num_tokens: int = 32,
+    top: int = 5,
+) -> Report:
+    """Audit a server by the log-probabilities that it reports itself.
+
+    A server that reports another law than its target's, and samples from that, passes.
+
+    Args:
+        subject: the server.
+        prompts: token ids; taken in turn.
+        params: the sampling parameters; temperature 1 without truncation, for what is reported is the model's own law.
+        plan: error level, wanted power, budget.
+        watch: called as the audit goes on.
+        num_tokens: tokens of each text.
+        top: log-probabilities to ask for at each place.
+
+    Raises:
+        AuditError: see `audit_worlds`; also parameters that shape the law.
+    """
+    plan = plan or Plan()
+    if not prompts:
+        raise AuditError("no prompts: give at least one")
+    if not plain(params):
+        raise AuditError(
+            f"claim {describe(params)}: a server's logprobs are those of the model's own law; audit it at temperature "
+            "1 without filters or penalties, or give the target with --target"
+        )
+    scope = f"{subject.model}, its own logprobs"
+    ledger = Ledger(plan, planned=4)
+    run = Run(ledger, watch, 1)
+    run.begin(scope, 0)
+    run.meet(subject)
+    tokens = Tokens(scope, plan.seed, False, 0)
+    ledger.add(tokens.parts())
+    count, reach, turn, enough = 4, 1.0, 0, False
+    while not enough and not ledger.failed and not ledger.out_of_time and run.texts < plan.max_texts:
+        began = time.monotonic()
+        prompt = tuple(prompts[turn % len(prompts)])
+        turn += 1
+        seed = int(np.random.SeedSequence([plan.seed, turn]).generate_state(1)[0]) >> 1
+        for choice in subject.choices(Request(prompt, count, num_tokens, params, seed, logprobs=top)):
+            laws, cells = coarse_laws(choice, top, subject.url)
+            tokens.add(laws, cells)
+            run.texts += 1
+            run.tokens += len(cells)
+        if int(tokens.likely.counts.sum()) >= 200:
+            reach = tokens.likely.detectable_tv(ledger.threshold, plan.power)
+            enough = reach <= plan.tv
+        run.progress(min(1.0, (plan.tv / reach) ** 2) if reach < 1 else 0.0)
+        if time.monotonic() - began < SECONDS_PER_BATCH:
+            count = min(2 * count, 64)
+    return run.report(f"the law that {subject.model} reports in its own logprobs", enough)

@@ -1,0 +1,163 @@
+"""An audit that is going on: what it asks, how long it may, and what it answers in the end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from foretoken.audit.evidence import Finding
+from foretoken.audit.report import Report
+from foretoken.audit.sequential import Ledger, Progress, Verdict, Watcher
+from foretoken.audit.subjects import Request, Sample, Speculation, Subject, check
+
+SECONDS_PER_BATCH = 4.0
+"""About how long a subject samples before all evidence is looked at."""
+
+PIECE_SECONDS = 2.0
+"""About how long a subject samples before the clock is looked at: so much later than told an audit may end."""
+
+FIRST_PIECE = 8
+"""Texts asked for at first, while nobody knows how fast a subject is."""
+
+PER_DECIMAL = 1 / math.log(10)
+
+
+class Run:
+    """An audit that is going on.
+
+    Args:
+        ledger: where evidence is kept.
+        watch: who is told of progress.
+        parts: worlds, or 1.
+        wanted: texts that are wanted in all, as far as that is known beforehand; 0 if it is not.
+    """
+
+    def __init__(self, ledger: Ledger, watch: Watcher | None, parts: int, wanted: int = 0) -> None:
+        self.ledger = ledger
+        self.until = ledger.plan.max_seconds
+        """Seconds of the audit after which `ask` gives back what it has."""
+        self.speculation: Speculation | None = Speculation()
+        self.texts = 0
+        self.tokens = 0
+        self.subject = ""
+        self.details: dict[str, str] = {}
+        self._watch, self._parts = watch, parts
+        self._scope, self._part = "", 0
+        self._requests = 0
+        self._wanted = wanted
+        self._tokens_per_second = 0.0
+
+    def begin(self, scope: str, part: int) -> None:
+        """Turn to the next part."""
+        self._scope, self._part = scope, part
+        self.progress(0.0)
+
+    def meet(self, subject: Subject) -> None:
+        """Note who is audited."""
+        self.subject, self.details = subject.name, dict(subject.details)
+
+    def progress(self, fraction: float) -> None:
+        """Tell whoever watches."""
+        if self._watch is not None:
+            share = (self._part + min(fraction, 1.0)) / self._parts
+            odds, limit = self.ledger.log_e * PER_DECIMAL, self.ledger.limit * PER_DECIMAL
+            self._watch(Progress(self._scope, share, self.texts, odds, limit, self._wanted, self._left(share)))
+
+    def _left(self, share: float) -> float | None:
+        """Seconds that the rest takes, if it goes on like this."""
+        seconds, plan = self.ledger.seconds, self.ledger.plan
+        if share < 0.01 or self.texts == 0:
+            return None
+        return max(0.0, min(seconds * (1 - share) / share, plan.max_seconds - seconds))
+
+    def ask(self, subject: Subject, request: Request, vocab_size: int | None, ends: Sequence[int] = ()) -> list[Sample]:
+        """Samples of a request: as many as it says, or fewer, but at least one, if the time is up before.
+
+        They are asked for in pieces of about `PIECE_SECONDS`, each with a seed of its own.
+        """
+        samples: list[Sample] = []
+        while len(samples) < request.count and (not samples or self.ledger.seconds < self.until):
+            size = int(self._tokens_per_second * PIECE_SECONDS / request.num_tokens) or FIRST_PIECE
+            samples.extend(
+                self._piece(subject, replace(request, count=min(size, request.count - len(samples))), vocab_size, ends)
+            )
+        return samples
+
+    def _piece(self, subject: Subject, request: Request, vocab_size: int | None, ends: Sequence[int]) -> list[Sample]:
+        self._requests += 1
+        entropy = np.random.SeedSequence([self.ledger.plan.seed, self._requests]).generate_state(1)[0]
+        request = replace(request, seed=int(entropy) >> 1)
+        began, before = time.monotonic(), subject.speculation
+        samples = subject.sample(request)
+        check(samples, request, vocab_size, ends)
+        tokens = sum(len(sample.tokens) for sample in samples)
+        if not request.rounds:  # where these are told, texts come one by one: that says little about the others
+            self._tokens_per_second = tokens / max(time.monotonic() - began, 1e-6)
+        self.texts += len(samples)
+        self.tokens += tokens
+        if self.speculation is not None:
+            after = subject.speculation
+            self.speculation = None if after is None else self.speculation + (after - (before or Speculation()))
+        return samples
+
+    def report(self, claim: str, enough: bool) -> Report:
+        """The answer."""
+        ledger = self.ledger
+        findings = ledger.findings()
+        verdict: Verdict = "FAIL" if ledger.failed else "PASS" if enough else "INCONCLUSIVE"
+        return Report(
+            verdict,
+            summary(verdict, ledger, findings, self.speculation),
+            self.subject,
+            self.details,
+            claim,
+            ledger.plan,
+            max(ledger.log_e, ledger.peak),
+            ledger.threshold,
+            self.texts,
+            self.tokens,
+            ledger.seconds,
+            findings,
+            self.speculation,
+        )
+
+
+def summary(verdict: Verdict, ledger: Ledger, findings: Sequence[Finding], speculation: Speculation | None) -> str:
+    """The answer in a sentence or two."""
+    plan = ledger.plan
+    if verdict == "FAIL":
+        worst = max(findings, key=lambda finding: finding.log_e)
+        if worst.plot.get("kind") == "count":
+            return f"It does not sample from the claimed law: {worst.plot['found']:,} wrong tokens ({worst.name})."
+        sized = [one for one in findings if one.observed_tv is not None and one.log_e >= ledger.threshold]
+        sized.sort(key=lambda one: (one.name != "joint law", -one.log_e))
+        if not sized:
+            return f"It does not sample from the claimed law ({worst.name}, {worst.scope})."
+        first = sized[0]
+        return (
+            f"It does not sample from the claimed law. Its texts ({first.name}, {first.scope}) are "
+            f"{first.observed_tv:.2f} away from it in total variation, where {first.expected_tv or 0.0:.2f} would be "
+            "chance."
+        )
+    seen = [one.detectable_tv for one in findings if one.detectable_tv is not None]
+    joint = [one.detectable_tv for one in findings if one.name in ("joint law", "transform", "two samples")]
+    reach = max((value for value in joint or seen if value is not None), default=None)
+    if verdict == "PASS":
+        idle = speculation is not None and speculation.drafted == 0
+        warning = " Nothing was drafted, though: this says nothing about speculation." if idle else ""
+        if reach is None:
+            return "No deviation found: every greedy token is the best one." + warning
+        return (
+            f"No deviation found. One of {reach:.3f} in total variation or more would have been found with probability "
+            f"{plan.power:g}.{warning}"
+        )
+    if reach is None or reach >= 1:
+        return "Not enough data for an answer within the budget; no deviation found so far."
+    return (
+        f"No deviation found, but the budget ended before the wanted power was reached: only one of {reach:.3f} or "
+        f"more would have been found with probability {plan.power:g}, and {plan.tv:g} was asked for."
+    )

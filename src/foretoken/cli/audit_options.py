@@ -1,0 +1,171 @@
+"""The options of ``foretoken audit``."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.errors import ParameterError
+
+if TYPE_CHECKING:
+    from foretoken.audit import Plan
+    from foretoken.sampling import SamplingParams
+
+_CLAIM, _BUDGET, _OUTPUT = "Claim", "Rigour and budget", "Output"
+
+TV, QUICK_TV = 0.1, 0.3
+MAX_SECONDS, QUICK_MAX_SECONDS = 600.0, 120.0
+
+
+@dataclass(kw_only=True)
+class ClaimOptions:
+    """The claim: sampling parameters, on a real model or in small worlds."""
+
+    temperature: Annotated[float | None, typer.Option("--temperature", "-t", rich_help_panel=_CLAIM)] = None
+    top_k: Annotated[int | None, typer.Option(rich_help_panel=_CLAIM)] = None
+    top_p: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
+    min_p: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
+    repetition_penalty: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
+    presence_penalty: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
+    frequency_penalty: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
+
+    def params(self) -> SamplingParams | None:
+        """The parameters, or None where none was named."""
+        from foretoken.sampling import SamplingParams
+
+        given = {option.name: getattr(self, option.name) for option in fields(ClaimOptions)}
+        given = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**given) if given else None
+
+
+@dataclass(kw_only=True)
+class RealOptions:
+    """What is audited on: small worlds, unless a real model is named."""
+
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Audit with this model (folder or hub id) instead of small worlds that the audit makes.",
+            rich_help_panel=_CLAIM,
+        ),
+    ] = None
+    drafter: Annotated[
+        str | None, typer.Option(metavar="NAME|MODEL", help="The drafter, with --target.", rich_help_panel=_CLAIM)
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --target: prompts, one a line.", rich_help_panel=_CLAIM),
+    ] = None
+    num_tokens: Annotated[int, typer.Option(help="With --target: tokens of each text.", rich_help_panel=_CLAIM)] = 48
+    num_speculative_tokens: Annotated[
+        int, typer.Option("--num-speculative-tokens", "-k", help="Tokens drafted a round.", rich_help_panel=_CLAIM)
+    ] = 2
+
+
+@dataclass(kw_only=True)
+class RunOptions:
+    """How sure the answer must be, what it may cost, and how it is shown."""
+
+    level: Annotated[
+        float, typer.Option(help="Most probability that a lossless system fails.", rich_help_panel=_BUDGET)
+    ] = 0.01
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help=f"Coarse: --tv {QUICK_TV:g}, --max-seconds {QUICK_MAX_SECONDS:g}. About a tenth of the texts.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False
+    tv: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Total variation distance that must not go unnoticed. Default: {TV:g}.",
+            show_default=False,
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None
+    power: Annotated[float, typer.Option(help="Least probability of noticing it.", rich_help_panel=_BUDGET)] = 0.99
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Give up after so long. Default: {MAX_SECONDS:g}.", show_default=False, rich_help_panel=_BUDGET
+        ),
+    ] = None
+    max_texts: Annotated[int, typer.Option(help="Give up after so many texts.", rich_help_panel=_BUDGET)] = 100_000
+    audit_seed: Annotated[int, typer.Option(help="Of all that is random in it.", rich_help_panel=_BUDGET)] = 0
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=_OUTPUT)
+    ] = False
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.", rich_help_panel=_OUTPUT)
+    ] = None
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours.", rich_help_panel=_OUTPUT)] = False
+
+    def plan(self) -> Plan:
+        """The plan."""
+        from foretoken.audit import Plan
+
+        tv, seconds = (QUICK_TV, QUICK_MAX_SECONDS) if self.quick else (TV, MAX_SECONDS)
+        return Plan(
+            level=self.level,
+            tv=tv if self.tv is None else self.tv,
+            power=self.power,
+            max_seconds=seconds if self.max_seconds is None else self.max_seconds,
+            max_texts=self.max_texts,
+            seed=self.audit_seed,
+        )
+
+
+@dataclass(kw_only=True)
+class ServerOptions:
+    """How to talk to a server."""
+
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name there. Default: the first.")] = None
+    api_key_variable: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable that holds the API key.")
+    ] = None
+    timeout: Annotated[float, typer.Option(help="Seconds for each request.")] = 60.0
+    concurrency: Annotated[int, typer.Option(help="Requests under way at once.")] = 4
+    texts_per_request: Annotated[int, typer.Option(help="The n of a request.")] = 1
+    field: Annotated[
+        list[str], typer.Option(metavar="NAME=VALUE", help="A further field of each request, as JSON. Repeatable.")
+    ] = field(default_factory=list)
+
+    def subject(self, url: str, tokenizer: Any = None, end_token: int | None = None) -> Any:
+        """The server."""
+        from foretoken.audit.endpoint import EndpointSubject
+
+        key = None
+        if self.api_key_variable is not None:
+            key = os.environ.get(self.api_key_variable)
+            if key is None:
+                raise ParameterError(f"--api-key-variable {self.api_key_variable}: there is no such variable")
+        return EndpointSubject(
+            url,
+            self.model,
+            tokenizer,
+            api_key=key,
+            timeout_seconds=self.timeout,
+            concurrency=self.concurrency,
+            texts_per_request=self.texts_per_request,
+            end_token=end_token,
+            extra=dict(map(argument, self.field)),
+        )
+
+
+def argument(entry: str) -> tuple[str, Any]:
+    """Name and value of ``NAME=VALUE``, the value as JSON."""
+    name, mark, value = entry.partition("=")
+    try:
+        if mark and name:
+            return name, json.loads(value)
+    except ValueError:
+        pass
+    raise ParameterError(f"--option {entry!r}: write NAME=VALUE, the value as JSON, for example num_assistant_tokens=3")

@@ -1,0 +1,214 @@
+"""What the sub-commands of ``foretoken audit`` share: an audit carried out, watched and reported."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from foretoken.cli.audit_options import ClaimOptions, RealOptions, RunOptions
+from foretoken.cli.screen import Screen, check_writable
+from foretoken.errors import ModelError, PromptError
+
+if TYPE_CHECKING:
+    from foretoken.audit import Plan, ReferenceLaw, Report, Subject
+    from foretoken.audit.run import Factory
+    from foretoken.audit.sequential import Progress as State
+    from foretoken.audit.sequential import Watcher
+
+_PROMPTS = (
+    "The history of the bicycle begins",
+    "def fibonacci(n):\n",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "Q: Why is the sky blue?\nA:",
+    "Once upon a time, in a village by the sea,",
+    "Ingredients:\n- 2 cups of flour\n- 1 cup of",
+    "In mathematics, a prime number is",
+    "The committee met on Tuesday to discuss",
+)
+
+
+def conclude(audit: Callable[[Plan, Watcher], Report], run: RunOptions) -> None:
+    """Carry an audit out, show the report, and leave with its status."""
+    from foretoken.audit.report import EXIT_STATUS
+    from foretoken.cli.setup import keep_quiet
+
+    screen = Screen(run.no_color)
+    keep_quiet(screen)
+    plan = run.plan()
+    if run.html is not None:
+        check_writable(run.html)
+    with _progress(screen, plan) as watch:
+        report = audit(plan, watch)
+    if run.html is not None:
+        run.html.write_text(report.to_html(), encoding="utf-8")
+    if run.json:
+        sys.stdout.write(report.to_json() + "\n")
+    else:
+        report.show(screen.out)
+        if run.html is not None:
+            screen.note(f"written: {run.html}")
+    raise typer.Exit(EXIT_STATUS[report.verdict])
+
+
+@contextmanager
+def _progress(screen: Screen, plan: Plan) -> Iterator[Watcher]:
+    """Say beforehand how much there is to do, and on a terminal how far it is."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    told = False
+
+    def foretell(state: State) -> None:
+        nonlocal told
+        if not told and state.wanted:
+            told = True
+            screen.note(
+                f"about {state.wanted:,} texts, {plan.max_seconds:,.0f} seconds at most; how long that takes depends "
+                "on the system (--tv or --quick for fewer, --max-seconds for the limit)"
+            )
+
+    if not screen.notes.is_terminal:
+        yield foretell
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, console=screen.notes, transient=True) as progress:
+        task = progress.add_task("starting", total=1.0, state="")
+
+        def watch(state: State) -> None:
+            foretell(state)
+            odds = "certain" if state.log10_odds == float("inf") else f"10^{max(state.log10_odds, -9.0):.1f}"
+            words = f"{state.texts:,} texts, odds against {odds} of 10^{state.limit:.0f}"
+            if state.seconds_left is not None:
+                words = f"{_duration(state.seconds_left)} left, {words}"
+            progress.update(task, completed=state.fraction, description=state.scope, state=words)
+
+        yield watch
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def on_worlds(factory: Factory, claim: ClaimOptions, k: int, run: RunOptions) -> None:
+    """Audit in small worlds made on the spot."""
+    from foretoken.audit import audit_worlds, make_worlds
+
+    params = claim.params()
+    claims = None if params is None else [("cousin", params), ("stranger", params)]
+    with tempfile.TemporaryDirectory(prefix="foretoken-audit-") as folder:
+
+        def audit(plan: Plan, watch: Watcher) -> Report:
+            return audit_worlds(factory, make_worlds(folder, claims, k, seed=plan.seed), plan, watch)
+
+        conclude(audit, run)
+
+
+def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions, run: RunOptions) -> None:
+    """Audit with a real model."""
+    from foretoken.audit import audit_model
+    from foretoken.sampling import SamplingParams
+
+    assert real.target is not None
+    target = real.target
+
+    def audit(plan: Plan, watch: Watcher) -> Report:
+        law, tokenizer = load_law(target)
+        drafter_law = None
+        if real.drafter is not None and os.path.isdir(real.drafter):
+            drafter_law, _ = load_law(real.drafter)
+        prompts = read_prompts(tokenizer, real.prompts)
+        subject = make()
+        try:
+            return audit_model(
+                subject,
+                law,
+                prompts,
+                claim.params() or SamplingParams(),
+                plan,
+                watch,
+                drafter_law=drafter_law,
+                num_tokens=real.num_tokens,
+                num_speculative_tokens=real.num_speculative_tokens,
+                ends=end_tokens(law),
+            )
+        finally:
+            subject.close()
+
+    conclude(audit, run)
+
+
+def load_law(path: str) -> tuple[ReferenceLaw, Any]:
+    """A model's law, computed in float32, and its tokenizer."""
+    module, tokenizer = load_module(path)
+    from foretoken.audit import ReferenceLaw
+
+    return ReferenceLaw(module), tokenizer
+
+
+def load_module(path: str) -> tuple[Any, Any]:
+    """A transformers model in float32, and its tokenizer.
+
+    Raises:
+        ModelError: one of them can't be loaded.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    module = _from_pretrained(AutoModelForCausalLM, path, dtype=torch.float32)
+    return module.eval(), load_tokenizer(path)
+
+
+def load_tokenizer(path: str) -> Any:
+    """A tokenizer.
+
+    Raises:
+        ModelError: it can't be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    return _from_pretrained(AutoTokenizer, path)
+
+
+def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
+    from foretoken.audit.worlds import no_progress_bars
+
+    # What can be no hub id is meant to be a folder: the hub's own words about it would mislead.
+    if not os.path.isdir(path) and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
+        raise ModelError(f"{path}: there is no such folder")
+    try:
+        with no_progress_bars():
+            return kind.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} can't be loaded: {str(error).splitlines()[0]}") from error
+
+
+def end_tokens(law: ReferenceLaw) -> tuple[int, ...]:
+    """The tokens that end a text of this model."""
+    from foretoken.models.traits import eos_token_ids
+
+    return eos_token_ids(law.module)
+
+
+def read_prompts(tokenizer: Any, file: Path | None) -> list[list[int]]:
+    """Prompts from a file, one a line, or the built-in ones.
+
+    Raises:
+        PromptError: the file can't be read, or holds none.
+    """
+    from foretoken.audit.endpoint import prompts_of
+
+    texts = list(_PROMPTS)
+    if file is not None:
+        try:
+            texts = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise PromptError(f"prompts {str(file)!r} can't be read: {error}") from error
+        if not texts:
+            raise PromptError(f"prompts {str(file)!r} holds no line")
+    return prompts_of(tokenizer, texts)
