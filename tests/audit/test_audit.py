@@ -280,6 +280,7 @@ def test_a_report_says_whether_there_was_speculation(passed):
     told = replace(passed, speculation=Speculation(200, 150))
     assert "200 tokens drafted, 150 accepted (75%)" in shown(told, 100)
     assert "200 tokens drafted, 150 accepted (75%)" in told.to_html()
+    assert "150 drafted tokens accepted" in shown(replace(passed, speculation=Speculation(None, 150)), 100)
     assert json.loads(told.to_json())["speculation"] == {"drafted": 200, "accepted": 150}
 
 

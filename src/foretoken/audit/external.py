@@ -93,7 +93,8 @@ class ExternalSubject:
         try:
             told = answer.get("speculation")
             if told is not None:
-                self.speculation = Speculation(int(told["drafted"]), int(told["accepted"]))
+                drafted = told["drafted"]
+                self.speculation = Speculation(None if drafted is None else int(drafted), int(told["accepted"]))
             return [_sample(one) for one in answer["samples"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise AuditError(f"{self.name} answered something that holds no samples ({error!r})") from error

@@ -162,6 +162,8 @@ def speculated(told: Speculation | None) -> str:
     """Whether there was any speculation to audit."""
     if told is None:
         return "not known: the subject does not tell what it drafted"
+    if told.drafted is None:
+        return f"{told.accepted:,} drafted tokens accepted; how many were drafted is not told"
     if told.drafted == 0:
         return "none: 0 tokens drafted"
     return f"{told.drafted:,} tokens drafted, {told.accepted:,} accepted ({told.accepted / told.drafted:.0%})"

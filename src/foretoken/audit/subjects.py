@@ -63,18 +63,20 @@ class Speculation:
     """How much a subject speculated: a PASS of one that never did says nothing about speculation.
 
     Attributes:
-        drafted: tokens that were proposed and scored.
+        drafted: tokens that were proposed and scored; None where only the accepted ones are told.
         accepted: those of them that were accepted.
     """
 
-    drafted: int = 0
+    drafted: int | None = 0
     accepted: int = 0
 
     def __add__(self, other: Speculation) -> Speculation:
-        return Speculation(self.drafted + other.drafted, self.accepted + other.accepted)
+        drafted = None if self.drafted is None or other.drafted is None else self.drafted + other.drafted
+        return Speculation(drafted, self.accepted + other.accepted)
 
     def __sub__(self, other: Speculation) -> Speculation:
-        return Speculation(self.drafted - other.drafted, self.accepted - other.accepted)
+        drafted = None if self.drafted is None or other.drafted is None else self.drafted - other.drafted
+        return Speculation(drafted, self.accepted - other.accepted)
 
 
 class Subject(Protocol):

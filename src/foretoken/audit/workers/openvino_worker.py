@@ -6,7 +6,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import Sampler, serve  # type: ignore[import-not-found]
+from protocol import Sampler, Speculation, serve  # type: ignore[import-not-found]
 
 NO_TOKEN = 1 << 20
 """An end token that no model has: texts are to be as long as asked for."""
@@ -40,7 +40,17 @@ def stand_in() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]")
 
 
-def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
+def clipped(sizes: list[int], total: int) -> list[int] | None:
+    """Tokens of each step, without those of the last ones that were more than wanted; None if they are too few."""
+    rounds: list[int] = []
+    for size in sizes:
+        rounds.append(min(size, total - sum(rounds)))
+        if sum(rounds) == total:
+            return rounds
+    return None
+
+
+def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler, Speculation]:
     """A pipeline."""
     import numpy as np
     import openvino
@@ -56,6 +66,8 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
         extra["prompt_lookup"] = True
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 1
+    # Prompt lookup counts no drafts: what was accepted is seen from rounds of more than one token.
+    counts: dict[str, int | None] = {"drafted": None if mode == "prompt-lookup" else 0, "accepted": 0}
     pipeline = genai.LLMPipeline(target, "CPU", scheduler_config=scheduler, INFERENCE_PRECISION_HINT="f32", **extra)
 
     def sample(request: dict[str, Any]) -> list[dict[str, Any]]:
@@ -84,11 +96,19 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler]:
         for seed in request["seeds"]:
             config.rng_seed = seed
             output = pipeline.generate(inputs, config)
-            results.append({"tokens": list(output.tokens[0]), "rounds": None, "top_logprobs": None})
+            tokens = list(output.tokens[0])
+            rounds = clipped(list(output.perf_metrics.raw_metrics.m_batch_sizes), len(tokens))
+            told = output.extended_perf_metrics if mode == "draft-model" else None
+            if told is not None:
+                counts["drafted"] = (counts["drafted"] or 0) + told.get_num_draft_tokens()
+                counts["accepted"] = (counts["accepted"] or 0) + told.get_num_accepted_tokens()
+            elif rounds:
+                counts["accepted"] = (counts["accepted"] or 0) + len(tokens) - len(rounds)
+            results.append({"tokens": tokens, "rounds": rounds, "top_logprobs": None})
         return results
 
     details = {"openvino-genai": genai.__version__, "mode": mode, "num_assistant_tokens": str(k)}
-    return f"OpenVINO GenAI ({mode})", details, sample
+    return f"OpenVINO GenAI ({mode})", details, sample, lambda: counts
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ line::
 
     {"tokens": [...], "rounds": [...] or null, "top_logprobs": [{"id": logprob}, ...] or null}
 
-and "speculation" ``{"drafted": n, "accepted": m}``, tokens since the worker began, or null where that is not known.
+and "speculation" ``{"drafted": n or null, "accepted": m}``, tokens since the worker began, or null if it can't tell.
 
 An empty line, or the end of the input, ends it.
 """
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 Sampler = Callable[[dict[str, Any]], list[dict[str, Any]]]
-Speculation = Callable[[], "dict[str, int] | None"]
+Speculation = Callable[[], "dict[str, int | None] | None"]
 
 
 def serve(make: Callable[[dict[str, Any]], tuple[str, dict[str, str], Sampler, Speculation]]) -> None:

@@ -58,7 +58,7 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler, Specula
             results.append({"tokens": list(one.token_ids), "rounds": None, "top_logprobs": told})
         return results
 
-    def speculation() -> dict[str, int] | None:
+    def speculation() -> dict[str, int | None] | None:
         if speculative is None:
             return {"drafted": 0, "accepted": 0}
         try:
