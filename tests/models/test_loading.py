@@ -31,7 +31,7 @@ def tokenizer(words):
 def test_round_trip(name, tmp_path):
     module = getattr(tiny, f"tiny_{name}")()
     module.save_pretrained(tmp_path)
-    model = load(tmp_path)
+    model = load(tmp_path, runner="hf")
     assert model.name == str(tmp_path)
     assert model.tokenizer is None
     assert model.dtype == torch.float32
@@ -191,8 +191,10 @@ def test_out_of_memory(folder, monkeypatch):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
-    with pytest.raises(OutOfMemory, match=r"llama.*lower"):
-        load(folder)
+    monkeypatch.setattr(loading.native, "build", fail)
+    for runner in ("hf", "native"):
+        with pytest.raises(OutOfMemory, match=r"llama.*lower"):
+            load(folder, runner=runner)
 
 
 def test_pairs():

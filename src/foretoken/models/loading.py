@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -19,8 +20,11 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 
 from foretoken.errors import ModelError, OutOfMemory
+from foretoken.models import native, traits
 from foretoken.models.base import LanguageModel
 from foretoken.models.wrapping import wrap
+
+Runner = Literal["auto", "native", "hf"]
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -44,6 +48,9 @@ def load(
     trust_remote_code: bool = False,
     revision: str | None = None,
     name: str | None = None,
+    runner: Runner = "auto",
+    quantize: Literal["int8"] | None = None,
+    backend: Literal["auto", "openvino", "torch"] = "auto",
     **kwargs: Any,
 ) -> LanguageModel:
     """Load a language model.
@@ -59,7 +66,14 @@ def load(
         trust_remote_code: run code that comes with the checkpoint.
         revision: branch, tag or commit on the hub.
         name: what messages call the model; None means what it was loaded from.
-        kwargs: passed on to `from_pretrained`, `quantization_config` or `device_map` for example.
+        runner: "native" runs popular architectures (Llama, Mistral, Qwen2, Qwen3, Phi-3) faster than transformers
+            does, "hf" runs any model with transformers, "auto" is "native" for checkpoints on the CPU where it can be.
+            A transformers model runs on "hf" unless "native" is asked for.
+        quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; the model's
+            law is then that of the rounded weights. Native runner alone.
+        backend: what the native runner computes with: "openvino", "torch", or "auto" for the fastest installed.
+        kwargs: passed on to `from_pretrained`, `quantization_config` or `device_map` for example; transformers then
+            runs the model.
 
     Raises:
         ModelError: there is no such model, its files are broken, or it is no language model.
@@ -69,8 +83,14 @@ def load(
         raise ModelError(
             f"tokenizer is {tokenizer!r}: give a transformers tokenizer, or the folder or hub id to load one from"
         )
+    if runner not in get_args(Runner):
+        raise ModelError(f"runner is {runner!r}: use one of {', '.join(map(repr, get_args(Runner)))}")
+    options = native.Options(quantize, backend)
     if isinstance(model, nn.Module):
-        return wrap(model, _named_tokenizer(tokenizer, {}) if isinstance(tokenizer, str | Path) else tokenizer, name)
+        tokenizer = _named_tokenizer(tokenizer, {}) if isinstance(tokenizer, str | Path) else tokenizer
+        if runner == "native" or quantize is not None:
+            return _native_module(model, tokenizer, name, options, runner)
+        return wrap(model, tokenizer, name)
     if not isinstance(model, (str, Path)):
         if all(hasattr(model, part) for part in ("open", "forward", "vocab_size", "max_length")):
             return model
@@ -89,6 +109,26 @@ def load(
     with _quiet(), _translated_errors(name, source):
         config = transformers.AutoConfig.from_pretrained(source, **hub)
         architecture = _architecture(config, name)
+        if runner != "hf" or quantize is not None:
+            resolved = torch.float32 if config.is_encoder_decoder else _resolve_dtype(dtype, config, target)
+            folder = Path(source) if Path(source).is_dir() else None
+            reason = _refusal(config, folder, resolved, target, runner, attn_implementation, kwargs)
+            if reason is None:
+                folder = folder or _download(source, hub)
+                reason = native.refusal(config, folder, resolved, target)
+            if reason is None:
+                assert folder is not None
+                return native.build(
+                    folder,
+                    config,
+                    name=name,
+                    dtype=resolved,
+                    device=target,
+                    tokenizer=_tokenizer_for(tokenizer, source, hub),
+                    eos_token_ids=_eos_token_ids(source, config, hub),
+                    options=options,
+                )
+            _check_runner(runner, quantize, name, reason)
         if attn_implementation is not None:
             kwargs["attn_implementation"] = attn_implementation
         quantised = "quantization_config" in kwargs or getattr(config, "quantization_config", None) is not None
@@ -114,11 +154,85 @@ def load(
                 f"such as {unused[0]}: if the model should have them, config.json is not the checkpoint's",
                 stacklevel=2,
             )
-        if tokenizer is None:
-            tokenizer = _tokenizer(source, hub)
-        elif isinstance(tokenizer, str | Path):
-            tokenizer = _named_tokenizer(tokenizer, hub)
+        return wrap(module, _tokenizer_for(tokenizer, source, hub), name)
+
+
+def _native_module(module: Any, tokenizer: Any, name: str | None, options: native.Options, runner: Runner) -> Any:
+    """A native model with the weights of a transformers model, on its device and in its dtype."""
+    config = getattr(module, "config", None)
+    name = name or getattr(config, "name_or_path", "") or type(module).__name__
+    device = next(module.parameters()).device
+    reason = native.refusal(config, None, module.dtype, device)
+    _check_runner(runner, options.quantize, name, reason)
+    if reason is not None:
         return wrap(module, tokenizer, name)
+    return native.build(
+        module,
+        config,
+        name=name,
+        dtype=module.dtype,
+        device=device,
+        tokenizer=tokenizer,
+        eos_token_ids=traits.eos_token_ids(module),
+        options=options,
+    )
+
+
+def _refusal(
+    config: Any,
+    folder: Path | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    runner: Runner,
+    attn_implementation: str | None,
+    kwargs: dict[str, Any],
+) -> str | None:
+    """Why a checkpoint should not run natively; None if it should."""
+    if attn_implementation is not None:
+        return f"attn_implementation={attn_implementation!r} is an option of transformers"
+    if kwargs:
+        return f"{next(iter(kwargs))}={next(iter(kwargs.values()))!r} is an option of transformers"
+    if runner == "auto" and device.type != "cpu":
+        return f"on {device.type} it has not been shown to be faster"
+    return native.refusal(config, folder, dtype, device)
+
+
+def _check_runner(runner: Runner, quantize: str | None, name: str, reason: str | None) -> None:
+    """Refuse what only the native runner could do, where it can't."""
+    if reason is None:
+        return
+    if runner == "native":
+        raise ModelError(f"{name} can't run natively ({reason}): use runner='auto' or 'hf'")
+    if quantize is not None:
+        raise ModelError(f"{name} can't be quantised to {quantize} ({reason}): leave quantize out")
+
+
+def _download(source: str, hub: dict[str, Any]) -> Path:
+    """The folder that holds a hub model's safetensors files, which are downloaded if need be."""
+    return Path(
+        huggingface_hub.snapshot_download(
+            source,
+            revision=hub.get("revision"),
+            local_files_only=hub.get("local_files_only", False),
+            allow_patterns=["*.safetensors", "*.json"],
+        )
+    )
+
+
+def _eos_token_ids(source: str, config: Any, hub: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a text, where the checkpoint's files name any."""
+    try:
+        generation = transformers.GenerationConfig.from_pretrained(source, **hub)
+    except OSError:  # it has none
+        generation = None
+    return traits.eos_token_ids(SimpleNamespace(config=config, generation_config=generation))
+
+
+def _tokenizer_for(tokenizer: Any | None, source: str, hub: dict[str, Any]) -> Any | None:
+    """The tokenizer that was given or named, or the one at the model's place."""
+    if tokenizer is None:
+        return _tokenizer(source, hub)
+    return _named_tokenizer(tokenizer, hub) if isinstance(tokenizer, str | Path) else tokenizer
 
 
 def check_pair(target: LanguageModel, drafter: LanguageModel) -> None:

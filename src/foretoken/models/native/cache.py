@@ -1,0 +1,190 @@
+"""NativeCache: the texts of a batch's rows, and how much of each the backend holds keys and values of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Feed:
+    """What one pass adds to one row.
+
+    Attributes:
+        row: which row of the cache.
+        start: keys and values that the row has before; the pass writes to slots `start`, `start` + 1, ….
+        tokens: what is fed.
+        regime: which set of rotary frequencies the row is read with.
+        parents: of each token, the one above it, numbered within the feed, -1 for none; None for a chain.
+    """
+
+    row: int
+    start: int
+    tokens: list[int]
+    regime: int
+    parents: list[int] | None
+
+    def depths(self) -> list[int]:
+        """Of each token: how many of the feed are above it."""
+        if self.parents is None:
+            return list(range(len(self.tokens)))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def ancestors(self) -> list[list[bool]]:
+        """Square: whether token j is token i or above it."""
+        size = len(self.tokens)
+        above: list[list[bool]] = []
+        for node, parent in enumerate(range(-1, size - 1) if self.parents is None else self.parents):
+            line = above[parent].copy() if parent >= 0 else [False] * size
+            line[node] = True
+            above.append(line)
+        return above
+
+
+class Store(Protocol):
+    """A backend's keys and values of a batch."""
+
+    def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
+        """Copy what slots `sources` of `rows` hold to slots `targets` of the same rows, all at once."""
+
+    def select(self, rows: Sequence[int], kept: Sequence[int]) -> None:
+        """Make row i what row ``rows[i]`` is, an empty one where that is -1; ``kept[i]`` slots of it are in use."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One text.
+
+    Attributes:
+        tokens: committed.
+        kept: how many of them the store holds.
+        nodes: tokens of the tentative nodes.
+        parents: their parents' numbers, -1 for none.
+        chain: each of the nodes follows the one before it.
+        scored: how many of the nodes the store holds.
+        regime: which set of rotary frequencies the kept keys were turned by.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    kept: int = 0
+    nodes: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    chain: bool = True
+    scored: int = 0
+    regime: int = 0
+
+    def forget(self) -> None:
+        """Drop the tentative nodes."""
+        self.nodes, self.parents, self.chain, self.scored = [], [], True, 0
+
+    def lengths(self) -> list[int]:
+        """Of each tentative node: tokens of the text that it ends."""
+        depths = Feed(0, 0, self.nodes, 0, None if self.chain else self.parents).depths()
+        return [len(self.tokens) + depth + 1 for depth in depths]
+
+
+class NativeCache:
+    """A `foretoken.models.Cache`.
+
+    Slot i of a row holds token i; tentative node i is in slot ``len(tokens) + i``. So a commit of the first nodes moves
+    nothing, and one of a tree's branch moves that branch alone.
+
+    Args:
+        store: of the backend, for as many rows.
+        batch_size: rows.
+    """
+
+    def __init__(self, store: Store, batch_size: int) -> None:
+        self.store = store
+        self.rows = [Row() for _ in range(batch_size)]
+
+    @property
+    def lengths(self) -> Tensor:
+        """See `foretoken.models.Cache`."""
+        return torch.tensor([len(row.tokens) for row in self.rows], dtype=torch.int64)
+
+    def add(self, tokens: list[list[int]], parents: list[list[int]], counts: list[int]) -> None:
+        """Append tentative nodes; see `LanguageModel.forward`."""
+        for row, texts, above, count in zip(self.rows, tokens, parents, counts, strict=True):
+            before = len(row.nodes)
+            row.nodes += texts[:count]
+            row.parents += above[:count]
+            row.chain = row.chain and row.parents[before:] == list(range(before - 1, before - 1 + count))
+
+    def catch_up(self, most: int) -> list[Feed]:
+        """Parts of up to `most` tokens of texts that are so far behind that they need a pass of their own."""
+        return [
+            Feed(place, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
+            for place, row in enumerate(self.rows)
+            if row.nodes and len(row.tokens) - row.kept > most
+        ]
+
+    def feeds(self) -> list[Feed]:
+        """What brings the store up to the tentative nodes.
+
+        A tree that takes more than one pass is fed from its beginning, so that a pass's tokens see all of the row that
+        came before, and of each other their ancestors.
+        """
+        feeds = []
+        for place, row in enumerate(self.rows):
+            if len(row.nodes) == row.scored:
+                continue
+            behind = row.tokens[row.kept :]
+            if row.chain:
+                start = row.kept + row.scored
+                feeds.append(Feed(place, start, behind + row.nodes[row.scored :], row.regime, None))
+                continue
+            offset = len(behind)
+            parents = [*range(-1, offset - 1), *(parent + offset for parent in row.parents)]
+            feeds.append(Feed(place, row.kept, behind + row.nodes, row.regime, parents))
+        return feeds
+
+    def fed(self, feeds: Sequence[Feed]) -> None:
+        """Note that the store holds what was fed."""
+        for feed in feeds:
+            row = self.rows[feed.row]
+            row.kept = min(len(row.tokens), feed.start + len(feed.tokens))
+            row.scored = max(0, feed.start + len(feed.tokens) - len(row.tokens))
+
+    @torch.inference_mode()
+    def commit(self, path: Tensor, counts: Tensor) -> None:
+        """See `foretoken.models.Cache`."""
+        rows: list[int] = []
+        sources: list[int] = []
+        targets: list[int] = []
+        for place, (row, nodes, count) in enumerate(zip(self.rows, path.tolist(), counts.tolist(), strict=True)):
+            length = len(row.tokens)
+            row.tokens += [row.nodes[node] for node in nodes[:count]]
+            if row.kept == length and all(node < row.scored for node in nodes[:count]):
+                row.kept += count
+                for i, node in enumerate(nodes[:count]):
+                    if node != i:
+                        rows.append(place)
+                        sources.append(length + node)
+                        targets.append(length + i)
+            row.forget()
+        if rows:
+            self.store.move(rows, sources, targets)
+
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        """See `foretoken.models.Cache`."""
+        rows = list(rows)
+        if rows == list(range(len(self.rows))):
+            return
+        old = self.rows
+        self.rows = [
+            Row(list(old[row].tokens), old[row].kept, regime=old[row].regime) if row >= 0 else Row() for row in rows
+        ]
+        self.store.select(rows, [row.kept for row in self.rows])
+
+    def encode(self, row: int, source: Sequence[int]) -> None:
+        """Decoder-only models read no source."""
+        raise TypeError("a decoder-only model takes no encoder input")

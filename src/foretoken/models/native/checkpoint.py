@@ -1,0 +1,251 @@
+"""Weights of a decoder: read from safetensors files, or taken from a transformers model, under one set of names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from foretoken.errors import ModelError
+from foretoken.models.native.spec import Spec
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear layer as it was stored.
+
+    Attributes:
+        weight: ``[out, in]``.
+        bias: ``[out]``, or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one decoder layer.
+
+    Attributes:
+        attention_norm: ``[hidden]``, scale of the norm before attention.
+        qkv: queries, keys and values in one matrix: ``[(heads + 2 groups) · D, hidden]``.
+        query_norm: ``[D]``, or None.
+        key_norm: ``[D]``, or None.
+        output: ``[hidden, heads · D]``.
+        mlp_norm: ``[hidden]``.
+        gate_up: gates, then values, of the MLP: ``[2 · intermediate, hidden]``.
+        down: ``[hidden, intermediate]``.
+    """
+
+    attention_norm: Tensor
+    qkv: Matrix
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Matrix
+    mlp_norm: Tensor
+    gate_up: Matrix
+    down: Matrix
+
+
+Names = Callable[[str], Tensor]
+
+
+class Weights:
+    """The weights of a checkpoint, read when they are asked for, so that no two copies of a model are in memory.
+
+    Args:
+        spec: the model's shape.
+        source: a mapping of transformers' names to tensors.
+        name: what messages call the model.
+        dtype: what weights are converted to.
+
+    Raises:
+        ModelError: weights are missing, or have other shapes than the config says.
+    """
+
+    def __init__(self, spec: Spec, source: Source, name: str, dtype: torch.dtype) -> None:
+        self.spec, self._source, self._dtype = spec, source, dtype
+        shapes = expected_shapes(spec)
+        missing = sorted(set(shapes) - set(source.names))
+        if missing:
+            raise ModelError(
+                f"{name} lacks weights of a {spec.family} model ({len(missing)} of them, such as {missing[0]}): "
+                "is the checkpoint complete, and that of a language model?"
+            )
+        for weight, shape in shapes.items():
+            if source.shape(weight) != shape:
+                raise ModelError(
+                    f"{name} can't be loaded, its files are broken: the weights have other shapes than config.json "
+                    f"says ({weight} has {list(source.shape(weight))} and not {list(shape)})"
+                )
+        self.unused = sorted(
+            weight for weight in set(source.names) - set(shapes) if not weight.endswith("rotary_emb.inv_freq")
+        )
+        """Names of weights that the config has no use for."""
+        if spec.tied:
+            self.unused = [weight for weight in self.unused if weight != "lm_head.weight"]
+
+    def embedding(self) -> Tensor:
+        """``[V, hidden]``."""
+        return self._get("model.embed_tokens.weight")
+
+    def head(self) -> Tensor:
+        """``[V, hidden]``: the output layer, which may be the embedding table."""
+        return self.embedding() if self.spec.tied else self._get("lm_head.weight")
+
+    def final_norm(self) -> Tensor:
+        """``[hidden]``."""
+        return self._get("model.norm.weight")
+
+    def layer(self, number: int) -> Layer:
+        """The weights of one layer."""
+        spec, at = self.spec, f"model.layers.{number}."
+        fused = spec.family == "phi3"
+        attention, mlp = at + "self_attn.", at + "mlp."
+        qkv = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
+        gate_up = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
+        return Layer(
+            attention_norm=self._get(at + "input_layernorm.weight"),
+            qkv=self._joined([attention + part for part in qkv], spec.qkv_bias),
+            query_norm=self._get(attention + "q_norm.weight") if spec.head_norms else None,
+            key_norm=self._get(attention + "k_norm.weight") if spec.head_norms else None,
+            output=self._joined([attention + "o_proj"], spec.output_bias),
+            mlp_norm=self._get(at + "post_attention_layernorm.weight"),
+            gate_up=self._joined([mlp + part for part in gate_up], spec.mlp_bias),
+            down=self._joined([mlp + "down_proj"], spec.mlp_bias),
+        )
+
+    def _joined(self, parts: list[str], bias: bool) -> Matrix:
+        """One matrix of the rows of several: one product in place of two or three."""
+        weights = [self._get(f"{part}.weight") for part in parts]
+        biases = [self._get(f"{part}.bias") for part in parts] if bias else None
+        return Matrix(_join(weights), None if biases is None else _join(biases))
+
+    def _get(self, name: str) -> Tensor:
+        return self._source.get(name).to(self._dtype)
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def expected_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
+    """Shapes of all weights that a model has, by transformers' names."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    queries, keys = spec.heads * spec.head_dim, spec.groups * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (spec.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not spec.tied:
+        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+    for number in range(spec.layers):
+        shapes |= {f"model.layers.{number}.{part}": shape for part, shape in _layer_shapes(spec, queries, keys, inner)}
+    return shapes
+
+
+def _layer_shapes(spec: Spec, queries: int, keys: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden = spec.hidden_size
+    yield "input_layernorm.weight", (hidden,)
+    yield "post_attention_layernorm.weight", (hidden,)
+    if spec.head_norms:
+        yield "self_attn.q_norm.weight", (spec.head_dim,)
+        yield "self_attn.k_norm.weight", (spec.head_dim,)
+    matrices: list[tuple[str, int, int, bool]] = [
+        ("self_attn.o_proj", hidden, queries, spec.output_bias),
+        ("mlp.down_proj", hidden, inner, spec.mlp_bias),
+    ]
+    if spec.family == "phi3":
+        matrices += [
+            ("self_attn.qkv_proj", queries + 2 * keys, hidden, spec.qkv_bias),
+            ("mlp.gate_up_proj", 2 * inner, hidden, spec.mlp_bias),
+        ]
+    else:
+        matrices += [
+            ("self_attn.q_proj", queries, hidden, spec.qkv_bias),
+            ("self_attn.k_proj", keys, hidden, spec.qkv_bias),
+            ("self_attn.v_proj", keys, hidden, spec.qkv_bias),
+            ("mlp.gate_proj", inner, hidden, spec.mlp_bias),
+            ("mlp.up_proj", inner, hidden, spec.mlp_bias),
+        ]
+    for name, out, given, bias in matrices:
+        yield f"{name}.weight", (out, given)
+        if bias:
+            yield f"{name}.bias", (out,)
+
+
+class Source:
+    """Named tensors, each given when it is asked for."""
+
+    names: tuple[str, ...]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor."""
+        raise NotImplementedError
+
+    def get(self, name: str) -> Tensor:
+        """One tensor, which must not be written to."""
+        raise NotImplementedError
+
+
+class Module(Source):
+    """The weights of a transformers model in memory.
+
+    Args:
+        module: the model.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._tensors: dict[str, Tensor] = module.state_dict()
+        self.names = tuple(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `Source`."""
+        return tuple(self._tensors[name].shape)
+
+    def get(self, name: str) -> Tensor:
+        """See `Source`."""
+        return self._tensors[name].detach()
+
+
+class Folder(Source):
+    """The safetensors files of a checkpoint, mapped into memory: what is not asked for is not read.
+
+    Args:
+        folder: holds `SINGLE`, or `INDEX` and the files that it names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        index = folder / INDEX
+        if index.is_file():
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        else:
+            files = [SINGLE]
+        self._files = {}
+        for file in files:
+            opened = safe_open(folder / file, framework="pt")
+            self._files.update(dict.fromkeys(opened.keys(), opened))
+        self.names = tuple(self._files)
+
+    @staticmethod
+    def present(folder: Path) -> bool:
+        """Whether a folder has safetensors files."""
+        return (folder / INDEX).is_file() or (folder / SINGLE).is_file()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `Source`."""
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def get(self, name: str) -> Tensor:
+        """See `Source`."""
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor

@@ -1,0 +1,58 @@
+"""Rotary position embeddings: cosines and sines by position, for every scaling that the families use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+class Rotary:
+    """Cosines and sines of all positions, computed as far as texts have reached.
+
+    A model with "longrope" has two sets of frequencies: one for texts of up to `switch` tokens, another, for *all* of
+    their positions, for longer ones. "dynamic" scaling begins beyond the longest text that is admitted here, so that it
+    is the default one.
+
+    Args:
+        config: transformers' config.
+        rotary_dim: features that are rotated, R.
+    """
+
+    def __init__(self, config: Any, rotary_dim: int) -> None:
+        parameters = config.rope_parameters
+        rope_type = parameters["rope_type"]
+        self.switch: int | None = None
+        """Longest text, in tokens, of the first set of frequencies; None where there is but one set."""
+        if rope_type in ("default", "dynamic"):
+            steps = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
+            self._frequencies, self._scale = [1.0 / parameters["rope_theta"] ** steps], 1.0
+        elif rope_type == "longrope":
+            original = parameters["original_max_position_embeddings"]
+            self.switch = original if original < config.max_position_embeddings else None
+            short, self._scale = ROPE_INIT_FUNCTIONS[rope_type](config, "cpu", seq_len=original)
+            long, _ = ROPE_INIT_FUNCTIONS[rope_type](config, "cpu", seq_len=original + 1)
+            self._frequencies = [short, long]
+        else:
+            frequencies, self._scale = ROPE_INIT_FUNCTIONS[rope_type](config, "cpu")
+            self._frequencies = [frequencies]
+        self._tables: list[Tensor] = [torch.empty(2, 0, rotary_dim) for _ in self._frequencies]
+
+    def regime(self, length: int) -> int:
+        """Which set of frequencies a text of so many tokens is read with, 0 or 1."""
+        return int(self.switch is not None and length > self.switch)
+
+    def table(self, regime: int, length: int) -> Tensor:
+        """``[2, ≥ length, R]`` float32: cosines, then sines, of positions 0, 1, 2, …; both halves of R are alike."""
+        table = self._tables[regime]
+        if table.shape[1] < length:
+            positions = torch.arange(-(-length // 1024) * 1024).float()
+            angles = torch.outer(positions, self._frequencies[regime].float())
+            angles = torch.cat([angles, angles], dim=-1)
+            table = torch.stack([angles.cos(), angles.sin()]) * self._scale
+            self._tables[regime] = table
+        return table

@@ -1,0 +1,179 @@
+"""NativeModel: a Llama-family decoder on a backend of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.models.base import Cache, Keep, Scores
+from foretoken.models.native.cache import Feed, NativeCache
+from foretoken.models.native.rope import Rotary
+from foretoken.models.native.spec import Spec
+
+CHUNK = 512
+"""Most tokens of a row that are fed again at once."""
+
+
+class Backend(Protocol):
+    """What runs the decoder; see `TorchBackend`."""
+
+    name: str
+    spec: Spec
+
+    def open(self, batch_size: int) -> NativeCache:
+        """A cache of empty rows."""
+
+    def score(
+        self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run feeds; logits and hidden states of the picked tokens."""
+
+
+class NativeModel:
+    """A `LanguageModel`; `foretoken.load` makes one.
+
+    Args:
+        backend: runs it.
+        name: what messages call it.
+        dtype: of the weights, eight-bit ones aside.
+        device: where it runs.
+        tokenizer: its tokenizer, if it has one.
+        eos_token_ids: the tokens that end a text.
+        quantize: how the weights were quantised: the model's law is that of the rounded weights.
+    """
+
+    decoder_start_token_id: int | None = None
+    supports_trees = True
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        tokenizer: Any | None = None,
+        eos_token_ids: tuple[int, ...] = (),
+        quantize: str | None = None,
+    ) -> None:
+        self.backend = backend
+        self.name = name
+        self.dtype, self.device = dtype, device
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.quantize = quantize
+        self.vocab_size = backend.spec.vocab_size
+        self.max_length = backend.spec.max_length
+        self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
+
+    def open(self, batch_size: int) -> Cache:
+        """A new cache with `batch_size` empty rows."""
+        return self.backend.open(batch_size)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        parents: Tensor,
+        counts: Tensor,
+        cache: Cache,
+        keep: Keep = "all",
+        hidden_layers: Sequence[int] = (),
+    ) -> Scores:
+        """See `LanguageModel.forward`. Arguments on the CPU spare a synchronisation with the device."""
+        assert isinstance(cache, NativeCache)
+        added = counts.tolist()
+        cache.add(tokens.tolist(), parents.tolist(), added)
+        width = tokens.shape[1]
+        if self._switch is None:
+            return self._score(cache, added, width, keep, hidden_layers)
+        return self._score_long(cache, added, width, keep, hidden_layers, self._switch)
+
+    def _score(
+        self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]
+    ) -> Scores:
+        """Logits and hidden states of the nodes that were added last, ``counts[b]`` to row b."""
+        while behind := cache.catch_up(CHUNK):
+            self.backend.score(cache, behind, [], ())
+            cache.fed(behind)
+        feeds = cache.feeds()
+        spec = self.backend.spec
+        picks: list[tuple[int, int]] = []
+        places: list[int] = []
+        last = keep == "last" and not hidden_layers
+        for number, feed in enumerate(feeds):
+            first = len(feed.tokens) - counts[feed.row]
+            if last:
+                picks.append((number, len(feed.tokens) - 1))
+                places.append(feed.row)
+            elif keep != "none" or hidden_layers:
+                picks.extend((number, first + i) for i in range(counts[feed.row]))
+                places.extend(range(feed.row * width, feed.row * width + counts[feed.row]))
+        rows, columns = len(counts), 1 if last else width
+        if feeds:
+            logits, hidden = self.backend.score(cache, feeds, picks, hidden_layers)
+            cache.fed(feeds)
+        else:
+            logits = torch.zeros(0, spec.vocab_size, dtype=self.dtype, device=self.device)
+            hidden = [logits.new_zeros(0, spec.hidden_size) for _ in hidden_layers]
+        states = tuple(_spread(layer, places, rows, columns) for layer in hidden)
+        if keep == "none":
+            return Scores(None, states)
+        spread = _spread(logits, places, rows, columns)
+        if keep == "last" and not last:
+            spread = _last(spread, counts)
+        return Scores(spread, states)
+
+    def _score_long(
+        self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int], switch: int
+    ) -> Scores:
+        """The same for a model that reads long texts with other frequencies than short ones.
+
+        A row that becomes long, or short again, is read anew. Where some of its new nodes end short texts and others
+        long ones, both readings are made, and each node's scores are taken from its own.
+        """
+        lengths = [row.lengths() for row in cache.rows]
+        long = [int(max(row, default=0) > switch) for row in lengths]
+        new = [row[len(row) - count :] for row, count in zip(lengths, counts, strict=True)]
+        split = [bool(is_long and row and min(row) <= switch) for is_long, row in zip(long, new, strict=True)]
+        if not any(split) or (keep == "none" and not hidden_layers):
+            _read_as(cache, long, counts)
+            return self._score(cache, counts, width, keep, hidden_layers)
+        _read_as(cache, [is_long and not both for is_long, both in zip(long, split, strict=True)], counts)
+        early = self._score(cache, counts, width, "all", hidden_layers)
+        for row, count in zip(cache.rows, counts, strict=True):  # all are scored a second time
+            row.scored = len(row.nodes) - count if row.chain else 0
+        _read_as(cache, long, counts)
+        late = self._score(cache, counts, width, "all", hidden_layers)
+        is_short = torch.tensor([[length <= switch for length in row] + [False] * (width - len(row)) for row in new])
+        is_short = is_short.to(self.device)[:, :, None]
+        hidden = tuple(torch.where(is_short, *pair) for pair in zip(early.hidden, late.hidden, strict=True))
+        if keep == "none":
+            return Scores(None, hidden)
+        assert early.logits is not None
+        assert late.logits is not None
+        logits = torch.where(is_short, early.logits, late.logits)
+        return Scores(logits if keep == "all" else _last(logits, counts), hidden)
+
+
+def _read_as(cache: NativeCache, regimes: Sequence[int], counts: list[int]) -> None:
+    """Have rows that get new nodes read from the beginning where their frequencies become others."""
+    for row, regime, count in zip(cache.rows, regimes, counts, strict=True):
+        if count and row.regime != regime:
+            row.regime, row.kept, row.scored = regime, 0, 0
+
+
+def _last(logits: Tensor, counts: list[int]) -> Tensor:
+    """``[B, 1, V]``: of each row's last node, of ``[B, N, V]``."""
+    ends = torch.tensor([max(0, count - 1) for count in counts], device=logits.device)
+    return logits[torch.arange(len(counts), device=logits.device), ends][:, None]
+
+
+def _spread(values: Tensor, places: list[int], rows: int, columns: int) -> Tensor:
+    """``[R, C, …]`` with the values at the places ``row * C + column``, zeros elsewhere."""
+    if places == list(range(rows * columns)):
+        return values.view(rows, columns, -1)
+    spread = values.new_zeros(rows * columns, values.shape[-1])
+    spread[torch.tensor(places, dtype=torch.int64, device=values.device)] = values
+    return spread.view(rows, columns, -1)

@@ -1,0 +1,195 @@
+"""The native runner scores every family as transformers does, from memory and from checkpoint folders."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+
+import tiny
+from foretoken.engine import Engine
+from foretoken.errors import ModelError
+from foretoken.models import load
+from foretoken.models.hf import HFModel
+from foretoken.models.native import NativeModel
+from foretoken.sampling import SamplingParams
+from models.native.checkpoints import MODELS, longrope, plain
+from models.reference import walk
+
+
+def native(module, **options):
+    model = load(module, runner="native", backend="torch", **options)
+    model.module = module  # what `walk` compares with
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_equals_plain_passes(name, batch_size):
+    model = native(MODELS[name]())
+    assert isinstance(model, NativeModel)
+    assert max(walk(model, batch_size, seed, rounds=8) for seed in range(2)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
+def test_bfloat16(name):
+    """As far from the float32 model of the same weights as transformers in bfloat16 is, or nearer."""
+    exact_module, module = MODELS[name](), MODELS[name]().bfloat16()
+    for exact_weight, weight in zip(exact_module.parameters(), module.parameters(), strict=True):
+        exact_weight.data.copy_(weight)
+    text = [(7 * i) % 29 + 1 for i in range(40)]
+    ours = scores(native(module), text)
+    theirs, exact = plain(module, text), plain(exact_module, text)
+    assert (ours - exact).abs().mean() < 1.2 * (theirs - exact).abs().mean()
+
+
+def scores(model, text, chunk=16):
+    """`[n, V]`: logits after each token, fed in chunks."""
+    cache, parts = model.open(1), []
+    for start in range(0, len(text), chunk):
+        tokens = torch.tensor([text[start : start + chunk]])
+        steps = torch.arange(tokens.shape[1])[None]
+        parts.append(model.forward(tokens, steps - 1, torch.tensor([tokens.shape[1]]), cache).logits[0].float())
+        cache.commit(steps, torch.tensor([tokens.shape[1]]))
+    return torch.cat(parts)
+
+
+def test_long_rows_outgrow_pages():
+    module = tiny.tiny_llama(max_position_embeddings=2048)
+    text = [(7 * i) % 30 for i in range(1200)]
+    assert torch.allclose(scores(native(module), text, chunk=300), plain(module, text), atol=1e-4)
+
+
+def test_a_text_that_becomes_long_is_read_anew_in_chunks(monkeypatch):
+    from foretoken.models.native import runner
+
+    monkeypatch.setattr(runner, "CHUNK", 8)
+    module = tiny.tiny_phi3(**longrope(original=40, head_dim=8))
+    text = [(7 * i) % 29 + 1 for i in range(60)]
+    found = scores(native(module), text, chunk=7)
+    for length in (1, 39, 40, 41, 42, 60):
+        assert torch.allclose(found[length - 1], plain(module, text[:length])[-1], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("keep", ["none", "last", "all"])
+def test_hidden_states(name, keep):
+    module = MODELS[name]()
+    model = native(module)
+    tokens, counts = torch.tensor([[3, 5, 7, 11], [2, 4, 0, 0]]), torch.tensor([4, 2])
+    steps = torch.arange(4).expand(2, 4)
+    found = model.forward(tokens, steps - 1, counts, model.open(2), keep, hidden_layers=(0, 2, 1))
+    for row, count in enumerate(counts.tolist()):
+        expected = module(tokens[row : row + 1, :count], output_hidden_states=True)
+        for layer, states in zip((0, 2, 1), found.hidden, strict=True):
+            assert torch.allclose(states[row, :count], expected.hidden_states[layer][0], atol=1e-4)
+        if keep != "none":
+            last = found.logits[row, -1 if keep == "last" else count - 1]
+            assert torch.allclose(last, expected.logits[0, -1], atol=1e-4)
+    assert (found.logits is None) == (keep == "none")
+
+
+def test_nan_of_a_row_that_left_is_gone():
+    module = tiny.tiny_llama()
+    with torch.no_grad():
+        module.get_input_embeddings().weight[31] = float("nan")
+    model = native(module)
+    cache = model.open(1)
+    chain, two = torch.tensor([[-1, 0]]), torch.tensor([2])
+    assert model.forward(torch.tensor([[31, 31]]), chain, two, cache).logits.isnan().all()
+    cache.commit(chain + 1, two)
+    cache.select([-1])
+    good = model.forward(torch.tensor([[3, 4]]), chain, two, cache).logits
+    assert torch.allclose(good[0, 1], plain(module, [3, 4])[-1], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_folder(name, tmp_path):
+    module = MODELS[name]()
+    module.save_pretrained(tmp_path)
+    model = load(tmp_path, backend="torch")
+    assert type(model) is NativeModel
+    assert model.name == str(tmp_path)
+    assert model.max_length == 256
+    model.module = module
+    assert walk(model, 2, 0) < 1e-4
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("asked", ["float32", "bfloat16"])
+def test_dtypes_and_shards(stored, asked, tmp_path):
+    module = tiny.tiny_llama(vocab_size=64).to(stored)
+    module.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    model = load(tmp_path, dtype=asked, backend="torch")
+    assert type(model) is NativeModel
+    assert model.dtype == getattr(torch, asked)
+    text = [3, 9, 27, 17, 51]
+    close = 1e-4 if asked == "float32" else 0.2
+    # Not module.float(), whose rotary frequencies have been rounded, too.
+    exact = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert torch.allclose(scores(model, text), plain(exact, text), atol=close)
+
+
+def test_who_runs_what(tmp_path):
+    module = tiny.tiny_llama()
+    assert type(load(module)) is HFModel
+    module.save_pretrained(tmp_path)
+    assert type(load(tmp_path)) is NativeModel
+    for options in ({"runner": "hf"}, {"attn_implementation": "eager"}, {"low_cpu_mem_usage": True}):
+        assert type(load(tmp_path, **options)) is HFModel
+    with pytest.raises(ModelError, match="runner is 'fast': use one of 'auto', 'native', 'hf'"):
+        load(tmp_path, runner="fast")
+    with pytest.raises(ModelError, match="backend is 'abacus': use one of"):
+        load(tmp_path, backend="abacus")
+    with pytest.raises(ModelError, match="quantize is 'int3': use 'int8' or None"):
+        load(tmp_path, quantize="int3")
+    with pytest.raises(ModelError, match=r"attn_implementation='eager' is an option of transformers.*runner='auto'"):
+        load(tmp_path, runner="native", attn_implementation="eager")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="an adapter lies beside"):
+        load(tmp_path, runner="native")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (tiny.tiny_gpt2, "architecture 'gpt2'"),
+        (lambda: tiny.tiny_llama(hidden_act="gelu"), "activation is 'gelu'"),
+        (lambda: tiny.tiny_llama().half(), "float16"),
+    ],
+)
+def test_what_can_not_run_natively(module, reason, tmp_path):
+    with pytest.raises(ModelError, match=f"can't run natively .*{reason}.*: use runner='auto' or 'hf'"):
+        load(module(), runner="native")
+    with pytest.raises(ModelError, match=f"can't be quantised to int8 .*{reason}"):
+        load(module(), quantize="int8")
+    if reason != "float16":
+        module().save_pretrained(tmp_path)
+        assert type(load(tmp_path)) is HFModel
+
+
+def test_end_tokens(tmp_path):
+    module = tiny.tiny_llama(eos_token_id=[5, 6])
+    module.save_pretrained(tmp_path)
+    assert load(tmp_path).eos_token_ids == (5, 6)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert load(tmp_path).eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize("drafter", ["draft-model", "prompt-lookup", None])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_engine_writes_the_same_as_over_transformers(drafter, temperature):
+    target, small = tiny.tiny_llama(seed=1), tiny.tiny_qwen3(seed=2)
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+    params = SamplingParams(temperature=temperature, seed=5, max_new_tokens=24)
+    outputs = []
+    for runner in ("hf", "native"):
+        models = [
+            load(module, runner=runner, backend="torch" if runner == "native" else "auto") for module in (target, small)
+        ]
+        engine = Engine(models[0], models[1] if drafter == "draft-model" else drafter, max_batch_size=2)
+        outputs.append([completion.token_ids for completion in engine.generate(prompts, params)])
+    assert outputs[0] == outputs[1]
