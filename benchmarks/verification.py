@@ -22,11 +22,11 @@ from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation.utils import _speculative_sampling
 
 from foretoken import SamplingParams, verify
+from foretoken.decision import decide_batch
 from foretoken.draft import Draft
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import Sampler, draw
 from foretoken.sequence import Sequence
-from foretoken.verify import decide
 
 VOCAB_SIZE = 128_256
 K = 5
@@ -89,18 +89,16 @@ def _case(
     q = torch.cat([sampler.probabilities(raw[:, i : i + 1], sequences, Draft.empty(rows)) for i in range(K)], dim=1)
     positions = sampler.positions(sequences)[:, None].expand(-1, K)
     tokens = draw(q, uniforms(sampler.seeds, positions, Stream.DRAFT + torch.arange(K)))
-    # transformers takes the drafter's processed logits and makes q of them itself; so do we here, by a softmax.
-    drafted_logits = q.log()
-    streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)])
+    # transformers takes the drafter's processed logits and makes q of them itself; so do we here, by a softmax. The
+    # memory of q is a drafter's own, there from one round to the next.
+    drafted_logits, memory = q.log(), torch.empty_like(q)
 
     def ours(name: str) -> Callable[[], object]:
         verifier = verify.get(name)
 
         def call() -> object:
-            draft = Draft.chain(tokens, probs=drafted_logits.softmax(-1))
-            p = sampler.probabilities(target, sequences, draft)
-            coins = uniforms(sampler.seeds, sampler.positions(sequences)[:, None].expand(-1, 2), streams)
-            return decide(verifier, draft, p, coins).tokens.tolist()
+            draft = Draft.chain(tokens, probs=torch.softmax(drafted_logits, -1, out=memory))
+            return decide_batch(verifier, sampler, sequences, draft, target)[0].tokens.tolist()
 
         return call
 
@@ -122,9 +120,12 @@ def _case(
 def _interleaved(calls: list[Callable[[], object]], repeats: int) -> list[float]:
     """Medians in milliseconds; the calls take turns, so that a machine's moods hit all of them."""
     seconds: list[list[float]] = [[] for _ in calls]
+    order = list(zip(calls, seconds, strict=True))
     with torch.inference_mode():
         for turn in range(repeats + 2):
-            for call, times in zip(calls, seconds, strict=True):
+            # Whoever comes after another finds the logits in the cache: each is first, second and third in turn.
+            order.append(order.pop(0))
+            for call, times in order:
                 start = time.perf_counter()
                 call()
                 if turn >= 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,6 +72,13 @@ class Draft:
     def width(self) -> int:
         """Tokens of the longest row, N; the draft has nodes 0 … N."""
         return self.tokens.shape[1]
+
+    def part(self, rows: slice) -> Draft:
+        """The draft of some of the rows, as views."""
+        probs = None if self.probs is None else self.probs[rows]
+        return replace(
+            self, tokens=self.tokens[rows], parents=self.parents[rows], counts=self.counts[rows], probs=probs
+        )
 
     def used(self) -> Tensor:
         """``[B, N]`` bool: which entries of `tokens` are part of the draft (not padding)."""

@@ -22,19 +22,16 @@ from foretoken.completion import (
     StreamEvent,
     TokenLogprob,
 )
+from foretoken.decision import decide_batch
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.models.base import LanguageModel
 from foretoken.models.feed import feed
-from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import Sampler, check_finite
 from foretoken.sequence import Sequence
 from foretoken.text import Detokenizer, continuation
-from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, decide
-from foretoken.verify.coupled import CoupledVerifier as FollowPicks
-
-_FOLLOW = FollowPicks()
+from foretoken.verify import AnyVerifier, CoupledVerifier
 
 
 class Row:
@@ -200,7 +197,9 @@ class Rounds:
             logits = self._score(draft)
         with clock.part("verification"):
             bad = self._mend(logits)
-            verdict, target_probs = self._verify(batch, draft, logits)
+            verdict, target_probs = decide_batch(
+                self._verifier, batch.sampler, batch.sequences, draft, logits, keep_probs=self._trace
+            )
             path, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
             healthy = self._check(bad, path, accepted)
         with clock.part("drafter"):
@@ -294,22 +293,6 @@ class Rounds:
                     )
                 )
         return healthy
-
-    def _verify(self, batch: Batch, draft: Draft, logits: Tensor) -> tuple[Verdict, Tensor | None]:
-        """The verdict, and the target's law at every node where it was needed."""
-        sampler, verifier = batch.sampler, self._verifier
-        target_probs = None
-        if self._trace or not (isinstance(verifier, CoupledVerifier) or (sampler.all_greedy and verifier.lossless)):
-            target_probs = sampler.probabilities(logits, batch.sequences, draft)
-        if isinstance(verifier, CoupledVerifier):
-            return verifier.follow(draft, sampler.picks(logits, batch.sequences, draft)), target_probs
-        if sampler.all_greedy and verifier.lossless:
-            # Every lossless verifier does this when p is one-hot.
-            return _FOLLOW.follow(draft, sampler.picks(logits, batch.sequences, draft, noise=False)), target_probs
-        assert target_probs is not None
-        streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)], device=batch.device)
-        coins = uniforms(batch.seeds, batch.positions[:, None].expand(-1, 2), streams)
-        return decide(verifier, draft, target_probs, coins), target_probs
 
     def _extend(
         self,

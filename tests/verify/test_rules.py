@@ -9,8 +9,11 @@ import torch
 
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
+from foretoken.sampling import draw
 from foretoken.verify import LenientVerifier, TypicalVerifier, decide, get, names
 from foretoken.verify.exact import all_drafts, round_law
+from foretoken.verify.fast import shortcut
+from foretoken.verify.token import TokenVerifier
 from verify.plain import RULES
 
 MODES = ("chosen", "with replacement", "without replacement")
@@ -268,6 +271,58 @@ def test_decide_draws_node_and_token():
     assert verdict.counts.tolist() == [0, 2]
     assert verdict.tokens.tolist() == [0, 1]
     assert verdict.path.tolist() == [[0, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("mode", ["chosen", "with replacement"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_shortcut_is_the_definition(name, mode, alone):
+    """For uniforms all over the unit interval, and just beside every edge: the node and the law of what follows."""
+    verifier = get(name)
+    for seed in range(6):
+        draft, p = random_batch(mode, branching=False, seed=seed)
+        rows = [slice(i, i + 1) for i in range(draft.batch_size)] if alone else [slice(None)]
+        for part in rows:
+            chains, law = draft.part(part), p[part]
+            stop = verifier.stop_probs(chains, law)
+            assert shortcut(verifier, chains, law) is not None
+            ends = stop.cumsum(-1)
+            beside = [(ends[:, i] + d).clamp(0, 1 - 2**-53) for i in range(ends.shape[1]) for d in (-1e-9, 1e-9)]
+            everywhere = [torch.full((len(stop),), i / 8, dtype=torch.float64) for i in range(8)]
+            for u in [*beside, *everywhere]:
+                if (ends - u[:, None]).abs().min() < 1e-10:
+                    continue  # rounding decides
+                nodes, weights = shortcut(verifier, chains, law)(chains, law, u.tolist())
+                assert nodes == draw(stop, u).tolist()
+                following = verifier.next_probs(chains, law, torch.tensor(nodes))
+                assert torch.allclose(weights / weights.sum(-1, keepdim=True), following, rtol=0, atol=1e-9)
+
+
+def test_the_shortcut_knows_other_vocabularies():
+    """Drafted tokens that the target has no score for, and laws wider and narrower than the target's."""
+    generator = torch.Generator().manual_seed(1)
+    p = random_laws(1, 4, 6, generator=generator)
+    for size, tokens in ((8, [7, 2, 6]), (8, [2, 7, 1]), (4, [3, 0, 2])):
+        q = torch.full((1, 3, size), 1 / size, dtype=torch.float64)
+        for probs in (q, None):
+            draft = Draft.chain(torch.tensor([tokens]), probs=probs)
+            for name in ("token", "block"):
+                stop = get(name).stop_probs(draft, p)
+                for u in torch.linspace(0.01, 0.99, 23, dtype=torch.float64):
+                    nodes, weights = shortcut(get(name), draft, p)(draft, p, [float(u)])
+                    assert nodes == draw(stop, u[None]).tolist()
+                    following = get(name).next_probs(draft, p, torch.tensor(nodes))
+                    assert torch.allclose(weights / weights.sum(), following, rtol=0, atol=1e-12)
+
+
+def test_a_changed_rule_takes_no_shortcut():
+    class Changed(TokenVerifier):
+        def stop_probs(self, draft, target_probs):
+            return super().stop_probs(draft, target_probs).flip(1)
+
+    draft = Draft.chain(torch.tensor([[1]]))
+    assert shortcut(Changed(), draft, torch.ones(1, 2, 2) / 2) is None
+    assert shortcut(get("token"), Draft.empty(1), torch.ones(1, 1, 2) / 2) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

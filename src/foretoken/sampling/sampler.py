@@ -93,6 +93,7 @@ class Sampler:
             if not p.greedy:
                 groups[_Group.key(p)].append(row)
         self._groups = [_Group(rows, self.params, self.device) for rows in groups.values()]
+        self._parts: dict[int, list[tuple[slice, Sampler]]] = {}
 
     def select(self, rows: AbstractSequence[int] | Tensor) -> Sampler:
         """The sampler of some of the rows, in this order."""
@@ -104,6 +105,16 @@ class Sampler:
             eos_token_ids=self.eos_token_ids,
             device=self.device,
         )
+
+    def parts(self, size: int) -> list[tuple[slice, Sampler]]:
+        """The sampler in parts of up to `size` rows, with the rows of each; made once."""
+        count = len(self.params)
+        if size >= count:
+            return [(slice(0, count), self)]
+        if size not in self._parts:
+            slices = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+            self._parts[size] = [(rows, self.select(range(rows.start, rows.stop))) for rows in slices]
+        return self._parts[size]
 
     def positions(self, sequences: AbstractSequence[Sequence]) -> Tensor:
         """``[B]`` int64: the position of each row's next token, the first after the root."""
@@ -130,21 +141,19 @@ class Sampler:
         Greedy rows have all mass at their best token, the lowest id of equal ones.
         """
         scores = self.scores(logits, sequences, draft, nodes)
-        if len(self._groups) == 1 and self._groups[0].rows is None:
-            parts = self._truncate(scores, self._groups[0])
-            if parts[0].rows is None and parts[0].ids is None:
-                return parts[0].scores.softmax(-1).view(scores.shape)
+        parts = [kept for group in self._groups for kept in self._truncate(scores, group)]
+        if len(parts) == 1 and parts[0].rows is None and parts[0].ids is None:
+            return parts[0].scores.softmax(-1).view(scores.shape)
         probs = torch.zeros(scores.shape, dtype=torch.float32, device=scores.device)
         flat = probs.view(-1, scores.shape[-1])
-        for group in self._groups:
-            for kept in self._truncate(scores, group):
-                law = kept.scores.softmax(-1)
-                if kept.ids is None:
-                    flat[slice(None) if kept.rows is None else kept.rows] = law
-                elif kept.rows is None:
-                    flat.scatter_(1, kept.ids, law)
-                else:
-                    flat[kept.rows[:, None], kept.ids] = law
+        for kept in parts:
+            law = kept.scores.softmax(-1)
+            if kept.ids is None:
+                flat[slice(None) if kept.rows is None else kept.rows] = law
+            elif kept.rows is None:
+                flat.scatter_(1, kept.ids, law)
+            else:
+                flat[kept.rows[:, None], kept.ids] = law
         if self._greedy is not None:
             best = argmax(scores if self.all_greedy else scores[self._greedy])
             probs[self._greedy] = probs[self._greedy].scatter_(-1, best[..., None], 1.0)

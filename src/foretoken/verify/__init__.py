@@ -7,9 +7,10 @@ This package is mathematics: it imports no model and no drafter. `exact` proves 
 from __future__ import annotations
 
 from foretoken.errors import ParameterError
-from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, Verifier, decide
+from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, Verifier
 from foretoken.verify.block import BlockVerifier
 from foretoken.verify.coupled import CoupledVerifier as _Coupled
+from foretoken.verify.decide import decide
 from foretoken.verify.ensemble import EnsembleVerifier
 from foretoken.verify.kseq import KSeqVerifier
 from foretoken.verify.lenient import LenientVerifier

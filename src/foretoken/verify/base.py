@@ -10,7 +10,6 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
-from foretoken.sampling import draw
 from foretoken.verify.residual import safe_ratio
 
 
@@ -77,21 +76,6 @@ class CoupledVerifier(_Described, Protocol):
 
 
 AnyVerifier = Verifier | CoupledVerifier
-
-
-def decide(verifier: Verifier, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
-    """Draw where to stop and what to say next.
-
-    Args:
-        verifier: a verifier by rejection.
-        draft: ``N`` tokens a row.
-        target_probs: ``[B, N+1, V]``.
-        uniforms: ``[B, 2]`` in [0, 1): one for the node, one for the token.
-    """
-    node = draw(verifier.stop_probs(draft, target_probs), uniforms[:, 0])
-    token = draw(verifier.next_probs(draft, target_probs, node), uniforms[:, 1])
-    path, counts = draft.path(node)
-    return Verdict(path, counts, token)
 
 
 def require_chain(name: str, draft: Draft) -> None:

@@ -68,8 +68,10 @@ def normalise_or(mass: Tensor, fallback: Tensor) -> Tensor:
 
 
 def rows_at(table: Tensor, nodes: Tensor) -> Tensor:
-    """``table[b, nodes[b, …]]``, ``[B, …, V]`` from ``[B, M, V]``, as a new tensor."""
+    """``table[b, nodes[b, …]]``, ``[B, …, V]`` from ``[B, M, V]``: don't write to it."""
     size, height = table.shape[:2]
+    if size == 1 and nodes.numel() == 1 and nodes.device.type == "cpu":  # a view spares the copy
+        return table[0, int(nodes)].expand(*nodes.shape, table.shape[-1])
     first = torch.arange(0, size * height, max(height, 1), device=nodes.device)
     flat = (first.reshape([-1] + [1] * (nodes.dim() - 1)) + nodes).flatten()
     return table.flatten(0, 1).index_select(0, flat).reshape(*nodes.shape, table.shape[-1])

@@ -1,0 +1,72 @@
+"""From a batch's logits to its verdicts: the sampling parameters, the verifier's rule, and the coins, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.randomness import Stream, uniforms
+from foretoken.sampling import Sampler
+from foretoken.sequence import Sequence
+from foretoken.verify import AnyVerifier, CoupledVerifier, Verdict, decide
+from foretoken.verify.coupled import CoupledVerifier as FollowPicks
+
+_FOLLOW = FollowPicks()
+
+# Probabilities of a whole batch are tens of megabytes where the vocabulary is large. Rows are independent, and a few of
+# them at a time stay in a CPU's cache, and in memory that the allocator does not give back in between.
+_ENTRIES = 1 << 20
+
+
+def decide_batch(
+    verifier: AnyVerifier,
+    sampler: Sampler,
+    sequences: AbstractSequence[Sequence],
+    draft: Draft,
+    logits: Tensor,
+    keep_probs: bool = False,
+) -> tuple[Verdict, Tensor | None]:
+    """What every row of a batch keeps of its draft, and the token after that.
+
+    Args:
+        verifier: the rule.
+        sampler: of the B rows.
+        sequences: the rows' texts.
+        draft: ``N`` tokens a row.
+        logits: ``[B, N+1, V]``, the target's, finite.
+        keep_probs: return the target's law too.
+
+    Returns:
+        The verdict, and the target's law at every node, ``[B, N+1, V]`` float32, or None.
+    """
+    follows = isinstance(verifier, CoupledVerifier)
+    # Every lossless verifier follows the target's own picks when p is one-hot.
+    if follows or (sampler.all_greedy and verifier.lossless):
+        rule = verifier if isinstance(verifier, CoupledVerifier) else _FOLLOW
+        verdict = rule.follow(draft, sampler.picks(logits, sequences, draft, noise=follows))
+        return verdict, sampler.probabilities(logits, sequences, draft) if keep_probs else None
+    assert not isinstance(verifier, CoupledVerifier)
+    streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)], device=logits.device)
+    coins = uniforms(sampler.seeds, sampler.positions(sequences)[:, None].expand(-1, 2), streams)
+    size = len(sequences)
+    at_once = max(1, _ENTRIES // max(1, logits[0].numel())) if logits.device.type == "cpu" and size else max(1, size)
+    verdicts, laws = [], []
+    for rows, part in sampler.parts(at_once):
+        drafted = draft if part is sampler else draft.part(rows)
+        probs = part.probabilities(logits[rows], sequences[rows], drafted)
+        verdicts.append(decide(verifier, drafted, probs, coins[rows]))
+        if keep_probs:
+            laws.append(probs)
+    return _join(verdicts), torch.cat(laws) if keep_probs else None
+
+
+def _join(verdicts: AbstractSequence[Verdict]) -> Verdict:
+    if len(verdicts) == 1:
+        return verdicts[0]
+    depth = max(verdict.path.shape[1] for verdict in verdicts)
+    paths = [torch.nn.functional.pad(verdict.path, (0, depth - verdict.path.shape[1])) for verdict in verdicts]
+    counts, tokens = [verdict.counts for verdict in verdicts], [verdict.tokens for verdict in verdicts]
+    return Verdict(torch.cat(paths), torch.cat(counts), torch.cat(tokens))

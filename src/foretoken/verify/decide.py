@@ -1,0 +1,31 @@
+"""One round's decision: a node and a token, drawn from a verifier's two laws."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.sampling import draw
+from foretoken.verify.base import Verdict, Verifier
+from foretoken.verify.fast import shortcut
+
+
+def decide(verifier: Verifier, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+    """Draw where to stop and what to say next.
+
+    Args:
+        verifier: a verifier by rejection.
+        draft: ``N`` tokens a row.
+        target_probs: ``[B, N+1, V]``.
+        uniforms: ``[B, 2]`` in [0, 1): one for the node, one for the token.
+    """
+    quick = shortcut(verifier, draft, target_probs)
+    if quick is not None:
+        nodes, weights = quick(draft, target_probs, uniforms[:, 0].tolist())
+        path, counts = draft.path(torch.tensor(nodes))
+        return Verdict(path, counts, draw(weights, uniforms[:, 1]))
+    node = draw(verifier.stop_probs(draft, target_probs), uniforms[:, 0])
+    token = draw(verifier.next_probs(draft, target_probs, node), uniforms[:, 1])
+    path, counts = draft.path(node)
+    return Verdict(path, counts, token)
