@@ -32,11 +32,13 @@ CLAIMS = {
     "greedy": SamplingParams(temperature=0.0),
 }
 
-TINY_FAULTS = {"half precision"}
-"""Faults whose effect is too small for any audit of this length; the proof finds them."""
+TINY_FAULTS = {"half precision": 0.001}
+"""Faults whose effect is too small for any audit of a minute, and what it is at most; the proof finds them.
 
-SLOW_FAULTS = {"block with token residual": 300}
-"""Faults so small (a distance of a few hundredths) that they take tens of thousands of texts: seconds of one core."""
+bfloat16 moves an acceptance probability by 2^-9 at most, and so the law of a token by 2^-9 = 0.002 in total variation,
+whatever the world. At that distance a token is worth 2 d^2 = 7.6e-6 nats to the best test there is: 600,000 tokens for
+odds of 100, of a world made for this fault alone.
+"""
 
 
 def audit(worlds, verifier, drafter=None, plan=None):
@@ -116,19 +118,20 @@ def test_every_mutant_fails(worlds, name):
         worlds, Mutated(mutant), lambda world: ShapedDrafter(world.drafter, mutant), Plan(tv=0.05, max_seconds=1800)
     )
     assert report.verdict == "FAIL", report.summary
-    assert time.process_time() - began < SLOW_FAULTS.get(name, 60)  # seconds of one core
+    assert time.process_time() - began < 60  # seconds of one core
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(TINY_FAULTS))
-def test_faults_that_no_audit_could_find(world, name):
-    """Their exact effect on a world is far below what an audit of a minute can detect, and it says what it can."""
+def test_faults_that_no_audit_could_find(worlds, name):
+    """Their exact effect on every world is far below what an audit of a minute can detect, and it says what it can."""
     mutant = MUTANTS[name]
-    tables = [[level.reshape((8,) * (d + 1)) for d, level in enumerate(levels)] for levels in _tables(world)]
-    target, drafter = tables[: len(world.prompts)], tables[len(world.prompts) :]
-    for p, q in zip(target, drafter, strict=True):
-        law = round_law(mutant.verifier, all_drafts(mutant.shape, q[: depth_of(mutant.shape)]), p)
-        assert 0.5 * float((law - target_law(p)).abs().sum()) < 0.005
+    for world in worlds:
+        tables = [[level.reshape((8,) * (d + 1)) for d, level in enumerate(levels)] for levels in _tables(world)]
+        target, drafter = tables[: len(world.prompts)], tables[len(world.prompts) :]
+        for p, q in zip(target, drafter, strict=True):
+            law = round_law(mutant.verifier, all_drafts(mutant.shape, q[: depth_of(mutant.shape)]), p)
+            assert 0 < 0.5 * float((law - target_law(p)).abs().sum()) < TINY_FAULTS[name]
 
 
 def _tables(world):
