@@ -110,7 +110,8 @@ def play(engine: Engine, console: Console) -> list[Timing]:
         Text.assemble(
             ("Foretoken", "bold"),
             f": {engine.drafter.name} guesses up to {engine.num_speculative_tokens} tokens ahead, the target checks "
-            "them in one pass, and what it writes stays its own.",
+            "them in one pass, and what it writes stays its own. (That is a model of ten million parameters: it knows "
+            "how sentences and code look, and little else.)",
         )
     )
     console.print(render.legend())
