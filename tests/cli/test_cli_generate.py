@@ -187,6 +187,9 @@ def test_stop_strings_end_the_text(call):
         (["hello", "-n", "0"], ["max_new_tokens", "0"]),
         (["hello", "--logit-bias", "x"], ["logit bias", "'x'", "42=-1.5"]),
         (["hello", "--dtype", "int3"], ["int3", "bfloat16"]),
+        (["hello", "--runner", "legs"], ["'legs'", "'native'", "'hf'"]),
+        (["hello", "--quantize", "int3"], ["'int3'", "'int8'"]),
+        (["hello", "--quantize-drafter", "int8", "--drafter", "prompt-lookup"], ["int8", "prompt-lookup", "no model"]),
         ([""], ["empty"]),
         ([" \n", "--chat"], ["empty"]),
         ([], ["no prompt", "--prompt-file"]),
@@ -203,6 +206,13 @@ def test_bad_input_is_one_readable_line_and_status_2(call, arguments, named):
     assert result.stderr.startswith("error: ")
     for part in named:
         assert part in result.stderr
+
+
+def test_quantised_models_say_so(call, models):
+    result = call("generate", "hello", "--quantize", "int8", "-n", "4", "--quantize-drafter", "int8")
+    assert result.exit_code == 0
+    assert "rounded to int8: the text follows the law of the rounded target" in " ".join(result.stderr.split())
+    assert "rounded" not in call("generate", "hello", "-n", "4", "--runner", "hf").stderr
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(call, models):

@@ -68,6 +68,28 @@ class ModelOptions:
             rich_help_panel=_MODELS,
         ),
     ] = None
+    runner: Annotated[
+        str | None,
+        typer.Option(
+            help="native (popular architectures, fast), hf (transformers, any model) or auto: native where it can.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="int8: round the target's weights to eight bits. The text follows the rounded target's law.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    quantize_drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="The same for the drafter, which changes no law.", show_default=False, rich_help_panel=_MODELS
+        ),
+    ] = None
 
 
 @dataclass(kw_only=True)

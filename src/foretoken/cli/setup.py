@@ -46,7 +46,13 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
     verify.get(options.verifier)  # a wrong name should not cost the time that models take to load
     with screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext():
         target = _load_target(options)
-        return make_engine(options, target, make_drafter(options, target))
+        engine = make_engine(options, target, make_drafter(options, target))
+    if options.quantize is not None:
+        screen.note(
+            f"{target.name} has been rounded to {options.quantize}: the text follows the law of the rounded target, "
+            "with or without speculation, and not that of the checkpoint"
+        )
+    return engine
 
 
 def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> Engine:
@@ -58,7 +64,7 @@ def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> E
 
 def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     """The drafter that the options name, loaded."""
-    from foretoken import engine
+    from foretoken import drafters, engine
     from foretoken.drafters import DraftModel
     from foretoken.models import check_pair
     from foretoken.shipped import load_part
@@ -66,14 +72,16 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     shipped = options.target is None
     default = SHIPPED_DRAFTER if shipped else MODEL_FREE_DRAFTER
     name = default if options.drafter is None else options.drafter  # an empty one is a mistake, and is named
+    if options.quantize_drafter is not None and name in drafters.names() and name != SHIPPED_DRAFTER:
+        raise ParameterError(f"drafter {name!r} has no model to round to {options.quantize_drafter}: leave it out")
     if name != SHIPPED_DRAFTER:
-        return engine.make_drafter(name, target, **_load_options(options))
+        return engine.make_drafter(name, target, **_load_options(options, options.quantize_drafter))
     if not shipped:
         raise ParameterError(
             f"drafter {SHIPPED_DRAFTER!r} is the shipped drafter, which fits the shipped target alone: for "
             f"{options.target} name a drafter model's folder or hub id, or one of 'foretoken drafters'"
         )
-    model = load_part("drafter", **_load_options(options))
+    model = load_part("drafter", **_load_options(options, options.quantize_drafter))
     check_pair(target, model)
     return DraftModel(model)
 
@@ -83,10 +91,10 @@ def _load_target(options: ModelOptions) -> LanguageModel:
     from foretoken.shipped import load_part
 
     if options.target is None:
-        return load_part("target", **_load_options(options))
-    return load(options.target, **_load_options(options))
+        return load_part("target", **_load_options(options, options.quantize))
+    return load(options.target, **_load_options(options, options.quantize))
 
 
-def _load_options(options: ModelOptions) -> dict[str, Any]:
-    given = {"dtype": options.dtype, "device": options.device}
+def _load_options(options: ModelOptions, quantize: str | None) -> dict[str, Any]:
+    given = {"dtype": options.dtype, "device": options.device, "runner": options.runner, "quantize": quantize}
     return {name: value for name, value in given.items() if value is not None}

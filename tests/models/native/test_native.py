@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,33 +16,45 @@ from foretoken.errors import ModelError
 from foretoken.models import load
 from foretoken.models.hf import HFModel
 from foretoken.models.native import NativeModel
+from foretoken.models.native.linear import quantised
 from foretoken.sampling import SamplingParams
 from models.native.checkpoints import MODELS, longrope, plain
 from models.reference import walk
 
+BACKENDS = [
+    "torch",
+    pytest.param("openvino", marks=pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO not installed")),
+]
 
-def native(module, **options):
-    model = load(module, runner="native", backend="torch", **options)
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+def native(module, backend, **options):
+    model = load(module, runner="native", backend=backend, **options)
+    assert model.backend.name == backend
     model.module = module  # what `walk` compares with
     return model
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_equals_plain_passes(name, batch_size):
-    model = native(MODELS[name]())
+def test_equals_plain_passes(name, batch_size, backend):
+    model = native(MODELS[name](), backend)
     assert isinstance(model, NativeModel)
     assert max(walk(model, batch_size, seed, rounds=8) for seed in range(2)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
-def test_bfloat16(name):
+def test_bfloat16(name, backend):
     """As far from the float32 model of the same weights as transformers in bfloat16 is, or nearer."""
     exact_module, module = MODELS[name](), MODELS[name]().bfloat16()
     for exact_weight, weight in zip(exact_module.parameters(), module.parameters(), strict=True):
         exact_weight.data.copy_(weight)
     text = [(7 * i) % 29 + 1 for i in range(40)]
-    ours = scores(native(module), text)
+    ours = scores(native(module, backend), text)
     theirs, exact = plain(module, text), plain(exact_module, text)
     assert (ours - exact).abs().mean() < 1.2 * (theirs - exact).abs().mean()
 
@@ -56,28 +70,28 @@ def scores(model, text, chunk=16):
     return torch.cat(parts)
 
 
-def test_long_rows_outgrow_pages():
+def test_long_rows_outgrow_pages(backend):
     module = tiny.tiny_llama(max_position_embeddings=2048)
     text = [(7 * i) % 30 for i in range(1200)]
-    assert torch.allclose(scores(native(module), text, chunk=300), plain(module, text), atol=1e-4)
+    assert torch.allclose(scores(native(module, backend), text, chunk=300), plain(module, text), atol=1e-4)
 
 
-def test_a_text_that_becomes_long_is_read_anew_in_chunks(monkeypatch):
+def test_a_text_that_becomes_long_is_read_anew_in_chunks(backend, monkeypatch):
     from foretoken.models.native import runner
 
     monkeypatch.setattr(runner, "CHUNK", 8)
     module = tiny.tiny_phi3(**longrope(original=40, head_dim=8))
     text = [(7 * i) % 29 + 1 for i in range(60)]
-    found = scores(native(module), text, chunk=7)
+    found = scores(native(module, backend), text, chunk=7)
     for length in (1, 39, 40, 41, 42, 60):
         assert torch.allclose(found[length - 1], plain(module, text[:length])[-1], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("keep", ["none", "last", "all"])
-def test_hidden_states(name, keep):
+def test_hidden_states(name, keep, backend):
     module = MODELS[name]()
-    model = native(module)
+    model = native(module, backend)
     tokens, counts = torch.tensor([[3, 5, 7, 11], [2, 4, 0, 0]]), torch.tensor([4, 2])
     steps = torch.arange(4).expand(2, 4)
     found = model.forward(tokens, steps - 1, counts, model.open(2), keep, hidden_layers=(0, 2, 1))
@@ -91,11 +105,11 @@ def test_hidden_states(name, keep):
     assert (found.logits is None) == (keep == "none")
 
 
-def test_nan_of_a_row_that_left_is_gone():
+def test_nan_of_a_row_that_left_is_gone(backend):
     module = tiny.tiny_llama()
     with torch.no_grad():
         module.get_input_embeddings().weight[31] = float("nan")
-    model = native(module)
+    model = native(module, backend)
     cache = model.open(1)
     chain, two = torch.tensor([[-1, 0]]), torch.tensor([2])
     assert model.forward(torch.tensor([[31, 31]]), chain, two, cache).logits.isnan().all()
@@ -106,10 +120,10 @@ def test_nan_of_a_row_that_left_is_gone():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_folder(name, tmp_path):
+def test_folder(name, tmp_path, backend):
     module = MODELS[name]()
     module.save_pretrained(tmp_path)
-    model = load(tmp_path, backend="torch")
+    model = load(tmp_path, backend=backend)
     assert type(model) is NativeModel
     assert model.name == str(tmp_path)
     assert model.max_length == 256
@@ -119,11 +133,11 @@ def test_folder(name, tmp_path):
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("asked", ["float32", "bfloat16"])
-def test_dtypes_and_shards(stored, asked, tmp_path):
+def test_dtypes_and_shards(stored, asked, tmp_path, backend):
     module = tiny.tiny_llama(vocab_size=64).to(stored)
     module.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    model = load(tmp_path, dtype=asked, backend="torch")
+    model = load(tmp_path, dtype=asked, backend=backend)
     assert type(model) is NativeModel
     assert model.dtype == getattr(torch, asked)
     text = [3, 9, 27, 17, 51]
@@ -171,6 +185,39 @@ def test_what_can_not_run_natively(module, reason, tmp_path):
         assert type(load(tmp_path)) is HFModel
 
 
+def test_backends_that_can_not_be_used(monkeypatch):
+    from foretoken.models.native import loader
+
+    module = tiny.tiny_llama()
+    monkeypatch.setattr(loader, "version", lambda name: "2031.1.0")
+    with pytest.raises(
+        ModelError, match=r"version is 2031.1.0.*pip install 'foretoken\[cpu\]'; or use backend='torch'"
+    ):
+        load(module, runner="native", backend="openvino")
+    assert load(module, runner="native").backend.name == "torch"
+    monkeypatch.setattr(loader.platform, "machine", lambda: "aarch64")
+    with pytest.raises(ModelError, match="not been tried on aarch64"):
+        load(module, runner="native", backend="openvino")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "smollm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_is_the_model_of_rounded_weights(name, dtype, backend):
+    module = MODELS[name]()
+    rounded = copy.deepcopy(module)
+    rounded.lm_head.weight = torch.nn.Parameter(rounded.lm_head.weight.clone(), requires_grad=False)  # if it was tied
+    for weight in rounded.parameters():
+        if weight.dim() == 2 and weight is not rounded.get_input_embeddings().weight:
+            integers, scale = quantised(weight.data.to(dtype))
+            weight.data.copy_(integers * scale[:, None])
+    text = [(7 * i) % 29 + 1 for i in range(40)]
+    exact = plain(rounded, text)
+    found = scores(native(module.to(dtype), backend, quantize="int8"), text)
+    error = (found - exact).abs().mean() / exact.std()
+    assert error < (1e-5 if dtype is torch.float32 else 0.02)
+    assert (plain(module.float(), text) - exact).abs().mean() / exact.std() > 1e-3  # it does make a difference
+
+
 def test_end_tokens(tmp_path):
     module = tiny.tiny_llama(eos_token_id=[5, 6])
     module.save_pretrained(tmp_path)
@@ -181,14 +228,14 @@ def test_end_tokens(tmp_path):
 
 @pytest.mark.parametrize("drafter", ["draft-model", "prompt-lookup", None])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_engine_writes_the_same_as_over_transformers(drafter, temperature):
+def test_engine_writes_the_same_as_over_transformers(drafter, temperature, backend):
     target, small = tiny.tiny_llama(seed=1), tiny.tiny_qwen3(seed=2)
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
     params = SamplingParams(temperature=temperature, seed=5, max_new_tokens=24)
     outputs = []
     for runner in ("hf", "native"):
         models = [
-            load(module, runner=runner, backend="torch" if runner == "native" else "auto") for module in (target, small)
+            load(module, runner=runner, backend=backend if runner == "native" else "auto") for module in (target, small)
         ]
         engine = Engine(models[0], models[1] if drafter == "draft-model" else drafter, max_batch_size=2)
         outputs.append([completion.token_ids for completion in engine.generate(prompts, params)])

@@ -20,6 +20,7 @@ class Feed:
         tokens: what is fed.
         regime: which set of rotary frequencies the row is read with.
         parents: of each token, the one above it, numbered within the feed, -1 for none; None for a chain.
+        lost: the pass left no keys and values of the tentative nodes behind.
     """
 
     row: int
@@ -27,6 +28,7 @@ class Feed:
     tokens: list[int]
     regime: int
     parents: list[int] | None
+    lost: bool = False
 
     def depths(self) -> list[int]:
         """Of each token: how many of the feed are above it."""
@@ -36,6 +38,14 @@ class Feed:
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return depths
+
+    def paths(self) -> list[list[int]]:
+        """The tokens on the way to each of those that no other is below of."""
+        if self.parents is None:
+            return [list(range(len(self.tokens)))]
+        leaves = sorted(set(range(len(self.tokens))) - set(self.parents))
+        lines = self.ancestors()
+        return [[node for node, on_path in enumerate(lines[leaf]) if on_path] for leaf in leaves]
 
     def ancestors(self) -> list[list[bool]]:
         """Square: whether token j is token i or above it."""
@@ -151,7 +161,7 @@ class NativeCache:
         for feed in feeds:
             row = self.rows[feed.row]
             row.kept = min(len(row.tokens), feed.start + len(feed.tokens))
-            row.scored = max(0, feed.start + len(feed.tokens) - len(row.tokens))
+            row.scored = 0 if feed.lost else max(0, feed.start + len(feed.tokens) - len(row.tokens))
 
     @torch.inference_mode()
     def commit(self, path: Tensor, counts: Tensor) -> None:

@@ -24,12 +24,13 @@ def make(matrix: Matrix, quantize: Quantize | None = None) -> Linear:
     """The fastest form of a layer that its device has."""
     if quantize is not None:
         return Int8(matrix)
-    if matrix.weight.device.type == "cpu" and matrix.weight.dtype is torch.bfloat16 and _onednn_multiplies_bfloat16():
+    if matrix.weight.device.type == "cpu" and matrix.weight.dtype is torch.bfloat16 and multiplies_bfloat16():
         return Prepacked(matrix)
     return Plain(matrix)
 
 
-def _onednn_multiplies_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this processor faster than float32."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -74,7 +75,7 @@ class Int8:
             product = linear(rows, self._weight.to(rows.dtype)) * self._scale
         if self._bias is not None:
             product = product + self._bias
-        return product.view(*x.shape[:-1], -1)
+        return product.view(*x.shape[:-1], self._weight.shape[0])
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import warnings
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,13 +13,16 @@ import torch
 
 from foretoken.errors import ModelError
 from foretoken.models.native.checkpoint import Folder, Module, Source, Weights
-from foretoken.models.native.linear import Quantize
+from foretoken.models.native.linear import Quantize, multiplies_bfloat16
 from foretoken.models.native.runner import Backend, NativeModel
 from foretoken.models.native.spec import refusal as refusal_of_config
 from foretoken.models.native.spec import spec_of
 from foretoken.models.native.torch_backend import TorchBackend
 
 BackendName = Literal["auto", "openvino", "torch"]
+
+OPENVINO = "2026.4"
+"""The release of OpenVINO that the backend was written for."""
 
 
 @dataclass(frozen=True)
@@ -106,4 +111,31 @@ def build(
 
 
 def _backend(weights: Weights, dtype: torch.dtype, device: torch.device, options: Options) -> Backend:
+    if options.backend == "torch":
+        return TorchBackend(weights, device, dtype, options.quantize)
+    reason = _openvino_refusal(dtype, device)
+    if reason is None:
+        from foretoken.models.native.openvino_backend import OpenVinoBackend
+
+        return OpenVinoBackend(weights, dtype, options.quantize)
+    if options.backend == "openvino":
+        raise ModelError(f"backend 'openvino' can't be used here: {reason}; or use backend='torch'")
     return TorchBackend(weights, device, dtype, options.quantize)
+
+
+def _openvino_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why OpenVINO can't run a model, and what helps; None if it can."""
+    if device.type != "cpu":
+        return f"it computes on the CPU, and not on {device.type}: use device='cpu'"
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return f"its attention has not been tried on {platform.machine()}: use an x86-64 processor"
+    if dtype is torch.bfloat16 and not multiplies_bfloat16():
+        return "this processor doesn't multiply bfloat16: load the model with dtype='float32'"
+    try:
+        found = version("openvino")
+    except PackageNotFoundError:
+        return "it is not installed: pip install 'foretoken[cpu]'"
+    if not found.startswith(f"{OPENVINO}."):
+        # Its paged attention is no part of its public interface, and has changed from release to release.
+        return f"its version is {found}, and {OPENVINO} is what is needed: pip install 'foretoken[cpu]'"
+    return None

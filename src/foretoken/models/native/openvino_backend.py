@@ -1,0 +1,290 @@
+"""The OpenVINO backend: keys and values in blocks that all batches of a model share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from threading import Lock, RLock
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+import openvino as ov
+import torch
+from torch import Tensor
+
+from foretoken.models.native.cache import Feed, NativeCache
+from foretoken.models.native.checkpoint import Weights
+from foretoken.models.native.linear import Quantize
+from foretoken.models.native.openvino_graph import BLOCK, INPUTS, Graph, shared
+from foretoken.models.native.rope import Rotary
+
+_FIRST_BLOCKS = 16
+"""Blocks that a model begins with; they double when they run out."""
+
+
+class Pool:
+    """Blocks of keys and values, of `BLOCK` slots in every layer.
+
+    Args:
+        layers: of the model.
+        groups: key and value heads, G.
+        head_dim: D.
+        dtype: of keys and values.
+
+    Attributes:
+        tensors: keys, then values, of each layer in turn: ``[blocks, G, BLOCK, D]``.
+        version: changes when the tensors are others.
+    """
+
+    def __init__(self, layers: int, groups: int, head_dim: int, dtype: torch.dtype) -> None:
+        shape = (_FIRST_BLOCKS, groups, BLOCK, head_dim)
+        self.tensors = [torch.zeros(shape, dtype=dtype) for _ in range(2 * layers)]
+        self.version = 0
+        self._free = list(range(_FIRST_BLOCKS))
+        self._lock = RLock()  # the garbage collector may give blocks back at any time, in `take` as well
+
+    def take(self) -> int:
+        """A block that nobody else has."""
+        with self._lock:
+            if not self._free:
+                self._grow()
+            return self._free.pop()
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Let others have blocks."""
+        with self._lock:
+            self._free.extend(blocks)
+
+    def _grow(self) -> None:
+        size = self.tensors[0].shape[0]
+        for number, old in enumerate(self.tensors):
+            new = old.new_zeros((2 * size, *old.shape[1:]))
+            new[:size] = old
+            self.tensors[number] = new
+        self._free.extend(range(size, 2 * size))
+        self.version += 1
+
+
+def _release(pool: Pool, tables: list[list[int]]) -> None:
+    for table in tables:
+        pool.give_back(table)
+
+
+class PagedStore:
+    """The blocks of a batch's rows: rows come, go and change places by their lists of blocks alone.
+
+    Args:
+        pool: where blocks come from.
+        rows: how many there are.
+    """
+
+    def __init__(self, pool: Pool, rows: int) -> None:
+        self._pool = pool
+        self.tables: list[list[int]] = [[] for _ in range(rows)]
+        finalize(self, _release, pool, self.tables)
+
+    def reserve(self, row: int, slots: int) -> list[int]:
+        """The row's blocks, at least as many as the slots take."""
+        table = self.tables[row]
+        while len(table) * BLOCK < slots:
+            table.append(self._pool.take())
+        return table
+
+    def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
+        """See `Store`."""
+        old, new = (
+            [self.tables[row][slot // BLOCK] for row, slot in zip(rows, slots, strict=True)]
+            for slots in (sources, targets)
+        )
+        old_slots, new_slots = ([slot % BLOCK for slot in slots] for slots in (sources, targets))
+        for tensor in self._pool.tensors:
+            tensor[new, :, new_slots] = tensor[old, :, old_slots]
+
+    def select(self, rows: Sequence[int], kept: Sequence[int]) -> None:
+        """See `Store`."""
+        old = list(self.tables)
+        taken: set[int] = set()
+        tables: list[list[int]] = []
+        for row, slots in zip(rows, kept, strict=True):
+            if row < 0:
+                tables.append([])
+            elif row not in taken:
+                taken.add(row)
+                tables.append(old[row])
+            else:
+                tables.append(self._copy(old[row][: -(-slots // BLOCK)]))
+        for row, table in enumerate(old):
+            if row not in taken:
+                self._pool.give_back(table)
+        self.tables[:] = tables
+
+    def _copy(self, table: list[int]) -> list[int]:
+        new = [self._pool.take() for _ in table]
+        for tensor in self._pool.tensors:
+            tensor[new] = tensor[table]
+        return new
+
+
+class OpenVinoBackend:
+    """Scores feeds with OpenVINO's runtime on the CPU, with as many threads as torch has when the model is loaded.
+
+    Args:
+        weights: of the checkpoint.
+        dtype: of weights, keys and values: float32 or bfloat16.
+        quantize: "int8" for linear layers of eight bits.
+    """
+
+    name = "openvino"
+
+    def __init__(self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None = None) -> None:
+        self.spec = spec = weights.spec
+        self._weights, self._dtype, self._quantize = weights, dtype, quantize
+        self._windows = set(spec.windows)
+        self._rotary = Rotary(spec.config, spec.rotary_dim)
+        self._pool = Pool(spec.layers, spec.groups, spec.head_dim, dtype)
+        self._requests: dict[tuple[int, ...], _Request] = {}
+        self._lock = Lock()
+        self._request(())
+
+    def open(self, batch_size: int) -> NativeCache:
+        """A cache of empty rows."""
+        return NativeCache(PagedStore(self._pool, batch_size), batch_size)
+
+    def score(
+        self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """See `TorchBackend.score`."""
+        if any(self._bends(feed) for feed in feeds):
+            return self._score_by_path(cache, feeds, picks, hidden_layers)
+        store = cache.store
+        assert isinstance(store, PagedStore)
+        sizes = [len(feed.tokens) for feed in feeds]
+        begins = [0, *accumulate(sizes)]
+        starts = [feed.start for feed in feeds]
+        tables = [store.reserve(feed.row, feed.start + size) for feed, size in zip(feeds, sizes, strict=True)]
+        used = [table[: -(-(start + size) // BLOCK)] for table, start, size in zip(tables, starts, sizes, strict=True)]
+        cosines, sines = self._rotation(feeds)
+        trees, tree_begins = _trees(feeds)
+        arrays = {
+            "tokens": _int32([token for feed in feeds for token in feed.tokens]),
+            "cosines": cosines,
+            "sines": sines,
+            "past_lens": _int32(starts),
+            "subsequence_begins": _int32(begins),
+            "block_indices": _int32([block for table in used for block in table]),
+            "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
+            "max_context_len": np.array(max(map(sum, zip(starts, sizes, strict=True))), dtype=np.int32),
+            "tree": trees,
+            "tree_begins": tree_begins,
+            "picks": _int32([begins[feed] + node for feed, node in picks] or [0]),
+        }
+        with self._lock:
+            logits, *hidden = self._request(tuple(hidden_layers)).run(arrays)
+        return logits[: len(picks)], [states[: len(picks)] for states in hidden]
+
+    def _bends(self, feed: Feed) -> bool:
+        """Whether a tree reaches beyond a window, which OpenVINO counts in slots, and not in positions."""
+        end = feed.start + len(feed.tokens)
+        return feed.parents is not None and any(window is not None and end > window for window in self._windows)
+
+    def _score_by_path(
+        self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`score` by passes over chains: in each pass the next path of every tree."""
+        missing = {pick: place for place, pick in enumerate(picks)}
+        places: list[int] = []
+        parts: list[list[Tensor]] = []
+        paths = [feed.paths() for feed in feeds]
+        for turn in range(max(map(len, paths))):
+            chains: list[Feed] = []
+            wanted: list[tuple[int, int]] = []
+            for number, (feed, ways) in enumerate(zip(feeds, paths, strict=True)):
+                if turn >= len(ways):
+                    continue
+                path = ways[turn]
+                for place, node in enumerate(path):
+                    if (number, node) in missing:
+                        places.append(missing.pop((number, node)))
+                        wanted.append((len(chains), place))
+                chains.append(Feed(feed.row, feed.start, [feed.tokens[node] for node in path], feed.regime, None))
+            logits, hidden = self.score(cache, chains, wanted, hidden_layers)
+            parts.append([logits, *hidden])
+        for feed in feeds:
+            feed.lost = feed.parents is not None
+        order = torch.tensor(places, dtype=torch.int64).argsort()
+        first, *others = (torch.cat(same)[order] for same in zip(*parts, strict=True))
+        return first, others
+
+    def _rotation(self, feeds: Sequence[Feed]) -> tuple[Any, Any]:
+        """Cosines and sines ``[T, 1, R]``."""
+        parts = []
+        for feed in feeds:
+            size = len(feed.tokens)
+            table = self._rotary.table(feed.regime, feed.start + size)
+            if feed.parents is None:
+                parts.append(table[:, feed.start : feed.start + size])
+            else:
+                parts.append(table[:, torch.tensor(feed.depths()) + feed.start])
+        both = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, :, None]
+        # Copies: an input's memory is written to later on.
+        return both[0].clone().numpy(), both[1].clone().numpy()
+
+    def _request(self, hidden_layers: tuple[int, ...]) -> _Request:
+        """The compiled model that gives the hidden states of these layers."""
+        if hidden_layers not in self._requests:
+            graph = Graph(self._weights, self._dtype, self._quantize, hidden_layers)
+            self._requests[hidden_layers] = _Request(graph, self._dtype, self._pool)
+        return self._requests[hidden_layers]
+
+
+class _Request:
+    """A compiled graph, its inputs, and the memory of its outputs."""
+
+    def __init__(self, graph: Graph, dtype: torch.dtype, pool: Pool) -> None:
+        precision = "f32" if dtype is torch.float32 else "bf16"
+        options = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",  # what weights are multiplied with keeps its precision
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": str(torch.get_num_threads()),
+            "ENABLE_CPU_PINNING": "NO",
+        }
+        self._graph = graph  # holds the memory of the weights
+        compiled = ov.Core().compile_model(graph.model, "CPU", options)
+        self._request = compiled.create_infer_request()
+        self._outputs = len(compiled.outputs)
+        self._pool, self._version = pool, -1
+        self._memory: list[Any] = []
+        self._inputs: list[Any] = [None] * len(INPUTS)
+
+    def run(self, arrays: dict[str, Any]) -> list[Tensor]:
+        """Outputs ``[P, …]`` for inputs by name; they belong to the caller."""
+        request = self._request
+        if self._version != self._pool.version:
+            self._memory = [shared(tensor) for tensor in self._pool.tensors]
+            for number, (tensor, _) in enumerate(self._memory):
+                request.set_input_tensor(len(INPUTS) + number, tensor)
+            self._version = self._pool.version
+        for number, name in enumerate(INPUTS):
+            array, bound = arrays[name], self._inputs[number]
+            if bound is not None and bound.shape == array.shape:
+                np.copyto(bound, array)  # a tenth of the time that another tensor would take
+            else:
+                request.set_input_tensor(number, ov.Tensor(array, shared_memory=True))
+                self._inputs[number] = array
+        request.infer()
+        return [torch.from_numpy(request.get_output_tensor(i).data.copy()) for i in range(self._outputs)]
+
+
+def _trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:
+    """For each feed the square of which token sees which, and where the squares begin; nothing for chains."""
+    if all(feed.parents is None for feed in feeds):
+        return np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32)
+    squares = [np.array(feed.ancestors(), dtype=np.uint8).ravel() for feed in feeds]
+    return np.concatenate(squares), _int32([0, *accumulate(map(len, squares))])
+
+
+def _int32(values: list[int]) -> Any:
+    return np.array(values, dtype=np.int32)

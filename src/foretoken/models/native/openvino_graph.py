@@ -1,0 +1,200 @@
+"""The decoder of `decoder.py` as a graph of OpenVINO's operations, over paged keys and values.
+
+Tokens of all rows are one after another, without padding: T tokens of S rows. Attention is OpenVINO's paged one, which
+writes new keys and values into blocks that belong to this package, and reads of each row what is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from openvino import opset13 as ops
+from openvino.op import _PagedAttentionExtension
+from torch import Tensor
+
+from foretoken.models.native.checkpoint import Layer, Matrix, Weights
+from foretoken.models.native.linear import Quantize, quantised
+
+BLOCK = 32
+"""Slots of a block of keys or values: what OpenVINO's kernels for CPUs take."""
+
+INPUTS = {
+    "tokens": (ov.Type.i32, [-1]),  # [T]
+    "cosines": (ov.Type.f32, [-1, 1, -1]),  # [T, 1, R]
+    "sines": (ov.Type.f32, [-1, 1, -1]),  # [T, 1, R]
+    "past_lens": (ov.Type.i32, [-1]),  # [S]: slots of each row that are in use
+    "subsequence_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's tokens begin
+    "block_indices": (ov.Type.i32, [-1]),  # the rows' blocks, one row's after another's
+    "block_indices_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's blocks begin
+    "max_context_len": (ov.Type.i32, []),  # most slots of a row, the new ones included
+    "tree": (ov.Type.u8, [-1]),  # each row's square of which new token sees which, one after another; empty for chains
+    "tree_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's square begins; empty for chains
+    "picks": (ov.Type.i32, [-1]),  # [P]: tokens whose results are wanted
+}
+"""Inputs of a graph besides the keys and values of each layer: types and shapes."""
+
+_TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}
+
+
+class Graph:
+    """A model ready to be compiled.
+
+    Args:
+        weights: of the checkpoint.
+        dtype: of weights, keys and values.
+        quantize: "int8" for linear layers of eight bits.
+        hidden_layers: layers whose hidden states are outputs besides the logits.
+
+    Attributes:
+        model: OpenVINO's.
+    """
+
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None, hidden_layers: Sequence[int]
+    ) -> None:
+        self._spec, self._dtype, self._quantize = weights.spec, dtype, quantize
+        self._memory: list[Any] = []  # constants don't keep what they lie in
+        self._inputs = {name: _parameter(name, *about) for name, about in INPUTS.items()}
+        self._caches: list[Any] = []
+        self.model = self._build(weights, hidden_layers)
+
+    def _build(self, weights: Weights, hidden_layers: Sequence[int]) -> ov.Model:
+        spec = self._spec
+        embedding = self._vector(weights.embedding())
+        x = ops.gather(embedding, self._inputs["tokens"], _integers(0))
+        states = {0: x}
+        for number in range(spec.layers):
+            layer = weights.layer(number)
+            x = ops.add(x, self._attention(self._norm(x, layer.attention_norm), layer, number))
+            gate_up = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up)
+            gates, values = ops.split(gate_up, _integers(1), 2).outputs()
+            x = ops.add(x, self._linear(ops.multiply(ops.swish(gates), values), layer.down))
+            states[number + 1] = x
+        x = states[spec.layers] = self._norm(x, weights.final_norm())
+        head = embedding if spec.tied and self._quantize is None else self._weight(weights.head())
+        logits = ops.matmul(self._pick(x), head, False, True)
+        outputs = [logits, *(self._pick(states[number]) for number in hidden_layers)]
+        return ov.Model(outputs, [*self._inputs.values(), *self._caches], "decoder")
+
+    def _pick(self, x: Any) -> Any:
+        return ops.gather(x, self._inputs["picks"], _integers(0))
+
+    def _attention(self, x: Any, layer: Layer, number: int) -> Any:
+        spec, size = self._spec, self._spec.head_dim
+        widths = [spec.heads * size, spec.groups * size, spec.groups * size]
+        query, key, value = ops.variadic_split(self._linear(x, layer.qkv), _integers(1), _integers(widths)).outputs()
+        query = self._rotate(query, spec.heads, layer.query_norm)
+        key = self._rotate(key, spec.groups, layer.key_norm)
+        caches = [
+            _parameter(f"{kind}.{number}", _TYPES[self._dtype], [-1, spec.groups, BLOCK, size])
+            for kind in ("keys", "values")
+        ]
+        self._caches += caches
+        inputs = self._inputs
+        nothing, no_numbers = _empty(np.int32, 1), _empty(np.float32, 1)
+        attention = _PagedAttentionExtension(
+            [
+                _output(node)
+                for node in (
+                    query,
+                    key,
+                    value,
+                    *caches,
+                    *(inputs[name] for name in ("past_lens", "subsequence_begins")),
+                    *(inputs[name] for name in ("block_indices", "block_indices_begins")),
+                    _floats(size**-0.5),
+                    _integers(spec.windows[number] or 0),
+                    no_numbers,  # ALiBi slopes
+                    inputs["max_context_len"],
+                    nothing,  # score aggregation window
+                    *(nothing, nothing, no_numbers),  # rotation of cached keys
+                    *(no_numbers, _integers(0), _integers(0)),  # sparse attention
+                    _empty(np.float32, 4),  # sinks
+                    *(_integers(0), nothing, nothing, nothing),  # eviction from the cache
+                    nothing,  # token types
+                    inputs["tree"],
+                    inputs["tree_begins"],
+                )
+            ]
+        )
+        about = attention.get_rt_info()
+        about["num_k_heads"] = about["num_v_heads"] = spec.groups
+        about["k_head_size"] = about["v_head_size"] = size
+        return self._linear(attention.output(0), layer.output)
+
+    def _rotate(self, x: Any, heads: int, norm: Tensor | None) -> Any:
+        """``[T, heads · D]``, normalised head by head, the first R features of each head turned."""
+        size, rotated = self._spec.head_dim, self._spec.rotary_dim
+        x = ops.reshape(x, _integers([-1, heads, size]), False)
+        if norm is not None:
+            x = self._norm(x, norm)
+        turned, rest = x, None
+        if rotated < size:
+            turned, rest = ops.variadic_split(x, _integers(2), _integers([rotated, size - rotated])).outputs()
+        first, second = ops.split(turned, _integers(2), 2).outputs()
+        swapped = ops.concat([ops.multiply(second, _floats(-1.0)), first], 2)
+        turned = ops.add(ops.multiply(turned, self._inputs["cosines"]), ops.multiply(swapped, self._inputs["sines"]))
+        x = turned if rest is None else ops.concat([turned, rest], 2)
+        return ops.reshape(x, _integers([-1, heads * size]), False)
+
+    def _norm(self, x: Any, scale: Tensor) -> Any:
+        square = ops.reduce_mean(ops.power(x, _floats(2.0)), _integers([-1]), True)
+        root = ops.sqrt(ops.add(square, _floats(self._spec.norm_epsilon)))
+        return ops.multiply(ops.multiply(x, ops.divide(_floats(1.0), root)), self._vector(scale))
+
+    def _linear(self, x: Any, matrix: Matrix) -> Any:
+        product = ops.matmul(x, self._weight(matrix.weight), False, True)
+        return product if matrix.bias is None else ops.add(product, self._vector(matrix.bias))
+
+    def _weight(self, weight: Tensor) -> Any:
+        """``[out, in]`` as a float32 node; the runtime multiplies in the type that lies below it."""
+        if self._quantize is not None:
+            integers, scale = quantised(weight)
+            widened = ops.convert(self._constant(integers), "f32")
+            return ops.multiply(widened, self._constant(scale[:, None].contiguous()))
+        return self._vector(weight)
+
+    def _vector(self, values: Tensor) -> Any:
+        constant = self._constant(values)
+        return constant if values.dtype is torch.float32 else ops.convert(constant, "f32")
+
+    def _constant(self, values: Tensor) -> Any:
+        """A constant in the memory of the tensor."""
+        tensor = shared(values.contiguous())
+        self._memory.append(tensor)
+        return ops.constant(tensor[0], shared_memory=True)
+
+
+def shared(values: Tensor) -> tuple[ov.Tensor, Any]:
+    """OpenVINO's view of a contiguous tensor's memory, and what has to stay alive with it."""
+    if values.dtype is not torch.bfloat16:
+        array = values.numpy()
+        return ov.Tensor(array, shared_memory=True), array
+    array = values.view(torch.int16).numpy()  # NumPy has no bfloat16
+    return ov.Tensor(array, ov.Shape(list(values.shape)), ov.Type.bf16), array
+
+
+def _parameter(name: str, kind: Any, shape: list[int]) -> Any:
+    parameter = ops.parameter(shape, kind, name)
+    parameter.output(0).get_tensor().set_names({name})
+    return parameter
+
+
+def _integers(values: int | list[int]) -> Any:
+    return ops.constant(np.array(values, dtype=np.int32))
+
+
+def _floats(value: float) -> Any:
+    return ops.constant(np.array(value, dtype=np.float32))
+
+
+def _empty(dtype: Any, dimensions: int) -> Any:
+    return ops.constant(np.zeros((0,) * dimensions, dtype=dtype))
+
+
+def _output(node: Any) -> Any:
+    return node if isinstance(node, ov.Output) else node.output(0)
