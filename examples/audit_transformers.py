@@ -1,11 +1,13 @@
 """Does transformers' own speculative `generate` sample from the target's law? Audits each mode in small worlds.
 
-python examples/audit_transformers.py                      # assistant model, prompt lookup, early exit
-python examples/audit_transformers.py assistant --tv 0.2   # one mode, coarser and quicker
+python examples/audit_transformers.py                      # assistant model, prompt lookup, early exit: 10 minutes each
+python examples/audit_transformers.py assistant --tv 0.3   # one mode, coarser: about a minute
 """
 
 import argparse
 from pathlib import Path
+
+import torch
 
 from foretoken.audit import Plan, audit_worlds
 from foretoken.audit.subjects import transformers_subject
@@ -17,10 +19,12 @@ parser.add_argument("--max-seconds", type=float, default=600.0, help="for each m
 parser.add_argument("--html", type=Path, help="folder for reports with plots")
 arguments = parser.parse_args()
 
+torch.set_num_threads(1)  # models this small lose by a second thread
 for mode in arguments.modes:
     report = audit_worlds(
         lambda world, mode=mode: transformers_subject(world.target, world.drafter, mode),
         plan=Plan(tv=arguments.tv, max_seconds=arguments.max_seconds),
+        watch=lambda state, mode=mode: print(f"{mode}, {state.scope}: {state.texts:,} of about {state.wanted:,} texts"),
     )
     report.show()
     if arguments.html:

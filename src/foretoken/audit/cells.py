@@ -185,7 +185,7 @@ class Positions:
             worst.expected_tv,
             worst.g_test,
             None,
-            {"kind": "positions", "rows": rows, "note": "distance by position in the first round"},
+            {"kind": "positions", "rows": rows, "note": "Distance by position in the first round."},
         )
 
 
@@ -202,7 +202,7 @@ def joint_cells(texts: Texts, scope: str) -> Cells:
         scope,
         f"Do the first {depth} tokens together have the law that was written down for them?",
         labels,
-        "share of texts after the first prompt: the likeliest ones, and any that are far off",
+        "Share of texts after the first prompt: the likeliest ones, and any that are far off",
     )
 
 
@@ -225,5 +225,5 @@ def drafter_cells(texts: Texts, drafter_laws: Sequence[Floats], scope: str, grou
         scope,
         "Are texts that the drafter likes written more often, or less often, than they should be?",
         [f"group {i + 1}" for i in range(groups)],
-        f"share of texts; group 1: what the drafter overrates most, group {groups}: what it underrates most",
+        f"Share of texts; group 1: what the drafter overrates most, group {groups}: what it underrates most",
     )

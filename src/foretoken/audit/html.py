@@ -38,7 +38,8 @@ th { text-align: right; font-weight: 600; color: var(--soft); border-bottom: 1px
 td { text-align: right; border-bottom: 1px solid var(--line); padding: 5px 8px; font-variant-numeric: tabular-nums;
   white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; } tr.guilty td { color: var(--red); }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 16px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 16px;
+  align-items: start; }
 figure { margin: 0; background: var(--panel); border-radius: 6px; padding: 14px 16px; }
 figure p { margin: 2px 0 8px; } svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } svg .axis { stroke: var(--line); }
@@ -56,6 +57,11 @@ _KEY = (
     '<span><i style="background:var(--red)"></i>observed, outside the band</span>'
     '<span><i style="background:var(--band)"></i>where 99 of 100 values of a lossless system lie</span></p>'
 )
+
+
+_WORLDS = """<p>A <b>small world</b> is a pair of tiny random models that the audit makes: for its first tokens (the
+letters in the plots) the law can be written down. The drafter is a <b>twin</b> of the target, mostly accepted, a
+<b>cousin</b>, accepted about half of the time, or a <b>stranger</b>, mostly rejected: other faults show in each.</p>"""
 
 
 def page(report: Report) -> str:
@@ -84,7 +90,8 @@ would have written it, under the same sampling parameters. This page tests that.
 
 def _reading(report: Report) -> str:
     power = report.plan.power
-    return f"""<details><summary>How to read the numbers</summary>
+    worlds = _WORLDS if "small world" in report.claim else ""
+    return f"""<details><summary>How to read the numbers</summary>{worlds}
 <p><b>distance</b> is the total variation distance between what was observed and what was claimed: 0 is the same law, 1
 has nothing in common. Even a perfect system shows some distance in a finite sample: that is <b>by chance</b>.
 <b>can find</b> is the smallest true distance that this test would have found with probability {power:g}, whatever its

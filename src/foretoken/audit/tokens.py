@@ -156,7 +156,7 @@ class Offsets:
             worst.expected_tv,
             worst.g_test,
             max((likelihood.z for likelihood in self._likelihoods), key=abs, default=None),
-            {"kind": "positions", "rows": rows, "note": "distance by place after a round began"} if rows else {},
+            {"kind": "positions", "rows": rows, "note": "Distance by place after a round began."} if rows else {},
         )
 
 
@@ -175,14 +175,14 @@ class Tokens:
             "transform",
             scope,
             "Are probable and improbable tokens drawn as often as their laws say?",
-            "flat if they are; left: the likeliest tokens of each context, right: the least likely ones",
+            "Flat if they are; left: the likeliest tokens of each context, right: the least likely ones",
         )
         self.leaning = (
             Pit(
                 "drafter's order",
                 scope,
                 "Are tokens that the drafter prefers drawn more often, or less often, than their laws say?",
-                "flat if not; left: what the drafter overrates most, right: what it underrates most",
+                "Flat if not; left: what the drafter overrates most, right: what it underrates most",
             )
             if drafter
             else None

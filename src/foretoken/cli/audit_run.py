@@ -99,6 +99,7 @@ def on_worlds(factory: Factory, claim: ClaimOptions, k: int, run: RunOptions) ->
     """Audit in small worlds made on the spot."""
     from foretoken.audit import audit_worlds, make_worlds
 
+    _one_thread()
     params = claim.params()
     claims = None if params is None else [("cousin", params), ("stranger", params)]
     with tempfile.TemporaryDirectory(prefix="foretoken-audit-") as folder:
@@ -107,6 +108,15 @@ def on_worlds(factory: Factory, claim: ClaimOptions, k: int, run: RunOptions) ->
             return audit_worlds(factory, make_worlds(folder, claims, k, seed=plan.seed), plan, watch)
 
         conclude(audit, run)
+
+
+def _one_thread() -> None:
+    """Run tiny models on one thread, unless the user said how many: several would wait for each other."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"  # for subjects in another interpreter
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions, run: RunOptions) -> None:

@@ -66,8 +66,8 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler, Specula
         extra["prompt_lookup"] = True
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 1
-    # Prompt lookup counts no drafts: what was accepted is seen from rounds of more than one token.
-    counts: dict[str, int | None] = {"drafted": None if mode == "prompt-lookup" else 0, "accepted": 0}
+    # Its own counter of drafts leaves out a text's last round, or there is none: only what was accepted is certain.
+    counts: dict[str, int | None] = {"drafted": 0 if mode == "none" else None, "accepted": 0}
     pipeline = genai.LLMPipeline(target, "CPU", scheduler_config=scheduler, INFERENCE_PRECISION_HINT="f32", **extra)
 
     def sample(request: dict[str, Any]) -> list[dict[str, Any]]:
@@ -98,11 +98,7 @@ def make(options: dict[str, Any]) -> tuple[str, dict[str, str], Sampler, Specula
             output = pipeline.generate(inputs, config)
             tokens = list(output.tokens[0])
             rounds = clipped(list(output.perf_metrics.raw_metrics.m_batch_sizes), len(tokens))
-            told = output.extended_perf_metrics if mode == "draft-model" else None
-            if told is not None:
-                counts["drafted"] = (counts["drafted"] or 0) + told.get_num_draft_tokens()
-                counts["accepted"] = (counts["accepted"] or 0) + told.get_num_accepted_tokens()
-            elif rounds:
+            if rounds:
                 counts["accepted"] = (counts["accepted"] or 0) + len(tokens) - len(rounds)
             results.append({"tokens": tokens, "rounds": rounds, "top_logprobs": None})
         return results
