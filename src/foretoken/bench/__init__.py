@@ -1,0 +1,23 @@
+"""How fast is it, beside which other engine, on which weights?
+
+Names are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretoken.bench.shape import Shape, choose_shape, parse_size
+    from foretoken.bench.widening import widen
+
+__all__ = ["Shape", "choose_shape", "parse_size", "widen"]
+
+_HOMES = {"Shape": "shape", "choose_shape": "shape", "parse_size": "shape", "widen": "widening"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
