@@ -89,7 +89,9 @@ def engine(
 
     if real.target is not None:
         on_model(lambda: make(real.target, real.drafter), claim, real, run)
-    on_worlds(lambda world: make(world.target, world.drafter if mode == "draft-model" else mode), claim, k, run)
+    on_worlds(
+        lambda world: make(world.target_path, world.drafter_path if mode == "draft-model" else mode), claim, k, run
+    )
 
 
 @command("transformers")
