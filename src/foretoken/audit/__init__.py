@@ -1,7 +1,9 @@
 """Does this system sample from the law it claims? PASS, FAIL or INCONCLUSIVE, with evidence.
 
 >>> from foretoken import Engine, audit
->>> report = audit.audit_worlds(lambda world: audit.EngineSubject(Engine(world.target_path, world.drafter_path)))
+>>> report = audit.audit_worlds(
+...     lambda world: audit.EngineSubject(Engine(world.target_path, world.drafter_path, num_speculative_tokens=2))
+... )
 >>> report.verdict
 'PASS'
 """
@@ -11,7 +13,15 @@ from foretoken.audit.law import ReferenceLaw
 from foretoken.audit.report import Report
 from foretoken.audit.run import audit_model, audit_worlds
 from foretoken.audit.sequential import Plan, Progress
-from foretoken.audit.subjects import CallableSubject, EngineSubject, Request, Sample, Subject, TransformersSubject
+from foretoken.audit.subjects import (
+    CallableSubject,
+    EngineSubject,
+    Request,
+    Sample,
+    Speculation,
+    Subject,
+    TransformersSubject,
+)
 from foretoken.audit.worlds import World, load_world, make_worlds, save_world
 
 __all__ = [
@@ -24,6 +34,7 @@ __all__ = [
     "Report",
     "Request",
     "Sample",
+    "Speculation",
     "Subject",
     "TransformersSubject",
     "World",
