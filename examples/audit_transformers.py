@@ -1,6 +1,6 @@
 """Does transformers' own speculative `generate` sample from the target's law? Audits each mode in small worlds.
 
-python examples/audit_transformers.py                      # assistant model, prompt lookup, early exit: up to 10 minutes each
+python examples/audit_transformers.py                      # all three modes, up to 10 minutes each
 python examples/audit_transformers.py assistant --tv 0.3   # one mode, coarser: about a minute
 """
 
