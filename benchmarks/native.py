@@ -97,13 +97,14 @@ class Case:
 
 def measure(path: Path, dtype: str, arguments: argparse.Namespace, block: torch.Tensor, console: Console) -> None:
     """One table."""
+    sizes = arguments.cases or CASES
     models = {name: load(path, dtype=dtype, **options) for name, options in ways(arguments.ways).items()}
-    cases = {name: [Case(model, *case) for case in CASES] for name, model in models.items()}
+    cases = {name: [Case(model, *case) for case in sizes] for name, model in models.items()}
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
     speeds = []
     for repeat in range(arguments.repeats + 1):
         speeds.append(read_speed(block))
-        for number in range(len(CASES)):
+        for number in range(len(sizes)):
             for name in models:
                 passes = [cases[name][number].seconds() for _ in range(arguments.passes)]
                 if repeat:  # the first turn warms up
@@ -113,7 +114,7 @@ def measure(path: Path, dtype: str, arguments: argparse.Namespace, block: torch.
     if path.name == "468M":
         weights -= 32_000 * 1024 * 2  # of the embedding table a pass reads a few rows
     table = Table("batch × nodes", *models, title=f"{path.name}, {dtype}: ms a pass, median [fastest]")
-    for number, (rows, nodes) in enumerate(CASES):
+    for number, (rows, nodes) in enumerate(sizes):
         found = [times[name, number] for name in models]
         table.add_row(f"{rows} × {nodes}", *(f"{median(t) * 1e3:.2f} [{min(t) * 1e3:.2f}]" for t in found))
     console.print(table)
@@ -125,12 +126,18 @@ def measure(path: Path, dtype: str, arguments: argparse.Namespace, block: torch.
     )
 
 
+def sizes_of(text: str) -> list[tuple[int, ...]]:
+    """``[(1, 1), (1, 6)]`` from ``1x1,1x6``."""
+    return [tuple(map(int, case.split("x"))) for case in text.split(",")]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="shipped,468M")
     parser.add_argument("--ways", type=lambda text: text.split(","), default=[], help="default: all that can run")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="of the shipped model; 468M runs in bfloat16")
+    parser.add_argument("--cases", type=sizes_of, help="batches times nodes, 1x1,1x6 for example; default: many")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)

@@ -93,6 +93,11 @@ class DraftModel:
                 laws.append(q)
                 token = draw(q, coins[:, step : step + 1])
             tokens = torch.cat([tokens, token], dim=1)
+            if step == 0 and width > 2 and batch.sampler.all_greedy:
+                rest = self._greedy_chain(memory, batch, scores, so_far, node, token, width - 1)
+                if rest is not None:
+                    tokens = torch.cat([tokens, rest.to(device)], dim=1)
+                    break
             if step + 1 < width:
                 logits = self._step(memory, token, step, ones)
         return Draft.chain(tokens, counts, torch.cat(laws, dim=1) if laws else None)
@@ -135,6 +140,20 @@ class DraftModel:
         assert logits is not None
         memory.tentative += 1
         return logits[:, 0]
+
+    def _greedy_chain(
+        self, memory: _Memory, batch: Batch, scores: Tensor, so_far: Draft, node: Tensor, token: Tensor, steps: int
+    ) -> Tensor | None:
+        """``[B, steps]``: the likeliest tokens after the first, in one call of models that have such a call."""
+        chain = getattr(self.model, "greedy_chain", None)
+        if chain is None or self.model.vocab_size > batch.vocab_size:
+            return None
+        if batch.sampler.scores(scores, batch.sequences, so_far, node) is not scores:
+            return None  # biases or penalties make another token the best
+        rest: Tensor | None = chain(token[:, 0], steps, memory.cache)
+        if rest is not None:
+            memory.tentative += steps
+        return rest
 
     def _recall(self, batch: Batch) -> _Memory:
         """What is remembered of the batch, its rows made the batch's: rows that left go, rows that joined are empty."""

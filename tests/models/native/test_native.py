@@ -237,6 +237,8 @@ def test_engine_writes_the_same_as_over_transformers(drafter, temperature, backe
         models = [
             load(module, runner=runner, backend=backend if runner == "native" else "auto") for module in (target, small)
         ]
-        engine = Engine(models[0], models[1] if drafter == "draft-model" else drafter, max_batch_size=2)
+        engine = Engine(
+            models[0], models[1] if drafter == "draft-model" else drafter, num_speculative_tokens=6, max_batch_size=2
+        )
         outputs.append([completion.token_ids for completion in engine.generate(prompts, params)])
     assert outputs[0] == outputs[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,10 @@ class Weights:
         """Names of weights that the config has no use for."""
         if spec.tied:
             self.unused = [weight for weight in self.unused if weight != "lm_head.weight"]
+
+    def bytes(self) -> int:
+        """Of all weights, in the dtype that they are converted to."""
+        return sum(math.prod(shape) for shape in expected_shapes(self.spec).values()) * self._dtype.itemsize
 
     def embedding(self) -> Tensor:
         """``[V, hidden]``."""

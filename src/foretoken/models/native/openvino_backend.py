@@ -19,6 +19,16 @@ from foretoken.models.native.linear import Quantize
 from foretoken.models.native.openvino_graph import BLOCK, INPUTS, Graph, shared
 from foretoken.models.native.rope import Rotary
 
+_CHAINS = (4, 2, 1)
+"""Steps that are compiled into one graph; whatever number is asked for is made up of these."""
+
+MOST_CHAINED = 64_000_000
+"""Bytes of weights of the largest model that takes several steps in one call.
+
+Between two steps there is a third of a millisecond to save. Reading more weights than these takes several times that,
+and a graph of several steps takes several times as long to compile.
+"""
+
 _FIRST_BLOCKS = 16
 """Blocks that a model begins with; they double when they run out."""
 
@@ -141,9 +151,10 @@ class OpenVinoBackend:
         self.spec = spec = weights.spec
         self._weights, self._dtype, self._quantize = weights, dtype, quantize
         self._windows = set(spec.windows)
+        self.chains = weights.bytes() <= MOST_CHAINED
         self._rotary = Rotary(spec.config, spec.rotary_dim)
         self._pool = Pool(spec.layers, spec.groups, spec.head_dim, dtype)
-        self._requests: dict[tuple[int, ...], _Request] = {}
+        self._requests: dict[tuple[tuple[int, ...], int | None], _Request] = {}
         self._lock = Lock()
         self._request(())
 
@@ -230,12 +241,51 @@ class OpenVinoBackend:
         # Copies: an input's memory is written to later on.
         return both[0].clone().numpy(), both[1].clone().numpy()
 
-    def _request(self, hidden_layers: tuple[int, ...]) -> _Request:
-        """The compiled model that gives the hidden states of these layers."""
-        if hidden_layers not in self._requests:
-            graph = Graph(self._weights, self._dtype, self._quantize, hidden_layers)
-            self._requests[hidden_layers] = _Request(graph, self._dtype, self._pool)
-        return self._requests[hidden_layers]
+    def greedy_chain(self, cache: NativeCache, tokens: Sequence[int], steps: int) -> list[list[int]]:
+        """See `NativeModel.greedy_chain`: a call of the runtime for every four steps, and for what is left of them."""
+        starts = [row.kept for row in cache.rows]
+        parts: list[Tensor] = []
+        done = 0
+        while done < steps:
+            size = next(size for size in _CHAINS if size <= steps - done)
+            parts.append(self._chain(cache, tokens, [start + done for start in starts], size))
+            tokens = parts[-1][-1].tolist()
+            done += size
+        chains: list[list[int]] = torch.cat(parts).T.tolist()
+        return chains
+
+    def _chain(self, cache: NativeCache, tokens: Sequence[int], starts: list[int], steps: int) -> Tensor:
+        """``[steps, B]``: the tokens after each of a chain, whose first ones are given."""
+        store = cache.store
+        assert isinstance(store, PagedStore)
+        tables = [store.reserve(row, start + steps) for row, start in enumerate(starts)]
+        used = [table[: -(-(start + steps) // BLOCK)] for table, start in zip(tables, starts, strict=True)]
+        table = self._rotary.table(0, max(starts) + steps)
+        turns = table[:, (torch.arange(steps)[:, None] + torch.tensor(starts)).flatten(), None]
+        arrays = {
+            "tokens": _int32(list(tokens)),
+            "cosines": turns[0].numpy(),
+            "sines": turns[1].numpy(),
+            "past_lens": _int32(starts),
+            "subsequence_begins": np.arange(len(starts) + 1, dtype=np.int32),
+            "block_indices": _int32([block for table in used for block in table]),
+            "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
+            "max_context_len": np.array(max(starts) + 1, dtype=np.int32),
+            "tree": np.zeros(0, dtype=np.uint8),
+            "tree_begins": np.zeros(0, dtype=np.int32),
+            "picks": np.zeros(1, dtype=np.int32),
+        }
+        with self._lock:
+            (found,) = self._request((), steps).run(arrays)
+        return found
+
+    def _request(self, hidden_layers: tuple[int, ...], steps: int | None = None) -> _Request:
+        """The compiled model that gives the hidden states of these layers, or takes so many steps."""
+        key = hidden_layers, steps
+        if key not in self._requests:
+            graph = Graph(self._weights, self._dtype, self._quantize, hidden_layers, steps)
+            self._requests[key] = _Request(graph, self._dtype, self._pool)
+        return self._requests[key]
 
 
 class _Request:

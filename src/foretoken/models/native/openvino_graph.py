@@ -6,7 +6,7 @@ writes new keys and values into blocks that belong to this package, and reads of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,40 +48,80 @@ class Graph:
         dtype: of weights, keys and values.
         quantize: "int8" for linear layers of eight bits.
         hidden_layers: layers whose hidden states are outputs besides the logits.
+        steps: None for one pass. A number for so many passes of one token a row, each token the likeliest after the
+            one before: ``tokens`` are then the first ones, `picks` and trees have no meaning, cosines and sines are of
+            the first pass's tokens, then of the second's, and the one output is ``[steps, S]`` int32.
 
     Attributes:
         model: OpenVINO's.
     """
 
     def __init__(
-        self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None, hidden_layers: Sequence[int]
+        self,
+        weights: Weights,
+        dtype: torch.dtype,
+        quantize: Quantize | None,
+        hidden_layers: Sequence[int] = (),
+        steps: int | None = None,
     ) -> None:
         self._spec, self._dtype, self._quantize = weights.spec, dtype, quantize
         self._memory: list[Any] = []  # constants don't keep what they lie in
+        self._constants: dict[tuple[int, str], Any] = {}
         self._inputs = {name: _parameter(name, *about) for name, about in INPUTS.items()}
-        self._caches: list[Any] = []
-        self.model = self._build(weights, hidden_layers)
+        self._caches = [
+            _parameter(f"{kind}.{number}", _TYPES[dtype], [-1, self._spec.groups, BLOCK, self._spec.head_dim])
+            for number in range(self._spec.layers)
+            for kind in ("keys", "values")
+        ]
+        self._layers = [weights.layer(number) for number in range(self._spec.layers)]
+        self._table, self._last_norm = weights.embedding(), weights.final_norm()
+        self._head = self._table if self._spec.tied else weights.head()
+        self._now = dict(self._inputs)
+        outputs = self._pass(hidden_layers) if steps is None else [self._chain(steps)]
+        self.model = ov.Model(outputs, [*self._inputs.values(), *self._caches], "decoder")
 
-    def _build(self, weights: Weights, hidden_layers: Sequence[int]) -> ov.Model:
-        spec = self._spec
-        embedding = self._vector(weights.embedding())
-        x = ops.gather(embedding, self._inputs["tokens"], _integers(0))
-        states = {0: x}
-        for number in range(spec.layers):
-            layer = weights.layer(number)
+    def _pass(self, hidden_layers: Sequence[int]) -> list[Any]:
+        states = self._states()
+        return [self._logits(self._pick(states[-1])), *(self._pick(states[number]) for number in hidden_layers)]
+
+    def _chain(self, steps: int) -> Any:
+        """Passes one after another, which see each other's keys and values because each waits for a token."""
+        given = self._inputs
+        turns = [
+            ops.split(given[name], _integers(0), steps).outputs() if steps > 1 else [given[name]]
+            for name in ("cosines", "sines")
+        ]
+        tokens = given["tokens"]
+        found = []
+        for step, (cosines, sines) in enumerate(zip(*turns, strict=True)):
+            self._now |= {"tokens": tokens, "cosines": cosines, "sines": sines}
+            for name in ("past_lens", "max_context_len"):
+                self._now[name] = ops.add(given[name], _integers(step))
+            best = ops.topk(self._logits(self._states()[-1]), _integers(1), 1, "max", "value", "i32", stable=True)
+            tokens = ops.squeeze(best.output(1), _integers(1))
+            found.append(ops.unsqueeze(tokens, _integers(0)))
+        return ops.concat(found, 0)
+
+    def _logits(self, x: Any) -> Any:
+        as_it_is = self._spec.tied and self._quantize is None
+        head = self._vector(self._table) if as_it_is else self._weight(self._head)
+        return ops.matmul(x, head, False, True)
+
+    def _states(self) -> list[Any]:
+        """Hidden states of the tokens of now: embeddings, then after each layer, the last ones normalised."""
+        x = ops.gather(self._vector(self._table), self._now["tokens"], _integers(0))
+        states = [x]
+        for number, layer in enumerate(self._layers):
             x = ops.add(x, self._attention(self._norm(x, layer.attention_norm), layer, number))
             gate_up = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up)
             gates, values = ops.split(gate_up, _integers(1), 2).outputs()
             x = ops.add(x, self._linear(ops.multiply(ops.swish(gates), values), layer.down))
-            states[number + 1] = x
-        x = states[spec.layers] = self._norm(x, weights.final_norm())
-        head = embedding if spec.tied and self._quantize is None else self._weight(weights.head())
-        logits = ops.matmul(self._pick(x), head, False, True)
-        outputs = [logits, *(self._pick(states[number]) for number in hidden_layers)]
-        return ov.Model(outputs, [*self._inputs.values(), *self._caches], "decoder")
+            states.append(x)
+        states[-1] = self._norm(x, self._last_norm)
+        return states
 
     def _pick(self, x: Any) -> Any:
-        return ops.gather(x, self._inputs["picks"], _integers(0))
+        return ops.gather(x, self._now["picks"], _integers(0))
 
     def _attention(self, x: Any, layer: Layer, number: int) -> Any:
         spec, size = self._spec, self._spec.head_dim
@@ -89,12 +129,8 @@ class Graph:
         query, key, value = ops.variadic_split(self._linear(x, layer.qkv), _integers(1), _integers(widths)).outputs()
         query = self._rotate(query, spec.heads, layer.query_norm)
         key = self._rotate(key, spec.groups, layer.key_norm)
-        caches = [
-            _parameter(f"{kind}.{number}", _TYPES[self._dtype], [-1, spec.groups, BLOCK, size])
-            for kind in ("keys", "values")
-        ]
-        self._caches += caches
-        inputs = self._inputs
+        caches = self._caches[2 * number : 2 * number + 2]
+        inputs = self._now
         nothing, no_numbers = _empty(np.int32, 1), _empty(np.float32, 1)
         attention = _PagedAttentionExtension(
             [
@@ -137,7 +173,7 @@ class Graph:
             turned, rest = ops.variadic_split(x, _integers(2), _integers([rotated, size - rotated])).outputs()
         first, second = ops.split(turned, _integers(2), 2).outputs()
         swapped = ops.concat([ops.multiply(second, _floats(-1.0)), first], 2)
-        turned = ops.add(ops.multiply(turned, self._inputs["cosines"]), ops.multiply(swapped, self._inputs["sines"]))
+        turned = ops.add(ops.multiply(turned, self._now["cosines"]), ops.multiply(swapped, self._now["sines"]))
         x = turned if rest is None else ops.concat([turned, rest], 2)
         return ops.reshape(x, _integers([-1, heads * size]), False)
 
@@ -152,13 +188,27 @@ class Graph:
 
     def _weight(self, weight: Tensor) -> Any:
         """``[out, in]`` as a float32 node; the runtime multiplies in the type that lies below it."""
-        if self._quantize is not None:
-            integers, scale = quantised(weight)
-            widened = ops.convert(self._constant(integers), "f32")
-            return ops.multiply(widened, self._constant(scale[:, None].contiguous()))
-        return self._vector(weight)
+        if self._quantize is None:
+            return self._vector(weight)
+        return self._once(weight, "weight", self._quantised)
 
     def _vector(self, values: Tensor) -> Any:
+        """The values as a float32 node."""
+        return self._once(values, "vector", self._widened)
+
+    def _once(self, values: Tensor, kind: str, make: Callable[[Tensor], Any]) -> Any:
+        """What `make` gives for values that outlive the graph; the same again where they have been seen."""
+        key = values.data_ptr(), kind
+        if key not in self._constants:
+            self._constants[key] = make(values)
+        return self._constants[key]
+
+    def _quantised(self, weight: Tensor) -> Any:
+        integers, scale = quantised(weight)
+        widened = ops.convert(self._constant(integers), "f32")
+        return ops.multiply(widened, self._constant(scale[:, None].contiguous()))
+
+    def _widened(self, values: Tensor) -> Any:
         constant = self._constant(values)
         return constant if values.dtype is torch.float32 else ops.convert(constant, "f32")
 

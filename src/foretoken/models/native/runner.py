@@ -22,6 +22,8 @@ class Backend(Protocol):
 
     name: str
     spec: Spec
+    chains: bool
+    """It has a `greedy_chain`, and gains by it."""
 
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
@@ -30,6 +32,9 @@ class Backend(Protocol):
         self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]]:
         """Run feeds; logits and hidden states of the picked tokens."""
+
+    def greedy_chain(self, cache: NativeCache, tokens: Sequence[int], steps: int) -> list[list[int]]:
+        """Of each row the tokens after each of a chain's, whose first one is given."""
 
 
 class NativeModel:
@@ -89,6 +94,34 @@ class NativeModel:
         if self._switch is None:
             return self._score(cache, added, width, keep, hidden_layers)
         return self._score_long(cache, added, width, keep, hidden_layers, self._switch)
+
+    def greedy_chain(self, tokens: Tensor, steps: int, cache: Cache) -> Tensor | None:
+        """Append a chain to every row: a given token, then each time the likeliest one, in one call of the backend.
+
+        The same as `forward` with one node a row, `steps` times, each node the best token of the one before, the lowest
+        id of equal ones.
+
+        Args:
+            tokens: ``[B]`` int64, the chains' first tokens.
+            steps: nodes of each chain, at least 1.
+            cache: from `open`, without tentative nodes.
+
+        Returns:
+            ``[B, steps]`` int64 on the CPU: the tokens *after* each node; the last ones are not appended. None where
+            the backend has no such call, and where a row waits to be read anew; nothing has been appended then.
+        """
+        assert isinstance(cache, NativeCache)
+        behind = any(row.nodes or row.kept < len(row.tokens) for row in cache.rows)
+        if not self.backend.chains or self._switch is not None or behind:
+            return None
+        firsts: list[int] = tokens.tolist()
+        found: list[list[int]] = self.backend.greedy_chain(cache, firsts, steps)
+        above = list(range(-1, steps - 1))
+        chains = [[first, *after[:-1]] for first, after in zip(firsts, found, strict=True)]
+        cache.add(chains, [above] * len(chains), [steps] * len(chains))
+        for row in cache.rows:
+            row.scored = steps
+        return torch.tensor(found, dtype=torch.int64)
 
     def _score(
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]

@@ -61,6 +61,7 @@ class TorchBackend:
     """
 
     name = "torch"
+    chains = False
 
     def __init__(
         self, weights: Weights, device: torch.device, dtype: torch.dtype, quantize: Quantize | None = None
@@ -134,6 +135,10 @@ class TorchBackend:
             places = places.to(self._device)
             logits = self._decoder.head(_pick(states, places))
             return logits, [_pick(layer, places) for layer in hidden]
+
+    def greedy_chain(self, cache: NativeCache, tokens: Sequence[int], steps: int) -> list[list[int]]:
+        """Not here."""
+        raise NotImplementedError("the torch backend takes one step a call")
 
     def _rotation(self, positions: Tensor, regimes: list[int]) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[B, 1, N, R]`` of positions ``[B, N]``."""

@@ -1,0 +1,137 @@
+"""What only the OpenVINO backend has: blocks that batches share, and chains of steps in one call."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import tiny
+from foretoken.models import load
+from models.native.checkpoints import MODELS, longrope, plain
+
+pytest.importorskip("openvino")
+
+from foretoken.models.native.openvino_backend import PagedStore, Pool
+from foretoken.models.native.openvino_graph import BLOCK
+
+
+def free(pool: Pool) -> int:
+    return len(pool._free)
+
+
+def filled(texts: list[list[int]], model):
+    """A cache of these texts."""
+    cache = model.open(len(texts))
+    width = max(map(len, texts))
+    steps = torch.arange(width).expand(len(texts), width)
+    tokens, counts = torch.zeros_like(steps).clone(), torch.tensor([len(text) for text in texts])
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(text)
+    model.forward(tokens, steps - 1, counts, cache, "none")
+    cache.commit(steps, counts)
+    return cache
+
+
+def texts_of(*lengths: int) -> list[list[int]]:
+    return [[(7 * i + 3 * row) % 29 + 1 for i in range(length)] for row, length in enumerate(lengths)]
+
+
+def next_logits(model, cache, tokens):
+    size = len(tokens)
+    minus = torch.full((size, 1), -1)
+    return model.forward(torch.tensor(tokens)[:, None], minus, torch.ones(size, dtype=torch.int64), cache).logits[:, 0]
+
+
+def test_blocks_are_shared_and_come_back():
+    module = tiny.tiny_llama()
+    model = load(module, runner="native", backend="openvino")
+    pool = model.backend._pool
+    everything = free(pool)
+    first, second = texts_of(3 * BLOCK, 5, BLOCK + 1), texts_of(200)
+    ours, theirs = filled(first, model), filled(second, model)
+    assert pool.tensors[0].shape[0] - free(pool) == 3 + 1 + 2 + 7
+    for cache, texts in ((ours, first), (theirs, second)):
+        found = next_logits(model, cache, [4] * len(texts))
+        for row, text in enumerate(texts):
+            assert torch.allclose(found[row], plain(module, [*text, 4])[-1], atol=1e-4)
+    del ours, theirs, cache
+    gc.collect()
+    assert free(pool) == pool.tensors[0].shape[0] >= everything
+
+
+def test_rows_that_split_don_t_share_what_they_write():
+    module = tiny.tiny_llama()
+    model = load(module, runner="native", backend="openvino")
+    texts = texts_of(BLOCK + 3, 4)
+    cache = filled(texts, model)
+    tables = [list(table) for table in cache.store.tables]
+    cache.select([1, 0, 0, -1])
+    assert cache.store.tables[:2] == tables[::-1]  # only the lists have moved
+    assert not set(cache.store.tables[1]) & set(cache.store.tables[2])
+    texts = [texts[1], texts[0], list(texts[0]), []]
+    one = torch.ones(4, dtype=torch.int64)
+    for turn in range(3):
+        tokens = [turn + row + 1 for row in range(4)]
+        found = next_logits(model, cache, tokens)
+        cache.commit(torch.zeros(4, 1, dtype=torch.int64), one)
+        for row, token in enumerate(tokens):
+            texts[row].append(token)
+            assert torch.allclose(found[row], plain(module, texts[row])[-1], atol=1e-4)
+
+
+def test_a_pool_that_grows_keeps_what_it_holds():
+    module = tiny.tiny_llama(max_position_embeddings=2048)
+    model = load(module, runner="native", backend="openvino")
+    pool = model.backend._pool
+    blocks = pool.tensors[0].shape[0]
+    texts = texts_of(700, 20)
+    cache = filled(texts, model)
+    assert pool.tensors[0].shape[0] > blocks
+    found = next_logits(model, cache, [5, 6])
+    for row, token in enumerate((5, 6)):
+        assert torch.allclose(found[row], plain(module, [*texts[row], token])[-1], atol=1e-4)
+
+
+def test_store_moves_slots_across_blocks():
+    pool = Pool(layers=1, groups=2, head_dim=4, dtype=torch.float32)
+    store = PagedStore(pool, 1)
+    table = store.reserve(0, 2 * BLOCK)
+    pool.tensors[0][table[1], :, 3] = 7.0
+    store.move([0], [BLOCK + 3], [BLOCK - 1])
+    assert (pool.tensors[0][table[0], :, BLOCK - 1] == 7.0).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "smollm", "qwen3", "mistral, window", "phi3, part of each head rotated"])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_chains_are_the_steps_one_by_one(name, quantize, steps):
+    model = load(MODELS[name](), runner="native", backend="openvino", quantize=quantize)
+    texts = texts_of(BLOCK - 2, 9, 20)
+    chained, stepped = filled(texts, model), filled(texts, model)
+    first = torch.tensor([3, 8, 2])
+    found = model.greedy_chain(first, steps, chained)
+    token, expected = first[:, None], []
+    for step in range(steps):
+        parents = torch.full((3, 1), step - 1)
+        token = model.forward(token, parents, torch.ones(3, dtype=torch.int64), stepped).logits.argmax(-1)
+        expected.append(token)
+    assert torch.equal(found, torch.cat(expected, dim=1))
+    kept = torch.arange(steps).expand(3, steps)
+    for cache in (chained, stepped):
+        cache.commit(kept, torch.tensor([steps, 0, 1]))
+    assert chained.lengths.tolist() == [BLOCK - 2 + steps, 9, 21]
+    ours, theirs = (next_logits(model, cache, [1, 2, 3]) for cache in (chained, stepped))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_chains_need_rows_that_are_up_to_date(monkeypatch):
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    cache = filled(texts_of(4), model)
+    next_logits(model, cache, [3])
+    assert model.greedy_chain(torch.tensor([3]), 2, cache) is None
+    switching = load(tiny.tiny_phi3(**longrope(original=40, head_dim=8)), runner="native", backend="openvino")
+    assert switching.greedy_chain(torch.tensor([3]), 2, filled(texts_of(4), switching)) is None
+    torch_backend = load(tiny.tiny_llama(), runner="native", backend="torch")
+    assert torch_backend.greedy_chain(torch.tensor([3]), 2, filled(texts_of(4), torch_backend)) is None
