@@ -79,6 +79,10 @@ class Graph:
         self._now = dict(self._inputs)
         outputs = self._pass(hidden_layers) if steps is None else [self._chain(steps)]
         self.model = ov.Model(outputs, [*self._inputs.values(), *self._caches], "decoder")
+        # What the graph does not lie in need not stay: matrices that were quantised, above all.
+        self._layers.clear()
+        self._constants.clear()
+        del self._table, self._last_norm, self._head
 
     def _pass(self, hidden_layers: Sequence[int]) -> list[Any]:
         states = self._states()
@@ -210,7 +214,12 @@ class Graph:
 
     def _widened(self, values: Tensor) -> Any:
         constant = self._constant(values)
-        return constant if values.dtype is torch.float32 else ops.convert(constant, "f32")
+        if values.dtype is torch.float32:
+            return constant
+        widened = ops.convert(constant, "f32")
+        # Without this mark the runtime widens the weights when it compiles, and keeps twice their bytes from then on.
+        widened.get_rt_info()["decompression_0"] = ""
+        return widened
 
     def _constant(self, values: Tensor) -> Any:
         """A constant in the memory of the tensor."""
