@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import transformers as tf
 from transformers import PreTrainedModel
 
 import tiny
+from foretoken.models.native.loader import openvino_refusal
 
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
@@ -74,6 +76,13 @@ MODELS = {
     "phi3, longrope": lambda: tiny.tiny_phi3(**longrope(original=12, head_dim=8)),
     **{f"llama, {name}": lambda name=name: tiny.tiny_llama(**rope(name)) for name in ROPES},
 }
+
+
+def skip_unless_usable(backend: str, dtype: torch.dtype = torch.float32) -> None:
+    """Skip a test of OpenVINO where it is not installed, or has no kernels for the processor."""
+    reason = openvino_refusal(dtype, torch.device("cpu"))
+    if backend == "openvino" and reason is not None:
+        pytest.skip(reason)
 
 
 def plain(module: PreTrainedModel, text: list[int]) -> torch.Tensor:

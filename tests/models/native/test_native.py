@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,21 +17,18 @@ from foretoken.models.hf import HFModel
 from foretoken.models.native import NativeModel
 from foretoken.models.native.linear import quantised
 from foretoken.sampling import SamplingParams
-from models.native.checkpoints import MODELS, longrope, plain
+from models.native.checkpoints import MODELS, longrope, plain, skip_unless_usable
 from models.reference import walk
 
-BACKENDS = [
-    "torch",
-    pytest.param("openvino", marks=pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO not installed")),
-]
 
-
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=["torch", "openvino"])
 def backend(request):
+    skip_unless_usable(request.param)
     return request.param
 
 
 def native(module, backend, **options):
+    skip_unless_usable(backend, module.dtype)
     model = load(module, runner="native", backend=backend, **options)
     assert model.backend.name == backend
     model.module = module  # what `walk` compares with
@@ -134,6 +130,7 @@ def test_folder(name, tmp_path, backend):
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("asked", ["float32", "bfloat16"])
 def test_dtypes_and_shards(stored, asked, tmp_path, backend):
+    skip_unless_usable(backend, getattr(torch, asked))
     module = tiny.tiny_llama(vocab_size=64).to(stored)
     module.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1

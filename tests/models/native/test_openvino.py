@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tiny
+from foretoken.errors import ModelError
 from foretoken.models import load
 from models.native.checkpoints import MODELS, longrope, plain
 
@@ -124,6 +125,19 @@ def test_chains_are_the_steps_one_by_one(name, quantize, steps):
     assert chained.lengths.tolist() == [BLOCK - 2 + steps, 9, 21]
     ours, theirs = (next_logits(model, cache, [1, 2, 3]) for cache in (chained, stepped))
     assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_torch_takes_over_where_the_model_does_not_compile(monkeypatch):
+    from foretoken.models.native import openvino_backend
+
+    def fail(*arguments):
+        raise RuntimeError("Exception from somewhere:\nno kernel for this processor")
+
+    monkeypatch.setattr(openvino_backend, "_Request", fail)
+    with pytest.warns(UserWarning, match="torch runs LlamaForCausalLM, .*no kernel for this processor"):
+        assert load(tiny.tiny_llama(), runner="native").backend.name == "torch"
+    with pytest.raises(ModelError, match=r"no kernel for this processor.*or use backend='torch'"):
+        load(tiny.tiny_llama(), runner="native", backend="openvino")
 
 
 def test_chains_need_rows_that_are_up_to_date(monkeypatch):

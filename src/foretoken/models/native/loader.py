@@ -106,24 +106,31 @@ def build(
             f"use for, such as {weights.unused[0]}: if the model should have them, config.json is not the checkpoint's",
             stacklevel=3,
         )
-    backend = _backend(weights, dtype, device, options)
+    backend = _backend(weights, name, dtype, device, options)
     return NativeModel(backend, name, dtype, device, tokenizer, eos_token_ids, options.quantize)
 
 
-def _backend(weights: Weights, dtype: torch.dtype, device: torch.device, options: Options) -> Backend:
+def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.device, options: Options) -> Backend:
     if options.backend == "torch":
         return TorchBackend(weights, device, dtype, options.quantize)
-    reason = _openvino_refusal(dtype, device)
+    reason = openvino_refusal(dtype, device)
     if reason is None:
         from foretoken.models.native.openvino_backend import OpenVinoBackend
 
-        return OpenVinoBackend(weights, dtype, options.quantize)
+        try:
+            return OpenVinoBackend(weights, dtype, options.quantize)
+        except RuntimeError as error:
+            # What its compiler says of processors that it has no kernels for.
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            reason = f"it can't compile the model ({lines[-1][:200]})"
+            if options.backend == "auto":
+                warnings.warn(f"torch runs {name}, slower than OpenVINO would: {reason}", stacklevel=4)
     if options.backend == "openvino":
         raise ModelError(f"backend 'openvino' can't be used here: {reason}; or use backend='torch'")
     return TorchBackend(weights, device, dtype, options.quantize)
 
 
-def _openvino_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
+def openvino_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
     """Why OpenVINO can't run a model, and what helps; None if it can."""
     if device.type != "cpu":
         return f"it computes on the CPU, and not on {device.type}: use device='cpu'"
