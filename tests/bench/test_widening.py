@@ -92,6 +92,14 @@ def test_nothing_that_reads_is_empty_and_nothing_that_was_added_writes(small: Pa
     assert all(not tensor[:, 128:].any() and not tensor[64:].any() for tensor in writing)
 
 
+def test_random_weights_keep_nothing_but_the_shape_and_the_padding(small: Path, tmp_path: Path) -> None:
+    widen(small, "1M", tmp_path, vocab_size=200, random_weights=True)
+    tokens = torch.arange(20)[None]
+    found, expected = logits(tmp_path, tokens), logits(small, tokens)
+    assert torch.corrcoef(torch.stack([found[..., :96].flatten(), expected.flatten()]))[0, 1].abs() < 0.2
+    assert found[..., 96:].max() < found[..., :96].min() - 100
+
+
 def test_large_checkpoints_are_split(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretoken.bench.checkpoint._SHARD_BYTES", 1 << 20)
     widen(small, "1M", tmp_path, vocab_size=96)

@@ -48,6 +48,7 @@ def widen(
     hidden_size: int | None = None,
     num_layers: int | None = None,
     dtype: str | None = None,
+    random_weights: bool = False,
     seed: int = 0,
 ) -> Shape:
     """Write a larger checkpoint with the same logits.
@@ -64,6 +65,7 @@ def widen(
         hidden_size: width; None: see `choose_shape`.
         num_layers: depth; likewise.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None: the checkpoint's own.
+        random_weights: take nothing but the shape from the checkpoint: what comes out as a drafter is useless.
         seed: of the weights that read and don't write.
 
     Returns:
@@ -86,7 +88,7 @@ def widen(
     for pattern in _OTHER_FILES:
         for file in source.folder.glob(pattern):
             shutil.copy(file, folder)
-    made = _Widening(source, shape, seed)
+    made = _Widening(source, shape, seed, random_weights)
     config = dict(source.config, **made.config)
     kind = _DTYPES[dtype] if dtype else source.dtype
     config.pop("torch_dtype", None)
@@ -143,8 +145,8 @@ class _Marker:
 class _Widening:
     """The large checkpoint's tensors, one after another: all at once would take twice its size."""
 
-    def __init__(self, source: Checkpoint, shape: Shape, seed: int) -> None:
-        self._source, self._shape = source, shape
+    def __init__(self, source: Checkpoint, shape: Shape, seed: int, random_weights: bool = False) -> None:
+        self._source, self._shape, self._scrambled = source, shape, random_weights
         self._random = torch.Generator().manual_seed(seed)
         self._marker = _Marker(source, shape.hidden_size) if shape.vocab_size > source.shape.vocab_size else None
         self._share = source.shape.hidden_size / shape.hidden_size
@@ -214,17 +216,21 @@ class _Widening:
         """The small matrix in the corner of zeros."""
         small, large = self._source.tensors[name], torch.zeros(rows, columns)
         if copied:
-            large[: small.shape[0], : small.shape[1]] = small
+            large[: small.shape[0], : small.shape[1]] = self._like(small, *small.shape) if self._scrambled else small
         return large
 
     def _reading(self, name: str, rows: int, columns: int, copied: bool) -> Tensor:
         """The small matrix in the corner of random weights like its own, so that eight-bit scales stay the same."""
         small = self._source.tensors[name]
-        large = torch.empty(rows, columns).normal_(0, float(small.std()), generator=self._random)
-        large.clamp_(-float(small.abs().max()), float(small.abs().max()))
-        if copied:
+        large = self._like(small, rows, columns)
+        if copied and not self._scrambled:
             large[: small.shape[0], : small.shape[1]] = small
         return large
+
+    def _like(self, small: Tensor, rows: int, columns: int) -> Tensor:
+        """Random weights of a matrix's size and spread."""
+        large = torch.empty(rows, columns).normal_(0, float(small.std()), generator=self._random)
+        return large.clamp_(-float(small.abs().max()), float(small.abs().max()))
 
     def _norm(self, name: str) -> Tensor:
         small = self._source.tensors[name]

@@ -15,6 +15,7 @@ import typer
 import foretoken
 from foretoken.cli import tables
 from foretoken.cli.audit import audit_app
+from foretoken.cli.bench import bench_app
 from foretoken.cli.options import ListOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
@@ -32,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(audit_app)
+app.add_typer(bench_app)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -177,7 +179,7 @@ def demo(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if svg is not None:
         check_writable(svg)
-    engine = load_engine(ModelOptions(), screen)
+    engine = load_engine(ModelOptions(num_speculative_tokens="5"), screen)
     width = WIDTH if svg or not screen.out.is_terminal else min(WIDTH, screen.out.width)
     console = make_console(sys.stdout, no_color, width=width, record=svg is not None)
     play(engine, console)

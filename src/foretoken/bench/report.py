@@ -1,0 +1,170 @@
+"""The results as one HTML page with plots: it loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from foretoken.bench import plots
+from foretoken.bench.costs import acceptance_by_position, limit_rate, parts, predicted_speed_up, step_cost
+from foretoken.bench.summary import Results, Row, Spread
+from foretoken.bench.tables import HEADINGS, cells, facts, left_out, title
+
+_STYLE = """
+:root { --ink: #1c2330; --soft: #5b6575; --line: #dfe3ea; --paper: #fff; --panel: #f6f7f9; --blue: #2f6fde; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --soft: #9aa4b4; --line: #2c3442; --paper: #12161d;
+  --panel: #1a2029; --blue: #74a5ff; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", sans-serif; }
+main { max-width: 1180px; margin: 0 auto; padding: 32px 24px 64px; }
+h1 { font-size: 22px; margin: 0 0 8px; } h2 { font-size: 18px; margin: 36px 0 6px; } h3 { font-size: 15px; margin: 0; }
+p { margin: 4px 0; max-width: 84ch; } .soft { color: var(--soft); } .small { font-size: 13px; }
+.first { background: var(--panel); border-left: 6px solid var(--blue); border-radius: 6px; padding: 12px 18px; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 18px; margin: 14px 0; } dt { color: var(--soft); }
+dd { margin: 0; } .wide { overflow-x: auto; } table { border-collapse: collapse; margin: 10px 0 18px; font-size: 14px; }
+th, td { text-align: right; border-bottom: 1px solid var(--line); padding: 4px 12px; white-space: pre-line;
+  font-variant-numeric: tabular-nums; vertical-align: top; } th { color: var(--soft); }
+th:first-child, td:first-child { text-align: left; padding-left: 0; } tr.ours td { font-weight: 600; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 16px; align-items: start; }
+figure { margin: 0; background: var(--panel); border-radius: 6px; padding: 14px 16px; }
+svg { display: block; width: 100%; }
+svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } svg .axis { stroke: var(--line); }
+svg .ours { fill: var(--blue); } svg .other { fill: var(--soft); opacity: .55; } svg .range { stroke: var(--ink); }
+svg .mark { stroke: var(--ink); stroke-dasharray: 4 3; } .key span { margin-right: 14px; }
+.key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
+@media (max-width: 560px) { .plots { grid-template-columns: 1fr; } }
+"""
+
+_READING = """<p class="small soft">Every engine continued the same prompts (token ids) with the same number of tokens,
+on the same checkpoints, in turns. Rates are medians over repeats, with the smallest and the largest under them, and
+include the prompt; ratios are formed within a repeat. <b>Same text</b>: share of greedy texts that equal those of
+plain decoding, and under it the share of tokens before the first difference; rounding decides near ties, and half
+precision rounds coarsely. <b>Of memory limit</b>: bytes of weights and cache that decoding had to read, over the
+memory reads that were measured beside it.</p>"""
+
+
+def page(results: Results) -> str:
+    """The whole page."""
+    about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(results))
+    first = "".join(f"<p>{escape(line)}</p>" for line in results.headlines())
+    tables = "".join(_table(results, batch, temperature) for batch, temperature in results.settled())
+    figures = "".join(
+        f'<figure><h3>{escape(name)}</h3><p class="small soft">{escape(note)}</p>{picture}</figure>'
+        for name, note, picture in _figures(results)
+        if picture
+    )
+    missing = "".join(f"<li>{escape(line)}</li>" for line in left_out(results))
+    absent = f'<h2>Not run</h2><ul class="small">{missing}</ul>' if missing else ""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>foretoken bench</title><style>{_STYLE}</style></head><body><main><h1>How fast?</h1>
+{f'<div class="first">{first}</div>' if first else ""}<dl>{about}</dl>{_READING}{tables}
+<h2>Plots</h2><div class="plots">{figures}</div>{absent}</main></body></html>
+"""
+
+
+def _table(results: Results, batch: int, temperature: float) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
+    rows = ""
+    for row in results.rows(batch, temperature):
+        ours = ' class="ours"' if row.family.startswith("foretoken") else ""
+        rows += f"<tr{ours}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>"
+    heading = escape(title(batch, temperature).capitalize())
+    return f'<h2>{heading}</h2><div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
+
+
+def _figures(results: Results) -> Iterator[tuple[str, str, str]]:
+    """Title, explanation and picture of each."""
+    limit = limit_rate(results.settings, results.bandwidth)
+    for batch, temperature in results.settled():
+        rows, where = results.rows(batch, temperature), title(batch, temperature)
+        mark = (limit, "") if limit is not None and batch == 1 else None
+        note = "Tokens/s, prompts included" + (", line: what memory allows plain decoding." if mark else ".")
+        yield f"Engines, {where}", note, plots.bars([_bar(row, row.rate) for row in rows], "tokens/s", mark)
+        shares = [
+            _bar(row, Spread(row.bandwidth_share, row.bandwidth_share, row.bandwidth_share))
+            for row in rows
+            if row.bandwidth_share is not None
+        ]
+        yield f"Distance from memory's limit, {where}", "Share of the measured memory reads.", plots.bars(shares, "")
+        yield (
+            f"Categories, {where}",
+            "Times the same engine's plain decoding.",
+            _categories(results, rows, batch, temperature),
+        )
+        accepted = {
+            row.engine: list(enumerate(acceptance_by_position(results.of(row.engine, batch, temperature)), start=1))
+            for row in rows
+        }
+        yield (
+            f"Acceptance, {where}",
+            "Share of drafts accepted down to each position.",
+            plots.lines(accepted, "position", "share"),
+        )
+        split = {
+            row.engine: {
+                name: 1000 * value for name, value in parts(results.of(row.engine, batch, temperature)).items()
+            }
+            for row in rows
+        }
+        yield f"Time, {where}", "Milliseconds a token, where the engine tells.", plots.stacks(split, "ms")
+        yield _over_k(results, rows, where)
+    yield from _over_batch(results)
+
+
+def _bar(row: Row, value: Spread) -> tuple[str, Spread, bool]:
+    return row.engine, value, row.family.startswith("foretoken")
+
+
+def _categories(results: Results, rows: list[Row], batch: int, temperature: float) -> str:
+    fast = [row for row in rows if row.over_plain is not None][: len(plots.COLOURS)]
+    table: dict[str, dict[str, float]] = {}
+    for category in results.categories():
+        table[category] = {}
+        for row in fast:
+            plain = results.plain_of(row.family)
+            times = results.ratio(row.engine, plain, batch, temperature, category) if plain else None
+            if times is not None:
+                table[category][row.engine] = times.middle
+    return plots.groups(table, [row.engine for row in fast], "times plain") if len(table) > 1 else ""
+
+
+def _over_k(results: Results, rows: list[Row], where: str) -> tuple[str, str, str]:
+    series: dict[str, list[tuple[float, float]]] = {}
+    predicted: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if isinstance(row.k, int) and row.over_plain is not None:
+            series.setdefault(f"{row.family}:{row.mode}", []).append((row.k, row.over_plain.middle))
+    series = {name: points for name, points in series.items() if len(points) > 1}
+    for name, points in series.items():
+        deepest = max(
+            (row for row in rows if f"{row.family}:{row.mode}" == name and isinstance(row.k, int)),
+            key=lambda row: row.k if isinstance(row.k, int) else 0,
+        )
+        runs = results.of(deepest.engine, deepest.batch, deepest.temperature)
+        plain = results.plain_of(deepest.family)
+        accepted = acceptance_by_position(runs)
+        cost = step_cost(runs, results.of(plain, deepest.batch, deepest.temperature)) if plain else None
+        if cost is not None and accepted:
+            predicted[name] = [(k, predicted_speed_up(accepted, int(k), cost)) for k, _ in points]
+    note = (
+        "Times plain decoding. Dashed: what acceptance and the drafter's cost predict if a pass over k + 1 tokens "
+        "cost no more than one over 1."
+    )
+    return f"Tokens drafted a round, {where}", note, plots.lines(series, "k", "times plain", predicted)
+
+
+def _over_batch(results: Results) -> Iterator[tuple[str, str, str]]:
+    for temperature in sorted({temperature for _, temperature in results.settled()}):
+        ratios: dict[str, list[tuple[float, float]]] = {}
+        rates: dict[str, list[tuple[float, float]]] = {}
+        for batch, other in results.settled():
+            for row in results.rows(batch, other) if other == temperature else ():
+                rates.setdefault(row.engine, []).append((batch, row.rate.middle))
+                if row.over_plain is not None:
+                    ratios.setdefault(row.engine, []).append((batch, row.over_plain.middle))
+        several = {name: points for name, points in rates.items() if len(points) > 1}
+        where = title(0, temperature).partition(", ")[2]
+        yield f"Batch sizes, {where}", "Tokens/s, all rows together.", plots.lines(several, "batch", "tokens/s")
+        wide = {name: points for name, points in ratios.items() if name in several}
+        yield f"Speed-up and batch, {where}", "Times plain decoding.", plots.lines(wide, "batch", "times plain")

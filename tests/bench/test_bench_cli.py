@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from bench.test_summary import records
+from foretoken.bench import engines, machine
+from foretoken.bench.engines import EngineKind
+from foretoken.cli.app import app
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "100"})
+
+
+@pytest.fixture
+def _fake(kind: EngineKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(engines.KINDS, "fake", kind)
+    monkeypatch.setattr(machine, "bandwidth", lambda *_: 1e10)
+
+
+@pytest.mark.usefixtures("_fake")
+def test_run_measures_and_writes(peers: Path, tmp_path: Path) -> None:
+    given = ["run", "--engines", "fake", "--peers", peers, "-k", "2", "-n", 32, "--limit", 1, "--repeats", 2]
+    given += ["--batch", "1,2", "--json", tmp_path / "out.jsonl", "--html", tmp_path / "out.html"]
+    result = call(*given)
+    assert result.exit_code == 0, result.output
+    assert "draft-model k=2" in result.stdout
+    assert "2.00" in result.stdout
+    assert "fake does not decode several prompts in mode prompt-lookup at once" in result.stdout
+    assert "<svg" in (tmp_path / "out.html").read_text()
+    before = (tmp_path / "out.jsonl").read_text()
+    assert call(*given).exit_code == 0
+    told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [one for one in told if one["kind"] == "run"] == [
+        json.loads(line) for line in before.splitlines() if '"kind": "run"' in line
+    ]
+    other = call(*given, "-n", 16)
+    assert other.exit_code == 2
+    assert "max_new_tokens 32, and now it is 16" in other.stderr
+
+
+def test_report_shows_a_file_again(tmp_path: Path) -> None:
+    file = tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records()))
+    result = call("report", file, "--html", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    assert "2.29 times transformers:draft-model k=4" in result.stdout
+    assert "How fast?" in (tmp_path / "page.html").read_text()
+    other = call("report", file, "--reference", "foretoken:plain")
+    assert "1.14 times its own plain decoding" in other.stdout
+    wrong = call("report", file, "--reference", "vllm")
+    assert wrong.exit_code == 2
+    assert "choose one of foretoken:draft-model k=4" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--engines", "gpt"], "unknown engine 'gpt'"),
+        (["--engines", ","], "engines is empty"),
+        (["--engines", "foretoken:medusa"], "unknown mode 'medusa'"),
+        (["-k", "0"], "from 1 to 256"),
+        (["--batch", "one"], "batch is 'one'"),
+        (["--batch", "0"], "1 to 1,024"),
+        (["--temperature", "-1"], "0 to 100"),
+        (["--workload", "mmlu"], "unknown workload 'mmlu'"),
+        (["--workload", "spec_bench"], "--data FILE"),
+        (["--category", "cooking"], "'cooking'"),
+        (["--prompt-tokens", "5000"], "5,000"),
+        (["--max-new-tokens", "5000"], "max_new_tokens"),
+        (["--target", "/nowhere"], "'/nowhere' holds no config.json"),
+        (["--dtype", "int4"], "'int4'"),
+        (["--json", "/nowhere/out.jsonl"], "can't write"),
+    ],
+)
+def test_bad_options_are_said_in_one_line(options: list[str], words: str) -> None:
+    result = call("run", *options)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_nothing_that_could_run_is_an_error(tmp_path: Path) -> None:
+    result = call("run", "--engines", "openvino:plain", "--peers", tmp_path, "--limit", 1)
+    assert result.exit_code == 2
+    assert "foretoken bench peers --install openvino" in result.stderr
+    assert "nothing was measured" in result.stderr
+
+
+def test_widen_says_what_it_made(small: Path, tmp_path: Path) -> None:
+    result = call("widen", small, tmp_path, "--to", "1M", "--vocab-size", 96, "--random-weights")
+    assert result.exit_code == 0, result.output
+    assert "1.0M parameters" in result.stderr
+    wrong = call("widen", small, tmp_path, "--to", "huge")
+    assert wrong.exit_code == 2
+    assert "'huge'" in wrong.stderr
+
+
+def test_peers_are_listed(peers: Path) -> None:
+    result = call("peers", "--peers", peers)
+    assert result.exit_code == 0
+    assert "openvino      not installed: foretoken bench peers --install openvino" in result.stdout
+    assert call("peers", "--install", "foretoken", "--peers", peers).exit_code == 2

