@@ -8,7 +8,8 @@ import pytest
 
 from foretoken.bench import machine, workload
 from foretoken.bench.engines import parse
-from foretoken.bench.run import Plan, measure
+from foretoken.bench.plan import Plan
+from foretoken.bench.run import measure
 from foretoken.bench.store import Store
 from foretoken.bench.summary import Results
 

@@ -12,7 +12,8 @@ import pytest
 from foretoken.bench import machine
 from foretoken.bench.engines import Engine, EngineKind
 from foretoken.bench.errors import BenchError
-from foretoken.bench.run import Plan, cases, measure
+from foretoken.bench.plan import Plan, cases
+from foretoken.bench.run import measure
 from foretoken.bench.store import Store, read
 from foretoken.bench.workload import Item, Prompt
 

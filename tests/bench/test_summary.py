@@ -115,6 +115,8 @@ def test_memory_traffic() -> None:
     assert costs.bandwidth_share(plain, SETTINGS, 80e9) == pytest.approx(0.5)
     drafted = [run("foretoken:draft-model k=4", 2.45, rounds=40, drafted=195)]
     assert costs.bandwidth_share(drafted, SETTINGS, 80e9) == pytest.approx(0.75)
+    untold = [run("openvino:draft-model k=5", 2.45, rounds=40)]
+    assert costs.bandwidth_share(untold, SETTINGS, 80e9) == pytest.approx(0.75)
     assert costs.bandwidth_share([run("x:plain", 2.45)], SETTINGS, 80e9) is None
     quantised = [run("foretoken+quantize=int8:plain", 2.45, rounds=40)]
     assert costs.bandwidth_share(quantised, SETTINGS, 80e9) == pytest.approx(0.25)

@@ -9,12 +9,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretoken.bench.engines import Engine, parse
+    from foretoken.bench.plan import Plan
+    from foretoken.bench.run import measure
     from foretoken.bench.shape import Shape, choose_shape, parse_size
+    from foretoken.bench.store import Store
+    from foretoken.bench.summary import Results
     from foretoken.bench.widening import widen
 
-__all__ = ["Shape", "choose_shape", "parse_size", "widen"]
+__all__ = [
+    "Engine",
+    "Plan",
+    "Results",
+    "Shape",
+    "Store",
+    "choose_shape",
+    "measure",
+    "parse",
+    "parse_size",
+    "widen",
+]
 
-_HOMES = {"Shape": "shape", "choose_shape": "shape", "parse_size": "shape", "widen": "widening"}
+_HOMES = {
+    "Engine": "engines",
+    "Plan": "plan",
+    "Results": "summary",
+    "Shape": "shape",
+    "Store": "store",
+    "choose_shape": "shape",
+    "measure": "run",
+    "parse": "engines",
+    "parse_size": "shape",
+    "widen": "widening",
+}
 
 
 def __getattr__(name: str) -> Any:

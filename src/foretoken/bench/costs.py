@@ -15,7 +15,7 @@ def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwid
 
     Each target pass reads the target's weights once and the keys and values of every row; each step of a draft model
     reads the drafter's weights. Prompts are left out. Weights that fit into the processor's caches may give more
-    than 1. None where an engine does not tell its passes.
+    than 1. None where an engine does not tell its passes; one that does not tell its drafts drafts k tokens always.
     """
     target, drafter = settings.get("target"), settings.get("drafter")
     told = [run for run in runs if run.get("rounds", 0) > 1]
@@ -26,13 +26,12 @@ def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwid
     drafter_weight = 1 if "quantize_drafter=int8" in told[0]["family"] else size
     total = seconds = 0.0
     for run in told:
-        if run["mode"] == "draft-model" and run.get("drafted") is None:
-            return None
         passes = run["rounds"] - 1  # the first token's is in what the prompt costs
         context = sum(run["prompt_tokens"]) + run["generated"] / 2
         total += passes * (target["read_parameters"] * weight + context * target["cached_per_token"] * size)
         if run["mode"] == "draft-model" and drafter:
-            total += run["drafted"] / run["batch"] * drafter["read_parameters"] * drafter_weight
+            steps = run["drafted"] / run["batch"] if run.get("drafted") is not None else passes * run["k"]
+            total += steps * drafter["read_parameters"] * drafter_weight
         seconds += max(run["seconds"] - run["first_seconds"], 1e-9)
     return float(total / seconds / bandwidth)
 

@@ -92,17 +92,17 @@ class Results:
         rates = [one["bytes_per_second"] for one in records if one["kind"] == "bandwidth"]
         self.bandwidth = max(rates, default=None)
         self.engines = sorted({one["engine"] for one in self.runs})
-        self.reference = reference or self._usual_reference()
         self._told: dict[str, list[Record]] = {}
         for run in self.runs:
             self._told.setdefault(run["engine"], []).append(run)
+        self.reference = reference or self._usual_reference()
 
     def _usual_reference(self) -> str | None:
-        for start in ("transformers:draft-model", "transformers:plain", "foretoken:plain"):
-            for engine in self.engines:
-                if engine.startswith(start):
-                    return engine
-        return next((engine for engine in self.engines if ":plain" in engine), None)
+        for start in ("transformers:draft-model", "transformers:plain", "foretoken:plain", ""):
+            chosen = [engine for engine in self.engines if engine.startswith(start) and (start or ":plain" in engine)]
+            if chosen:  # of several numbers of drafted tokens the fastest
+                return max(chosen, key=lambda engine: _rate(self._told[engine]))
+        return None
 
     def settled(self) -> list[tuple[int, float]]:
         """Batch sizes and temperatures that were measured."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +21,7 @@ def show(results: Results, console: Console) -> None:
         console.print(f"{name}: {value}", soft_wrap=True)
     for batch, temperature in results.settled():
         console.print()
-        table = Table(title=title(batch, temperature), title_justify="left")
+        table = Table(title=title(batch, temperature), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for place, heading in enumerate(HEADINGS):
             table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place > 0)
         for row in results.rows(batch, temperature):
@@ -54,13 +57,18 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def ratio(value: Spread | None) -> str:
-    """A median with its range."""
-    return "–" if value is None else f"{value.middle:.2f}\n{value.low:.2f}–{value.high:.2f}"
+    """A median, and under it its range if there is one."""
+    return "–" if value is None else _with_range(value, lambda one: f"{one:.2f}" if one < 10 else _three(one))
 
 
 def spread(value: Spread) -> str:
-    """A median with its range, with three digits."""
-    return f"{_three(value.middle)}\n{_three(value.low)}–{_three(value.high)}"
+    """The same with three digits."""
+    return _with_range(value, _three)
+
+
+def _with_range(value: Spread, text: Callable[[float], str]) -> str:
+    middle = text(value.middle)
+    return middle if value.low == value.high else f"{middle}\n{text(value.low)}–{text(value.high)}"
 
 
 def _three(value: float) -> str:

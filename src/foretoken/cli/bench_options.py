@@ -13,7 +13,7 @@ import typer
 from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
-    from foretoken.bench.run import Plan
+    from foretoken.bench.plan import Plan
     from foretoken.bench.workload import Prompt
 
 _WHAT, _HOW = "What is measured", "How it is measured"
@@ -131,7 +131,7 @@ class PlanOptions:
         from foretoken import tiny_pair_path
         from foretoken.bench import engines, machine
         from foretoken.bench.environments import default_folder
-        from foretoken.bench.run import Plan
+        from foretoken.bench.plan import Plan
 
         target, drafter = self.target, self.drafter
         if target is None:
