@@ -48,10 +48,10 @@ def test_report_shows_a_file_again(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(record) + "\n" for record in records()))
     result = call("report", file, "--html", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
-    assert "2.29 times transformers:draft-model k=4" in result.stdout
+    assert "2.29 times the best of transformers (draft-model k=4)" in result.stdout
     assert "How fast?" in (tmp_path / "page.html").read_text()
     other = call("report", file, "--reference", "foretoken:plain")
-    assert "1.14 times its own plain decoding" in other.stdout
+    assert "1.14 times foretoken's own plain decoding" in other.stdout
     wrong = call("report", file, "--reference", "vllm")
     assert wrong.exit_code == 2
     assert "choose one of foretoken:draft-model k=4" in wrong.stderr

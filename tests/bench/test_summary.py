@@ -82,7 +82,11 @@ def test_rates_and_ratios_are_formed_repeat_by_repeat() -> None:
     assert ours.over_plain == Spread(16 / 14, 16 / 14, 16 / 14)
     assert ours.over_reference == Spread(32 / 14, 32 / 14, 32 / 14)
     assert plain.over_plain is None
-    assert results.reference == "transformers:draft-model k=4"
+    assert results.reference_at(1, 0.0) == "transformers:draft-model k=4"
+    assert theirs.over_reference is None
+    assert Results(records(), "foretoken:plain").rows(1, 0.0)[0].over_reference == ours.over_plain
+    alone = Results([one for one in records() if not str(one.get("engine")).startswith("transformers")])
+    assert alone.reference_at(1, 0.0) == "foretoken:plain"
     assert plain.decode_rate.high == pytest.approx(2 * 39 / (16 - 1))
 
 
@@ -141,9 +145,9 @@ def test_the_table_says_what_there_is_to_say() -> None:
         "pair/target, 1,000.0M parameters",
         "80.0 GB/s: plain decoding of one text up to 40 tokens/s",
         "draft-model k=4",
-        "2.29",
+        "greedy; reference: transformers:draft-model k=4",
         "not run: llama-cpp:plain at batch 4 can't be run: no",
-        "foretoken:draft-model k=4 is 1.14 times its own plain decoding, 2.29 times transformers:draft-model k=4",
+        "draft-model k=4 is 1.14 times foretoken's own plain decoding, 2.29 times the best of transformers",
     ):
         assert words in text
     assert max(map(len, text.splitlines()[8:-4])) <= 80

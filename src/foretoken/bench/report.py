@@ -8,7 +8,7 @@ from html import escape
 from foretoken.bench import plots
 from foretoken.bench.costs import acceptance_by_position, limit_rate, parts, predicted_speed_up, step_cost
 from foretoken.bench.summary import Results, Row, Spread
-from foretoken.bench.tables import HEADINGS, cells, facts, left_out, title
+from foretoken.bench.tables import HEADINGS, cells, facts, headed, left_out, title
 
 _STYLE = """
 :root { --ink: #1c2330; --soft: #5b6575; --line: #dfe3ea; --paper: #fff; --panel: #f6f7f9; --blue: #2f6fde; }
@@ -69,7 +69,7 @@ def _table(results: Results, batch: int, temperature: float) -> str:
     for row in results.rows(batch, temperature):
         ours = ' class="ours"' if row.family.startswith("foretoken") else ""
         rows += f"<tr{ours}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>"
-    heading = escape(title(batch, temperature).capitalize())
+    heading = escape(headed(results, batch, temperature).replace("batch", "Batch", 1))
     return f'<h2>{heading}</h2><div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 

@@ -70,8 +70,7 @@ class Results:
 
     Args:
         records: what `store.read` gives.
-        reference: label of the engine that others are compared with; None: transformers with a draft model, or else
-            plain, or else the first plain engine.
+        reference: label of the engine that others are compared with; None: see `reference_at`.
     """
 
     def __init__(self, records: Sequence[Record], reference: str | None = None) -> None:
@@ -95,13 +94,21 @@ class Results:
         self._told: dict[str, list[Record]] = {}
         for run in self.runs:
             self._told.setdefault(run["engine"], []).append(run)
-        self.reference = reference or self._usual_reference()
+        self.reference = reference
 
-    def _usual_reference(self) -> str | None:
+    def reference_at(self, batch: int, temperature: float) -> str | None:
+        """The engine that ratios are formed with: the caller's, or the first of these that ran.
+
+        transformers with a draft model, of several numbers of drafted tokens the fastest; transformers plain;
+        Foretoken plain; any other engine without speculation.
+        """
+        if self.reference is not None:
+            return self.reference if self.of(self.reference, batch, temperature) else None
         for start in ("transformers:draft-model", "transformers:plain", "foretoken:plain", ""):
-            chosen = [engine for engine in self.engines if engine.startswith(start) and (start or ":plain" in engine)]
-            if chosen:  # of several numbers of drafted tokens the fastest
-                return max(chosen, key=lambda engine: _rate(self._told[engine]))
+            known = [engine for engine in self.engines if engine.startswith(start) and (start or ":plain" in engine)]
+            runs = {engine: self.of(engine, batch, temperature) for engine in known}
+            if any(runs.values()):
+                return max((engine for engine in known if runs[engine]), key=lambda engine: _rate(runs[engine]))
         return None
 
     def settled(self) -> list[tuple[int, float]]:
@@ -140,7 +147,7 @@ class Results:
         plain = self.plain_of(first["family"])
         told = [run for run in runs if run.get("rounds")]
         drafted = sum(run.get("drafted") or 0 for run in runs)
-        same = self._same(runs)
+        same, reference = self._same(runs), self.reference_at(batch, temperature)
         return Row(
             engine=engine,
             family=first["family"],
@@ -151,7 +158,9 @@ class Results:
             rate=rate,
             decode_rate=decode,
             over_plain=None if plain is None or plain == engine else self.ratio(engine, plain, batch, temperature),
-            over_reference=None if self.reference is None else self.ratio(engine, self.reference, batch, temperature),
+            over_reference=(
+                None if reference is None or reference == engine else self.ratio(engine, reference, batch, temperature)
+            ),
             acceptance_length=(
                 sum(run["generated"] for run in told) / sum(run["rounds"] * run["batch"] for run in told)
                 if told
@@ -195,24 +204,28 @@ class Results:
         return list(dict.fromkeys(run["category"] for run in self.runs))
 
     def headlines(self) -> list[str]:
-        """What is to be read first: the best of Foretoken beside its plain decoding, the reference and the others."""
+        """What is to be read first: the best of Foretoken beside its plain decoding and the best of each other."""
         lines = []
         for batch, temperature in self.settled():
             rows = self.rows(batch, temperature)
-            ours = [row for row in rows if row.family.startswith("foretoken")]
-            others = [row for row in rows if not row.family.startswith("foretoken")]
-            if not ours:
+            best = next((row for row in rows if row.family.startswith("foretoken")), None)
+            if best is None:
                 continue
-            best, words = ours[0], []
-            plain = self.plain_of(best.family)
-            for other, name in ((plain, "its own plain decoding"), (self.reference, f"{self.reference}")):
-                times = self.ratio(best.engine, other, batch, temperature) if other not in (None, best.engine) else None
-                if times is not None and name not in ("None", plain):
-                    words.append(f"{times.middle:.2f} times {name}")
-            if others and others[0].engine != self.reference:
-                times = self.ratio(best.engine, others[0].engine, batch, temperature)
+            others = {f"{best.family}'s own plain decoding": self.plain_of(best.family)}
+            for row in rows:
+                if not row.family.startswith("foretoken"):
+                    others.setdefault(f"the best of {row.family}", row.engine)
+            reference = self.reference_at(batch, temperature)
+            if reference not in others.values():
+                others["the reference"] = reference
+            words = []
+            for name, other in others.items():
+                if other is None or other == best.engine:
+                    continue
+                times = self.ratio(best.engine, other, batch, temperature)
                 if times is not None:
-                    words.append(f"{times.middle:.2f} times the best of the others ({others[0].engine})")
+                    mode = f" ({other.partition(':')[2]})" if "plain decoding" not in name else ""
+                    words.append(f"{times.middle:.2f} times {name}{mode}")
             what = "greedy" if temperature == 0 else f"temperature {temperature:g}"
             if words:
                 lines.append(f"batch {batch}, {what}: {best.engine} is {', '.join(words)}")

@@ -21,7 +21,7 @@ def show(results: Results, console: Console) -> None:
         console.print(f"{name}: {value}", soft_wrap=True)
     for batch, temperature in results.settled():
         console.print()
-        table = Table(title=title(batch, temperature), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(title=headed(results, batch, temperature), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for place, heading in enumerate(HEADINGS):
             table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place > 0)
         for row in results.rows(batch, temperature):
@@ -40,6 +40,12 @@ def show(results: Results, console: Console) -> None:
 def title(batch: int, temperature: float) -> str:
     """Of a table."""
     return f"batch {batch}, " + ("greedy" if temperature == 0 else f"temperature {temperature:g}")
+
+
+def headed(results: Results, batch: int, temperature: float) -> str:
+    """The title, and what ratios are formed with."""
+    reference = results.reference_at(batch, temperature)
+    return title(batch, temperature) + (f"; reference: {reference}" if reference is not None else "")
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -100,15 +106,13 @@ def facts(results: Results) -> list[tuple[str, str]]:
     versions = {name: version for one in results.machines for name, version in one.get("versions", {}).items()}
     if versions:
         told.append(("versions", ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))))
-    if results.reference is not None:
-        told.append(("reference", results.reference))
     return told
 
 
 def left_out(results: Results) -> list[str]:
-    """What could not be run, each with its reason, once."""
-    lines = []
+    """What could not be run: each reason once, with all that it kept from running."""
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
     for one in results.skipped:
         word = "failed" if one["why"] == "failed" else "can't be run"
-        lines.append(f"{one['engine']} at batch {one['batch']} {word}: {one['reason']}")
-    return list(dict.fromkeys(lines))
+        reasons.setdefault((word, one["reason"]), {})[f"{one['engine']} at batch {one['batch']}"] = None
+    return [f"{', '.join(cases)} {word}: {reason}" for (word, reason), cases in reasons.items()]

@@ -130,7 +130,7 @@ def _conclude(results: Results, html: Path | None, screen: Screen) -> None:
         for line in left_out(results):
             screen.note(f"not run: {line}", style="yellow")
         raise BenchError("nothing was measured: no engine could run a case")
-    if results.reference not in results.engines:
+    if results.reference is not None and results.reference not in results.engines:
         raise BenchError(
             f"reference {results.reference!r} was not measured: choose one of {', '.join(results.engines)}"
         )
