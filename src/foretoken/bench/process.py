@@ -53,14 +53,15 @@ class Worker:
         self._buffer = b""
         self._name = Path(command[1] if len(command) > 1 else command[0]).stem
         try:
-            # A session of its own: engines start processes too, and all of them are to stand still together.
+            # A group of its own: engines start processes too, and all of them are to stand still together. It stays in
+            # this session, so that a stopped group is woken and hung up on when this process dies without a word.
             self._process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env={**os.environ, **(environment or {})},
-                start_new_session=True,
+                process_group=0,
             )
         except OSError as error:
             self._log.close()

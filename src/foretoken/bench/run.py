@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -140,7 +141,7 @@ class _Measurement:
             "OMP_NUM_THREADS": str(plan.threads),
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
-            **engine.kind.environment,
+            **{name: os.environ.get(name, value) for name, value in engine.kind.environment.items()},
         }
         worker = Worker([python, str(WORKERS / engine.kind.worker), json.dumps(options)], environment)
         self._store.add({"kind": "machine", "engine": engine.process, "versions": worker.versions})

@@ -7,7 +7,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import Result, Runner, serve, timed  # type: ignore[import-not-found]
+from protocol import Result, Runner, cache_gib, serve, timed  # type: ignore[import-not-found]
 
 NO_TOKEN = 1 << 20
 """An end token that no model has: texts are to be as long as asked for."""
@@ -39,7 +39,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             elif mode == "prompt-lookup":
                 extra["prompt_lookup"] = True
             scheduler = genai.SchedulerConfig()
-            scheduler.cache_size = 1  # GiB
+            scheduler.cache_size = cache_gib(options)
             scheduler.enable_prefix_caching = False  # prompts are measured more than once
             scheduler.max_num_seqs = max(options["max_batch"], 1)
             pipelines[mode] = genai.ContinuousBatchingPipeline(str(folder("target")), scheduler, "CPU", extra)

@@ -36,6 +36,20 @@ drafted_by_position, accepted_by_position (lists), parts (seconds by name), note
 Runner = Callable[[dict[str, Any]], Result]
 
 
+def cache_gib(options: dict[str, Any]) -> int:
+    """GiB that hold the keys and values of the largest batch of the longest texts, and of a drafter's beside it."""
+    total = 0
+    for folder in (options["target"], options["drafter"]):
+        if folder is None:
+            continue
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        heads = config["num_attention_heads"]
+        width = config.get("head_dim") or config["hidden_size"] // heads
+        total += 8 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * width
+    return 1 + (total * options["max_length"] * options["max_batch"] >> 30)
+
+
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     """What a function returns, and the seconds it took."""
     start = time.perf_counter()

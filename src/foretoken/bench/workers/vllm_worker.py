@@ -1,12 +1,13 @@
 """vLLM's offline engine as an engine. Options: further arguments of ``vllm.LLM``."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import Result, Runner, serve, timed  # type: ignore[import-not-found]
+from protocol import Result, Runner, cache_gib, serve, timed  # type: ignore[import-not-found]
 
 _COUNTERS = {
     "drafts": "vllm:spec_decode_num_drafts",
@@ -19,6 +20,7 @@ _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     """One mode: an engine has its speculation for life."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gib(options)))
     import vllm
 
     mode, k = options["mode"], options["k"]
