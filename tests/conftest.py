@@ -1,12 +1,18 @@
 """Shared by all tests: one thread (tiny models run faster so), and `tests` importable as plain modules."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What one run learns about costs must not steer the next one.
+os.environ["FORETOKEN_CACHE"] = tempfile.mkdtemp(prefix="foretoken-tests-")
+atexit.register(shutil.rmtree, os.environ["FORETOKEN_CACHE"], ignore_errors=True)
 
 import torch
 

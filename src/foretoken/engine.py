@@ -8,10 +8,11 @@ from collections.abc import Sequence as AbstractSequence
 from difflib import get_close_matches
 from inspect import isclass, signature
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
+from foretoken.control import AUTO, Controller, key_of
 from foretoken.drafters import Drafter, DraftModel, NoDrafter
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import names as drafter_names
@@ -34,7 +35,9 @@ class Engine:
         drafter: what guesses ahead: a name from `foretoken.drafters.names` that needs no model (``"prompt-lookup"``,
             ``"ngram-storage"``, …), a model in any of the forms of `target`, a `Drafter`, or None to decode plainly.
         verifier: a name from `foretoken.verify.names`, or a verifier.
-        num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly.
+        num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly. ``"auto"`` takes what
+            measured costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; a request that
+            names a seed then has a fixed k of 5 where its text would depend on k.
         max_batch_size: most rows that are decoded at once; further requests wait for a free row.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
@@ -48,19 +51,18 @@ class Engine:
         target: Any,
         drafter: Any = None,
         verifier: str | verify.AnyVerifier = "token",
-        num_speculative_tokens: int = 5,
+        num_speculative_tokens: int | Literal["auto"] = AUTO,
         *,
         max_batch_size: int = 32,
         **load_options: Any,
     ) -> None:
-        self.num_speculative_tokens = check_integer(
-            "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS, cure="use 0 for no speculation"
-        )
+        self.num_speculative_tokens = check_k(num_speculative_tokens)
         self.max_batch_size = check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
         _check_options(load_options, target, drafter)
         self.verifier = verify.get(verifier)
         self.target: LanguageModel = load(target, **load_options)
         self.drafter: Drafter = make_drafter(drafter, self.target, **load_options)
+        self._controller = Controller(_controller_key(self.target, self.drafter))
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
@@ -167,10 +169,34 @@ class Engine:
             trace: see `stream`.
             make_sampler: what turns logits into laws, for rows of these sequences; None uses their sampling parameters.
         """
-        return Rounds(self.target, self.drafter, self.verifier, self.num_speculative_tokens, trace, make_sampler)
+        k = self.num_speculative_tokens
+        return Rounds(
+            self.target, self.drafter, self.verifier, self._controller if k == AUTO else k, trace, make_sampler
+        )
 
 
 MAX_SPECULATIVE_TOKENS = 256
+
+
+def check_k(value: Any) -> int | Literal["auto"]:
+    """A number of tokens to draft, or ``"auto"``.
+
+    Raises:
+        ParameterError: it is neither, or out of range.
+    """
+    if value == AUTO:
+        return AUTO
+    if isinstance(value, str):
+        raise ParameterError(f"num_speculative_tokens is {value!r}: give a whole number, or 'auto'")
+    return check_integer(
+        "num_speculative_tokens", value, 0, MAX_SPECULATIVE_TOKENS, cure="use 0 for no speculation, or 'auto'"
+    )
+
+
+def _controller_key(target: LanguageModel, drafter: Drafter) -> str:
+    models = [target, *([drafter.model] if isinstance(drafter, DraftModel) else [])]
+    described = [f"{type(model).__name__} {model.name} {model.dtype} {model.device}" for model in models]
+    return key_of(*described, drafter.name)
 
 
 def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:

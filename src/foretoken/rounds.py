@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,9 +22,10 @@ from foretoken.completion import (
     StreamEvent,
     TokenLogprob,
 )
+from foretoken.control import DEFAULT_K, Acceptance, Controller
 from foretoken.decision import decide_batch
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.models.base import LanguageModel
 from foretoken.models.feed import feed
@@ -40,6 +41,7 @@ class Row:
     def __init__(self, sequence: Sequence, model: LanguageModel, stream: bool = False) -> None:
         self.sequence = sequence
         self.stats = DecodeStats()
+        self.acceptance = Acceptance(memory=30)
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.logprobs: list[TokenLogprob] | None = [] if sequence.params.logprobs is not None else None
@@ -145,6 +147,9 @@ class Rounds:
     """The rows that are being decoded together, and the steps that they take.
 
     Rows join and leave between rounds; the target's cache follows. A drafter keeps up by itself.
+
+    With a controller in the place of a number of tokens, a request that names a seed is still drafted with a fixed
+    number where its text depends on it, so that the seed gives one text: the controller goes by the clock.
     """
 
     def __init__(
@@ -152,7 +157,7 @@ class Rounds:
         target: LanguageModel,
         drafter: Drafter,
         verifier: AnyVerifier,
-        num_speculative_tokens: int,
+        num_speculative_tokens: int | Controller,
         trace: bool = False,
         make_sampler: Callable[[AbstractSequence[Sequence]], Sampler] | None = None,
     ) -> None:
@@ -160,6 +165,7 @@ class Rounds:
         self._drafter = drafter
         self._verifier = verifier
         self._k = num_speculative_tokens
+        self._drafted = False  # whether the drafter was called in the last round, and so knows the text
         self._trace = trace
         self._cache = target.open(0)
         self.rows: list[Row] = []
@@ -180,6 +186,7 @@ class Rounds:
                 except PromptError as error:
                     row.fail(error)
         self._sampler = None
+        self._drafted = False
         self._leave()
 
     @torch.inference_mode()
@@ -189,10 +196,11 @@ class Rounds:
             return
         clock = _Clock()
         with clock.part("target"), self._memory_guard(self._target.name):
-            self._prefill()
+            clean = not self._prefill()
         batch = self._batch()
+        limits = self._limits()
         with clock.part("drafter"), self._memory_guard(f"the drafter {self._drafter.name}"):
-            draft = self._propose(batch)
+            draft = self._propose(batch, limits)
         with clock.part("target"), self._memory_guard(self._target.name):
             logits = self._score(draft)
         with clock.part("verification"):
@@ -216,14 +224,45 @@ class Rounds:
         for row in self.rows:
             for name, value in seconds.items():
                 row.stats.seconds[name] += value
+        self._learn(draft, limits, accepted, seconds, clean)
         self._leave()
 
-    def _prefill(self) -> None:
-        """Bring the cache up to each row's root, which the round itself scores."""
+    def _limits(self) -> list[int]:
+        """How many tokens each row may draft this round, which emits one more than it accepts."""
+        most = [max(0, row.remaining - 1) for row in self.rows]
+        if isinstance(self._k, int):
+            k = self._k
+        elif isinstance(self._drafter, NoDrafter):
+            k = 0
+        elif any(self._depends_on_k(row) for row in self.rows):
+            k = DEFAULT_K
+        else:
+            k = self._k.choose([row.acceptance for row in self.rows], max(most))
+        return [min(k, limit) for limit in most]
+
+    def _depends_on_k(self, row: Row) -> bool:
+        params = row.sequence.params
+        sampled = not (params.greedy and self._verifier.lossless) and not isinstance(self._verifier, CoupledVerifier)
+        return sampled and params.seed is not None
+
+    def _learn(
+        self, draft: Draft, limits: list[int], accepted: list[int], seconds: Mapping[str, float], clean: bool
+    ) -> None:
+        k = max(limits)
+        if isinstance(self._k, Controller):
+            clean = clean and (k == 0 or self._drafted)
+            requests = [row.acceptance for row in self.rows]
+            self._k.learn(len(self.rows), k, draft.width, accepted, requests, seconds, clean)
+        self._drafted = k > 0
+
+    def _prefill(self) -> bool:
+        """Bring the cache up to each row's root, which the round itself scores; whether there was anything to do."""
         lengths = self._cache.lengths.tolist()
         missing = [row.sequence.tokens[length:-1] for row, length in zip(self.rows, lengths, strict=True)]
-        if any(missing):
-            feed(self._target, self._cache, missing)
+        if not any(missing):
+            return False
+        feed(self._target, self._cache, missing)
+        return True
 
     def _batch(self) -> Batch:
         sequences = [row.sequence for row in self.rows]
@@ -247,9 +286,7 @@ class Rounds:
             device=self._target.device,
         )
 
-    def _propose(self, batch: Batch) -> Draft:
-        # The round emits one token more than it accepts.
-        limits = [max(0, min(self._k, row.remaining - 1)) for row in self.rows]
+    def _propose(self, batch: Batch, limits: list[int]) -> Draft:
         draft = self._drafter.propose(batch, limits) if any(limits) else Draft.empty(len(limits), batch.device)
         if not draft.is_chain and not self._verifier.trees:
             raise ParameterError(

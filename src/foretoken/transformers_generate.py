@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,7 +28,7 @@ from foretoken.verify import AnyVerifier
 def custom_generate(
     drafter: Any = None,
     verifier: str | AnyVerifier = "token",
-    num_speculative_tokens: int = 5,
+    num_speculative_tokens: int | Literal["auto"] = "auto",
     *,
     seed: int | None = None,
     **engine_options: Any,

@@ -77,7 +77,7 @@ class Chat:
             "drafter": Command("/drafter NAME|MODEL", "draft with another drafter", self._setter("drafter")),
             "verifier": Command("/verifier NAME", "verify by another rule", self._setter("verifier")),
             "num_speculative_tokens": Command(
-                "/k N", "draft at most N tokens a round", self._setter("num_speculative_tokens")
+                "/k N|auto", "draft at most N tokens a round", self._setter("num_speculative_tokens")
             ),
             "max_new_tokens": Command("/length N", "answer in at most N tokens", self._setter("max_new_tokens")),
             "set": Command("/set [NAME VALUE]", "change a setting, or show them all", self._set_any),

@@ -74,11 +74,14 @@ def plain_engine(engine: Engine) -> Engine:
     return Engine(engine.target, None, engine.verifier)
 
 
-def fix_seed(params: SamplingParams) -> SamplingParams:
-    """The same seed for both texts, so that a coupled verifier has one text to give."""
+def fix_seed(engine: Engine, params: SamplingParams) -> SamplingParams:
+    """The same seed for both texts where the verifier is a coupled one, which has one text to give for it."""
     from foretoken.randomness import fresh_seed
+    from foretoken.verify import CoupledVerifier
 
-    return params if params.seed is not None else replace(params, seed=fresh_seed())
+    if params.seed is not None or not isinstance(engine.verifier, CoupledVerifier):
+        return params
+    return replace(params, seed=fresh_seed())
 
 
 def warm_up(engine: Engine, prompt: Prompt) -> None:

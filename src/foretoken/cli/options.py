@@ -44,14 +44,16 @@ class ModelOptions:
         str, typer.Option(metavar="NAME", help="A name from 'foretoken verifiers'.", rich_help_panel=_MODELS)
     ] = "token"
     num_speculative_tokens: Annotated[
-        int,
+        str,
         typer.Option(
             "--num-speculative-tokens",
             "-k",
-            help="Most tokens drafted a round; 0 decodes plainly.",
+            metavar="N|auto",
+            help="Most tokens drafted a round; 0 decodes plainly, auto takes what is fastest, round by round (with "
+            "--seed 5, so that the seed gives one text).",
             rich_help_panel=_MODELS,
         ),
-    ] = 5
+    ] = "auto"
     dtype: Annotated[
         str | None,
         typer.Option(

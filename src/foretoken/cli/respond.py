@@ -48,7 +48,7 @@ def _compare(
     engine: Engine, prompt: Prompt, params: SamplingParams, output: OutputOptions, screen: Screen, echo: str = ""
 ) -> Answer:
     """Decode with speculation and without, and show both as `respond` would; the speculative answer."""
-    params = fix_seed(params)
+    params = fix_seed(engine, params)
     warm_up(engine, prompt)
     plain = plain_engine(engine)
     if output.json:

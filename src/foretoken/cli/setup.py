@@ -59,7 +59,8 @@ def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> E
     """An engine of loaded parts."""
     from foretoken.engine import Engine
 
-    return Engine(target, drafter, options.verifier, options.num_speculative_tokens)
+    k = options.num_speculative_tokens.strip()
+    return Engine(target, drafter, options.verifier, int(k) if k.lstrip("-").isdecimal() else k)  # type: ignore[arg-type]
 
 
 def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:

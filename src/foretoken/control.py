@@ -1,0 +1,342 @@
+"""How many tokens to draft, and whether to draft at all: from measured costs and from what was accepted so far.
+
+A round that drafts up to k tokens emits ``1 + Σ_{d ≤ k} P(d tokens are accepted)`` tokens a row on average and takes a
+pass over k + 1 positions, k steps of the drafter and some work around them. `Controller` learns both sides while it
+runs and takes the k with the most tokens a second, 0 included. What it learns is kept for the next process.
+
+The choice is made before a round drafts anything, from the past alone. A round of any lossless verifier has the
+target's law whatever k is, given the past, so choosing k this way changes nothing about the output's law. It does mean
+that a text depends on k where the verifier rejects and replaces; requests that name a seed are therefore left at a
+fixed k (see `Rounds`), unless their text does not depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import tempfile
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+
+Part = Literal["target", "drafter", "rest"]
+AUTO: Literal["auto"] = "auto"
+DEFAULT_K = 5
+"""Tokens drafted a round where nothing is known yet, or where the number must not depend on the clock."""
+LARGEST_K = 16
+
+_WINDOW = 9  # measurements of one kind that a median is taken of
+_ENOUGH = 3  # measurements of one kind from which on they are relied on
+_GAIN = 1.02  # how much faster than plain decoding speculation must promise to be
+_PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become useful
+_REFRESH = 256  # rounds with speculation after which plain decoding is measured again
+_CURVE_ROUNDS = 8  # after which costs are looked at anew
+_SLOPE = 0.04  # what a further position adds to a pass, as a share, before it was measured
+
+
+class Acceptance:
+    """How often a draft was accepted down to each depth, the past weighing less the longer ago it is.
+
+    Args:
+        memory: a round's weight falls to 1/e over so many rounds.
+    """
+
+    def __init__(self, memory: float) -> None:
+        self._keep = 1.0 - 1.0 / memory
+        self.tried: list[float] = []
+        self.kept: list[float] = []
+
+    def record(self, limit: int, accepted: int) -> None:
+        """A round that might draft `limit` tokens had `accepted` accepted.
+
+        A drafter that proposed fewer than it might counts as rejected where it stopped: that is what the limit bought.
+        """
+        deepest = min(accepted + 1, limit)
+        missing = deepest - len(self.tried)
+        self.tried.extend([0.0] * missing)
+        self.kept.extend([0.0] * missing)
+        for depth in range(deepest):
+            self.tried[depth] = self.tried[depth] * self._keep + 1.0
+            self.kept[depth] = self.kept[depth] * self._keep + (depth < accepted)
+
+    def rates(self, depth: int, prior: Sequence[float], weight: float) -> list[float]:
+        """The chance that a token is accepted once those above it are, at depths 1 … `depth`."""
+        result: list[float] = []
+        for place in range(depth):
+            known = place < len(self.tried)
+            tried, kept = (self.tried[place], self.kept[place]) if known else (0.0, 0.0)
+            result.append((kept + weight * prior[place]) / (tried + weight))
+        return result
+
+
+class Costs:
+    """Seconds that the parts of a round take, by rows and by positions; medians of the latest measurements."""
+
+    def __init__(self) -> None:
+        self._measured: dict[tuple[Part, int], dict[int, deque[float]]] = {}
+        self._medians: dict[tuple[Part, int], list[tuple[int, float]]] = {}  # by size, rising; made when asked for
+
+    def record(self, part: Part, rows: int, size: int, seconds: float) -> None:
+        """One measurement.
+
+        Args:
+            part: what was done.
+            rows: of the batch.
+            size: positions of a row that a pass scored; for the drafter, tokens that it might draft.
+            seconds: how long it took.
+        """
+        sizes = self._measured.setdefault((part, _bucket(rows)), {})
+        sizes.setdefault(size, deque(maxlen=_WINDOW)).append(seconds)
+        self._medians.pop((part, _bucket(rows)), None)
+
+    def known(self, part: Part, rows: int, size: int) -> int:
+        """How many measurements there are of just this."""
+        return len(self._measured.get((part, _bucket(rows)), {}).get(size, ()))
+
+    def estimate(self, part: Part, rows: int, size: int) -> float | None:
+        """Seconds, between and beyond the sizes that were measured too; None where nothing was."""
+        points = self._points(part, rows)
+        if not points:
+            return None
+        if len(points) == 1:
+            at, seconds = points[0]
+            if part == "drafter":
+                return seconds * size / at if at else seconds
+            return seconds * (1 + _SLOPE * (size - 1)) / (1 + _SLOPE * (at - 1))
+        after = next((i for i, (at, _) in enumerate(points) if at >= size), len(points) - 1)
+        (x0, y0), (x1, y1) = points[max(after - 1, 0)], points[max(after, 1)]
+        slope = (y1 - y0) / (x1 - x0)
+        if size > x1 or size < x0:
+            slope = max(slope, 0.0)  # beyond what was measured noise must not promise that more costs less
+        return max(y0 + slope * (size - x0), 0.0)
+
+    def _points(self, part: Part, rows: int) -> list[tuple[int, float]]:
+        wanted = _bucket(rows)
+        if (part, wanted) not in self._measured:
+            buckets = [rows for name, rows in self._measured if name == part]
+            if not buckets:
+                return []
+            wanted = min(buckets, key=lambda rows: abs(math.log2(rows / wanted)))
+        points = self._medians.get((part, wanted))
+        if points is None:
+            sizes = self._measured[part, wanted]
+            # One slow round must not put a size off for ever: until there are some, its neighbours speak for it.
+            solid = {size: values for size, values in sizes.items() if len(values) >= _ENOUGH}
+            used = solid if len(solid) >= 2 else sizes
+            points = sorted((size, median(values)) for size, values in used.items())
+            self._medians[part, wanted] = points
+        return points
+
+    def as_json(self) -> dict[str, Any]:
+        """What `read` takes."""
+        result: dict[str, Any] = {}
+        for (part, rows), sizes in self._measured.items():
+            result.setdefault(part, {})[str(rows)] = {str(size): median(values) for size, values in sizes.items()}
+        return result
+
+    def read(self, saved: Mapping[str, Any]) -> None:
+        """Take over what an earlier process learnt, one measurement each."""
+        for part in ("target", "drafter", "rest"):
+            for rows, sizes in saved.get(part, {}).items():
+                for size, seconds in sizes.items():
+                    self.record(part, int(rows), int(size), float(seconds))
+
+
+def _bucket(rows: int) -> int:
+    """Batches that are taken to cost the same: 1, 2, 3, 4, 8, 16, …"""
+    return rows if rows <= 4 else 1 << (rows - 1).bit_length()
+
+
+@dataclass
+class Controller:
+    """Chooses k for a batch; one for a pair of target and drafter, shared by all of an engine's requests.
+
+    Args:
+        key: names machine, models and drafter: what is learnt is kept under it. None keeps nothing.
+    """
+
+    key: str | None = None
+    costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        self._overall = Acceptance(memory=400)
+        self._offers = 1.0  # share of the rounds that might draft in which something was drafted
+        self._idle = 0  # plain rounds since the last that drafted
+        self._busy = 0  # rounds with a draft since the last plain one
+        self._probe_seconds: float | None = None  # what a probe takes of the drafter, catching up included
+        self._rounds = 0
+        self._curves: dict[int, list[float]] = {}  # seconds by k, by size of batch; good for some rounds
+        self._curves_until = 0
+        if self.key is not None:
+            saved = _read().get(self.key, {})
+            with suppress(AttributeError, KeyError, TypeError, ValueError):  # another version's, or damaged
+                self.costs.read(saved.get("costs", {}))
+                tried, kept = saved.get("acceptance", ([], []))
+                self._overall.tried = [min(float(value), 20.0) for value in tried]
+                self._overall.kept = [
+                    float(k) * min(1.0, 20.0 / float(t)) if t else 0.0 for k, t in zip(kept, tried, strict=True)
+                ]
+
+    def choose(self, requests: Sequence[Acceptance], limit: int) -> int:
+        """The k of the next round.
+
+        Args:
+            requests: what was accepted of each row's drafts so far.
+            limit: most tokens that any row can use.
+        """
+        most = min(limit, LARGEST_K)
+        rows = len(requests)
+        if most == 0:
+            return 0
+        if not self.costs.known("target", rows, 1) and self._busy >= 2:
+            return self._went(0)
+        seconds = self._curve(rows, most)
+        if seconds is None:
+            # Nothing is known: a round of either kind, then there is something to choose by.
+            return self._went(min(DEFAULT_K, most) if self._busy < 2 else 0)
+        prior = self._prior(most)
+        tokens = [float(rows)] * (most + 1)  # expected, by k
+        for request in requests:
+            reach = 1.0
+            for depth, rate in enumerate(request.rates(most, prior, weight=4.0), start=1):
+                reach *= rate
+                tokens[depth] += reach
+        for k in range(2, most + 1):
+            tokens[k] += tokens[k - 1] - rows
+        plain = seconds[0]
+        best = max(range(most + 1), key=lambda k: tokens[k] / seconds[k])
+        if tokens[best] / seconds[best] < _GAIN * rows / plain:
+            best = 0
+        if best and self._busy >= _REFRESH:
+            return self._went(0)
+        if best == 0:
+            probe = min(2, most)
+            lost = seconds[probe] + (self._probe_seconds or 0.0) - plain * tokens[probe] / rows
+            if self._idle * plain * _PROBE_SHARE >= lost and self._idle >= 8:
+                return self._went(probe)
+        return self._went(best)
+
+    def learn(
+        self,
+        rows: int,
+        k: int,
+        width: int,
+        accepted: Sequence[int],
+        requests: Sequence[Acceptance],
+        seconds: Mapping[str, float],
+        clean: bool,
+    ) -> None:
+        """What a round took and gave.
+
+        Args:
+            rows: of the batch.
+            k: what each row might draft.
+            width: tokens of the longest draft.
+            accepted: accepted draft tokens of each row.
+            requests: of the rows; they are brought up to date.
+            seconds: by part of the round, as in `DecodeStats.seconds`.
+            clean: nothing but the round itself was done in that time (no prompt was read).
+        """
+        self._rounds += 1
+        if k:
+            for request, count in zip(requests, accepted, strict=True):
+                request.record(k, count)
+                self._overall.record(k, count)
+            self._offers += ((width > 0) - self._offers) / 32
+        if clean:
+            self.costs.record("target", rows, width + 1, seconds["target"])
+            self.costs.record("rest", rows, width + 1, seconds["verification"] + seconds["other"])
+            if k:
+                self.costs.record("drafter", rows, k, seconds["drafter"])
+        elif k:
+            self._probe_seconds = seconds["drafter"]
+        if self.key is not None and (self._rounds == 64 or self._rounds % 1024 == 0):
+            self.save()
+
+    def save(self) -> None:
+        """Keep what was learnt; where that can't be written, it is let go."""
+        if self.key is not None:
+            everything = _read()
+            everything[self.key] = {
+                "costs": self.costs.as_json(),
+                "acceptance": [self._overall.tried, self._overall.kept],
+            }
+            _write(everything)
+
+    def _went(self, k: int) -> int:
+        if k:
+            self._idle = 0
+            self._busy += 1
+        else:
+            self._busy = 0
+            self._idle += 1
+        return k
+
+    def _prior(self, depth: int) -> list[float]:
+        """Rates over all requests: 0.7 before anything was tried, and deep down as above until tried often enough."""
+        overall, rates = self._overall, []
+        for place in range(depth):
+            tried, kept = (overall.tried[place], overall.kept[place]) if place < len(overall.tried) else (0.0, 0.0)
+            above, weight = (rates[-1], 4.0) if rates else (0.7, 1.0)
+            rates.append((kept + weight * above) / (tried + weight))
+        return rates
+
+    def _curve(self, rows: int, most: int) -> list[float] | None:
+        """Seconds of a round with up to 0 … `most` drafted tokens a row; None before both kinds were measured."""
+        key = _bucket(rows)
+        if key in self._curves and self._rounds < self._curves_until:
+            return self._curves[key][: most + 1]
+        passes = []
+        for size in range(1, LARGEST_K + 2):
+            target, rest = (self.costs.estimate(part, rows, size) for part in ("target", "rest"))
+            if target is None:
+                return None
+            passes.append(target + (rest or 0.0))
+        curve = [passes[0]]
+        for k in range(1, LARGEST_K + 1):
+            drafting = self.costs.estimate("drafter", rows, k)
+            if drafting is None:
+                return None
+            curve.append(drafting + self._offers * passes[k] + (1.0 - self._offers) * passes[0])
+        if self._rounds >= self._curves_until:
+            self._curves.clear()
+            self._curves_until = self._rounds + _CURVE_ROUNDS
+        self._curves[key] = curve
+        return curve[: most + 1]
+
+
+def key_of(*parts: object) -> str:
+    """The key for models and a drafter on this machine, as it is set up now."""
+    machine = (platform.node(), platform.machine(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
+    return " | ".join(map(str, (*machine, *parts)))
+
+
+def _path() -> Path:
+    root = os.environ.get("FORETOKEN_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "foretoken" / "costs.json"
+
+
+def _read() -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        found = json.loads(_path().read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _write(content: dict[str, Any]) -> None:
+    path = _path()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may write at once: each replaces the file by a whole one.
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+            json.dump(content, file)
+        os.replace(file.name, path)

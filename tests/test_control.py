@@ -1,0 +1,201 @@
+"""Choosing k: against a simulated machine whose costs are known, and that the choice leaves the law alone."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from foretoken import control
+from foretoken.control import AUTO, Acceptance, Controller, Costs
+from foretoken.engine import Engine
+from foretoken.errors import ParameterError
+from foretoken.rounds import Rounds
+from foretoken.sampling import SamplingParams
+from laws import g_test, joint_law
+from tiny import tiny_llama
+
+PLAIN = 10.0  # a plain pass; all times of the simulation are in units of a tenth of it
+
+
+class Machine:
+    """A target and a drafter with known costs and acceptance, and a clock."""
+
+    def __init__(self, rate, *, step=1.0, slope=0.02, catch_up=3.0, noise=0.1, seed=0):
+        self.rate, self.step, self.slope, self.catch_up, self.noise = rate, step, slope, catch_up, noise
+        self.random = np.random.default_rng(seed)
+        self.clock = 0.0
+        self.tokens = 0
+
+    def round(self, k, rows, was_drafting):
+        rate = self.rate(self.tokens) if callable(self.rate) else self.rate
+        accepted = [int((self.random.random(k) < rate).cumprod().sum()) for _ in range(rows)]
+        wobble = 1 + self.noise * self.random.random(3)
+        seconds = {
+            "target": PLAIN * (1 + self.slope * k) * wobble[0],
+            "drafter": k * self.step * wobble[1] + (self.catch_up if k and not was_drafting else 0.0),
+            "verification": 0.2 * wobble[2],
+            "other": 0.1,
+        }
+        self.clock += sum(seconds.values())
+        self.tokens += rows + sum(accepted)
+        return accepted, seconds
+
+    def run(self, controller, tokens, rows=1, request=200):
+        """Requests one after another; tokens per unit of time, and the ks."""
+        ks, drafting = [], False
+        while self.tokens < tokens:
+            requests, end = [Acceptance(30) for _ in range(rows)], self.tokens + request * rows
+            drafting = False
+            while self.tokens < end:
+                k = controller.choose(requests, 100) if isinstance(controller, Controller) else controller
+                accepted, seconds = self.round(k, rows, drafting)
+                if isinstance(controller, Controller):
+                    controller.learn(rows, k, k, accepted, requests, seconds, clean=drafting or k == 0)
+                drafting = k > 0
+                ks.append(k)
+        return self.tokens / self.clock, ks
+
+
+@pytest.mark.parametrize("rows", [1, 4, 32])
+@pytest.mark.parametrize("step", [0.2, 2.0, 8.0])
+def test_a_useless_drafter_costs_two_percent_at_most(rows, step):
+    plain, _ = Machine(0.0, step=step).run(0, 5_000 * rows, rows)
+    with_drafter, ks = Machine(0.0, step=step).run(Controller(), 5_000 * rows, rows)
+    assert with_drafter > 0.98 * plain
+    assert np.mean(np.array(ks) > 0) < 0.1
+    assert sum(k > 0 for k in ks[500:]) > 0  # it looks again from time to time
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("step", [0.2, 1.0, 3.0])
+def test_it_finds_the_best_number(rate, step):
+    fixed = {k: Machine(rate, step=step).run(k, 5_000)[0] for k in range(control.LARGEST_K + 1)}
+    found, ks = Machine(rate, step=step).run(Controller(), 8_000)
+    assert found > 0.95 * max(fixed.values()), (max(fixed, key=fixed.get), np.bincount(ks))
+
+
+def test_a_drafter_that_becomes_useful_is_taken_up_again():
+    machine = Machine(lambda tokens: 0.0 if tokens < 5_000 else 0.9)
+    controller = Controller()
+    _, ks = machine.run(controller, 5_000)
+    assert np.mean(np.array(ks[-500:]) == 0) > 0.9
+    _, ks = machine.run(controller, 20_000)
+    assert np.mean(np.array(ks[-500:]) > 2) > 0.9
+
+
+def test_a_drafter_that_becomes_useless_is_left_out():
+    _, ks = Machine(lambda tokens: 0.9 if tokens < 5_000 else 0.0).run(Controller(), 15_000)
+    assert np.mean(np.array(ks[-500:]) == 0) > 0.9
+
+
+def test_drafts_that_are_seldom_offered_are_cheap():
+    """A look-up that finds nothing costs next to nothing: it goes on looking where a model would be left out."""
+    controller, acceptance = Controller(), Acceptance(30)
+    found = 0
+    for number in range(400):
+        k = controller.choose([acceptance], 100)
+        width = k if number % 8 == 0 else 0
+        found += width > 0
+        seconds = {"target": 10.0 * (1 + 0.05 * width), "drafter": 0.01, "verification": 0.1, "other": 0.1}
+        controller.learn(1, k, width, [width], [acceptance], seconds, clean=True)
+    assert found > 40
+
+
+def test_no_room_means_no_draft():
+    assert Controller().choose([Acceptance(30)], 0) == 0
+
+
+def test_acceptance_forgets():
+    acceptance = Acceptance(memory=10)
+    for _ in range(100):
+        acceptance.record(3, 0)
+    for _ in range(40):
+        acceptance.record(3, 3)
+    assert all(rate > 0.9 for rate in acceptance.rates(3, [0.0] * 3, weight=0.1))
+    assert Acceptance(30).rates(2, [0.5, 0.25], weight=4.0) == [0.5, 0.25]
+
+
+def test_costs_between_and_beyond_what_was_measured():
+    costs = Costs()
+    assert costs.estimate("target", 1, 3) is None
+    for size, seconds in ((1, 10.0), (6, 12.0), (6, 99.0), (6, 12.0)):
+        costs.record("target", 1, size, seconds)
+    for _ in range(2):
+        costs.record("target", 1, 1, 10.0)
+        costs.record("target", 1, 9, 500.0)  # too few to be relied on
+    assert costs.estimate("target", 1, 1) == 10.0
+    assert costs.estimate("target", 1, 6) == 12.0  # the median does not see one slow round
+    assert costs.estimate("target", 1, 3) == pytest.approx(10.8)
+    assert costs.estimate("target", 1, 11) == pytest.approx(14.0)
+    assert costs.estimate("target", 32, 6) == 12.0  # the nearest batch size that was measured
+    costs.record("drafter", 1, 4, 2.0)
+    assert costs.estimate("drafter", 1, 2) == 1.0
+
+
+def test_what_was_learnt_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    first = Controller("pair")
+    _, ks = Machine(0.0, step=3.0).run(first, 3_000)
+    assert max(ks[:5]) > 0
+    first.save()
+    second = Controller("pair")
+    assert second.choose([Acceptance(30)], 100) == 0  # it knows from the start
+    assert Controller("another").choose([Acceptance(30)], 100) > 0
+    file = tmp_path / "foretoken" / "costs.json"
+    assert list(json.loads(file.read_text())) == ["pair"]
+    for damage in ("{", "[]", '{"pair": 3}', '{"pair": {"costs": {"target": 1}, "acceptance": 2}}'):
+        file.write_text(damage)
+        assert Controller("pair").choose([Acceptance(30)], 100) > 0
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "file"))
+    Controller("pair").save()
+
+
+class ByHistory(Controller):
+    """Chooses by nothing but the past: as unlike chance as a choice can be, and the same in every run."""
+
+    def choose(self, requests, limit):
+        counted = sum(math.floor(1e6 * sum(request.kept)) for request in requests)
+        return min(limit, counted % 4)
+
+
+@pytest.mark.parametrize("verifier", ["token", "block"])
+def test_the_choice_leaves_the_law_alone(verifier, monkeypatch):
+    monkeypatch.setattr(Rounds, "_depends_on_k", lambda self, row: False)
+    target, prompt = tiny_llama(vocab_size=8, seed=1, num_hidden_layers=1), [1, 2, 3, 1, 2]
+    engine = Engine(target, tiny_llama(vocab_size=8, seed=2, num_hidden_layers=1), verifier, AUTO, max_batch_size=8)
+    engine._controller = ByHistory()
+    params = [SamplingParams(seed=seed, max_new_tokens=5, ignore_eos=True) for seed in range(3_000)]
+    samples = [completion.token_ids[:3] for completion in engine.generate([prompt] * len(params), params)]
+    assert g_test(samples, joint_law(target, prompt, SamplingParams(), 3)) > 0.01 / 2
+
+
+def test_a_seed_gives_one_text_whatever_the_clock_says():
+    target, drafter = tiny_llama(seed=1), tiny_llama(seed=2)
+    params = SamplingParams(seed=3, max_new_tokens=30, ignore_eos=True)
+    wanted = Engine(target, drafter, "token", control.DEFAULT_K).generate([1, 2, 3], params)
+    engine = Engine(target, drafter, "token")
+    assert engine.num_speculative_tokens == AUTO
+    assert engine.generate([1, 2, 3], params).token_ids == wanted.token_ids
+
+
+@pytest.mark.parametrize(("verifier", "temperature"), [("coupled", 1.0), ("token", 0.0)])
+def test_where_the_text_does_not_depend_on_k_the_clock_decides(verifier, temperature):
+    target = tiny_llama(seed=1)
+    engine = Engine(target, tiny_llama(seed=2), verifier)
+    params = SamplingParams(seed=3, temperature=temperature, max_new_tokens=60, ignore_eos=True)
+    completion = engine.generate([1, 2, 3], params)
+    assert completion.token_ids == Engine(target, None, verifier).generate([1, 2, 3], params).token_ids
+    assert engine._controller.costs.known("target", 1, 1)  # it has tried plain decoding
+
+
+@pytest.mark.parametrize("value", ["many", "Auto", -1, 2.5, None])
+def test_other_values_are_refused(value):
+    with pytest.raises(ParameterError, match="num_speculative_tokens"):
+        Engine(tiny_llama(), None, num_speculative_tokens=value)
