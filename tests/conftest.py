@@ -10,11 +10,12 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+
 # What one run learns about costs must not steer the next one.
 os.environ["FORETOKEN_CACHE"] = tempfile.mkdtemp(prefix="foretoken-tests-")
 atexit.register(shutil.rmtree, os.environ["FORETOKEN_CACHE"], ignore_errors=True)
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 

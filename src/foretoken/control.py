@@ -282,7 +282,7 @@ class Controller:
 
     def _prior(self, depth: int) -> list[float]:
         """Rates over all requests: 0.7 before anything was tried, and deep down as above until tried often enough."""
-        overall, rates = self._overall, []
+        overall, rates = self._overall, list[float]()
         for place in range(depth):
             tried, kept = (overall.tried[place], overall.kept[place]) if place < len(overall.tried) else (0.0, 0.0)
             above, weight = (rates[-1], 4.0) if rates else (0.7, 1.0)
