@@ -8,8 +8,22 @@ from html import escape
 
 from foretoken.bench.summary import Spread
 
-COLOURS = ("#2f6fde", "#d0342c", "#1b7f4b", "#a86400", "#7a4fc9", "#0f8a94", "#b23a86", "#5b6575")
+COLOURS = (
+    "#2f6fde",
+    "#d0342c",
+    "#1b7f4b",
+    "#a86400",
+    "#7a4fc9",
+    "#0f8a94",
+    "#b23a86",
+    "#5b6575",
+    "#c98a1b",
+    "#4c8f2f",
+    "#8f5a3c",
+    "#3d4f9e",
+)
 WIDTH = 560
+_LABELS = 224
 
 
 def bars(rows: Sequence[tuple[str, Spread, bool]], unit: str, mark: tuple[float, str] | None = None) -> str:
@@ -23,7 +37,7 @@ def bars(rows: Sequence[tuple[str, Spread, bool]], unit: str, mark: tuple[float,
     if not rows:
         return ""
     top = max([spread.high for _, spread, _ in rows] + ([mark[0]] if mark else []))
-    left, right, step = 200, 470, 22
+    left, right, step = _LABELS, 490, 22
     height = step * len(rows) + 26
     x = _scale(left, right, top)
     body = _grid(x, top, height)
@@ -35,7 +49,7 @@ def bars(rows: Sequence[tuple[str, Spread, bool]], unit: str, mark: tuple[float,
             f'<rect class="{"ours" if ours else "other"}" x="{left}" y="{y - 7}" width="{x(value.middle) - left:.1f}" '
             f'height="14" rx="2"><title>{escape(note)}</title></rect>',
             f'<line class="range" x1="{x(value.low):.1f}" x2="{x(value.high):.1f}" y1="{y}" y2="{y}"/>',
-            _text(x(value.high) + 6, y + 4, f"{value.middle:.3g}"),
+            _text(x(value.high) + 6, y + 4, _number(value.middle)),
         ]
     if mark:
         body.append(f'<line class="mark" x1="{x(mark[0]):.1f}" x2="{x(mark[0]):.1f}" y1="0" y2="{height - 20}"/>')
@@ -73,7 +87,7 @@ def stacks(table: Mapping[str, Mapping[str, float]], unit: str) -> str:
         return ""
     names = list(dict.fromkeys(name for _, parts in rows for name in parts))
     top = max(sum(parts.values()) for _, parts in rows)
-    left, right, step = 200, 500, 24
+    left, right, step = _LABELS, 530, 24
     height = step * len(rows) + 26
     x = _scale(left, right, top)
     body = _grid(x, top, height)
@@ -107,7 +121,7 @@ def lines(series: Mapping[str, Line], x_name: str, y_name: str, dashed: Mapping[
     body = []
     for value in _ticks(top):
         body.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
-        body.append(_text(left - 6, y(value) + 4, f"{value:.3g}", "end"))
+        body.append(_text(left - 6, y(value) + 4, _number(value), "end"))
     body += [_text(x(place), base + 16, f"{place:g}", "middle") for place in places]
     body.append(_text((left + right) / 2, base + 32, x_name, "middle"))
     for i, (name, points) in enumerate(series.items()):
@@ -140,6 +154,10 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _scale(start: float, end: float, top: float) -> Callable[[float], float]:
     return lambda value: start + (end - start) * value / (top or 1.0)
 
@@ -155,7 +173,7 @@ def _grid(x: Callable[[float], float], top: float, height: float) -> list[str]:
     body = []
     for value in _ticks(top):
         body.append(f'<line class="axis" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="0" y2="{height - 20}"/>')
-        body.append(_text(x(value), height - 6, f"{value:.3g}", "middle"))
+        body.append(_text(x(value), height - 6, _number(value), "middle"))
     return body
 
 

@@ -30,7 +30,7 @@ figure { margin: 0; background: var(--panel); border-radius: 6px; padding: 14px 
 svg { display: block; width: 100%; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } svg .axis { stroke: var(--line); }
 svg .ours { fill: var(--blue); } svg .other { fill: var(--soft); opacity: .55; } svg .range { stroke: var(--ink); }
-svg .mark { stroke: var(--ink); stroke-dasharray: 4 3; } .key span { margin-right: 14px; }
+svg .mark { stroke: var(--ink); stroke-dasharray: 4 3; } .key span { margin-right: 14px; white-space: nowrap; }
 .key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
 @media (max-width: 560px) { .plots { grid-template-columns: 1fr; } }
 """
@@ -82,11 +82,9 @@ def _figures(results: Results) -> Iterator[tuple[str, str, str]]:
         note = "Tokens/s, prompts included" + (", line: what memory allows plain decoding." if mark else ".")
         yield f"Engines, {where}", note, plots.bars([_bar(row, row.rate) for row in rows], "tokens/s", mark)
         shares = [
-            _bar(row, Spread(row.bandwidth_share, row.bandwidth_share, row.bandwidth_share))
-            for row in rows
-            if row.bandwidth_share is not None
+            _bar(row, Spread(*[100 * row.bandwidth_share] * 3)) for row in rows if row.bandwidth_share is not None
         ]
-        yield f"Distance from memory's limit, {where}", "Share of the measured memory reads.", plots.bars(shares, "")
+        yield f"Distance from memory's limit, {where}", "Percent of the measured memory reads.", plots.bars(shares, "%")
         yield (
             f"Categories, {where}",
             "Times the same engine's plain decoding.",
