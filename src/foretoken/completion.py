@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 Origin = Literal["accepted", "residual", "bonus", "target"]
 """Where a token came from: an accepted draft token; the replacement of a rejected one; the target's own token after a
 whole accepted draft; the target's own token where nothing was drafted."""
@@ -121,7 +121,8 @@ class Completion:
         token_ids: generated tokens; the end token, if one was generated, included.
         text: their text without special tokens, cut before a stop string; empty for a model without a tokenizer.
         finish_reason: ``stop`` (an end token, a stop token or a stop string), ``length`` (`max_new_tokens` or the
-            model's context is used up), or ``error`` (only in a batch: this request failed, see `error`).
+            model's context is used up), ``cancelled`` (by whoever submitted it), or ``error`` (of several requests
+            only: this one failed, see `error`).
         logprobs: one entry a token where `SamplingParams.logprobs` asked for them, else None.
         stats: what it took.
         error: what went wrong, with finish_reason ``error``.

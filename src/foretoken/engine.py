@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
 from difflib import get_close_matches
+from functools import cached_property
 from inspect import isclass, signature
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -23,6 +24,7 @@ from foretoken.request import Prompt, check_params, is_single, make_sequence
 from foretoken.rounds import Rounds, Row
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sampling.params import check_integer
+from foretoken.scheduler import Request, Scheduler
 from foretoken.sequence import Sequence
 
 
@@ -129,14 +131,13 @@ class Engine:
         return self._stream(row, trace)
 
     def _stream(self, row: Row, trace: bool) -> Iterator[StreamEvent]:
-        rounds = self.rounds(trace)
-        rounds.join([row])
-        while row.error is None and not row.finished:
-            rounds.step()
-            if row.error is None:
-                yield row.event()
-        if row.error is not None:
-            raise row.error
+        scheduler = Scheduler(self.rounds(trace), 1)
+        scheduler.submit(row)
+        while scheduler.busy:
+            for _, event in scheduler.step():
+                if row.error is not None:
+                    raise row.error
+                yield event
 
     def _complete(
         self, prompts: AbstractSequence[Prompt], params: AbstractSequence[SamplingParams]
@@ -147,14 +148,52 @@ class Engine:
                 results.append(self._row(prompt, one))
             except ForetokenError as error:
                 results.append(Completion([], "", "error", error=error))
-        waiting = [row for row in results if isinstance(row, Row)]
-        rounds = self.rounds()
-        while waiting or rounds.rows:
-            free = self.max_batch_size - len(rounds.rows)
-            joining, waiting = waiting[:free], waiting[free:]
-            rounds.join(joining)
-            rounds.step()
+        scheduler = Scheduler(self.rounds(), self.max_batch_size)
+        for row in results:
+            if isinstance(row, Row):
+                scheduler.submit(row)
+        scheduler.run()
         return [row.completion() if isinstance(row, Row) else row for row in results]
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """Take a request in, to be decoded together with others by the calls of `step` to come.
+
+        Args:
+            prompt: a text, a list of token ids, or a list of chat messages.
+            params: how to sample.
+
+        Returns:
+            The request: it can be cancelled, and has the completion once it is finished.
+
+        Raises:
+            PromptError: the prompt can't be used.
+        """
+        if not is_single(prompt):
+            raise PromptError("submit takes one prompt: call it for each of a list")
+        return self._scheduler.submit(self._row(prompt, SamplingParams() if params is None else params, stream=True))
+
+    def step(self) -> list[tuple[Request, StreamEvent]]:
+        """One round for the submitted requests; nothing where there are none.
+
+        Requests join as rows become free (`max_batch_size`) and leave as they finish. Long prompts are read a chunk a
+        round beside the decoding of others.
+
+        Returns:
+            What each request got that took part, its completion in its last event.
+
+        Raises:
+            OutOfMemory: the round did not fit; the running requests end with that error, those that wait stay.
+        """
+        return self._scheduler.step() if self._scheduler.busy else []
+
+    @property
+    def busy(self) -> bool:
+        """There are submitted requests that are not finished, so that `step` has something to do."""
+        return self._scheduler.busy
+
+    @cached_property
+    def _scheduler(self) -> Scheduler:
+        return Scheduler(self.rounds(), self.max_batch_size)
 
     def _row(self, prompt: Prompt, params: SamplingParams, stream: bool = False) -> Row:
         check_params(self.target, params)

@@ -28,7 +28,7 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.models.base import LanguageModel
-from foretoken.models.feed import feed
+from foretoken.models.feed import CHUNK, feed
 from foretoken.sampling import Sampler, check_finite
 from foretoken.sequence import Sequence
 from foretoken.text import Detokenizer, continuation
@@ -96,6 +96,11 @@ class Row:
         """A further reason to stop after a token that was just appended; for other loops' criteria."""
         return False
 
+    def cancel(self) -> None:
+        """End the request with what it has; it leaves before the next round."""
+        if not self.finished:
+            self.finish_reason = "cancelled"
+
     def fail(self, error: Exception) -> None:
         """End the request with an error."""
         self.error = error
@@ -146,7 +151,8 @@ class _Clock:
 class Rounds:
     """The rows that are being decoded together, and the steps that they take.
 
-    Rows join and leave between rounds; the target's cache follows. A drafter keeps up by itself.
+    Rows join and leave between rounds; the target's cache follows. A drafter keeps up by itself. A long prompt is read
+    in chunks, one a round: rows that are still reading take no part in what the others do meanwhile.
 
     With a controller in the place of a number of tokens, a request that names a seed is still drafted with a fixed
     number where its text depends on it, so that the seed gives one text: the controller goes by the clock.
@@ -169,6 +175,8 @@ class Rounds:
         self._trace = trace
         self._cache = target.open(0)
         self.rows: list[Row] = []
+        self._places: list[int] = []  # of the rows that take part in the round: their prompts are read
+        self._active: list[Row] = []  # those rows
         self._sampler: Sampler | None = None
         self._make_sampler = make_sampler
 
@@ -191,7 +199,8 @@ class Rounds:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One round for every row; rows that finished with it leave."""
+        """One round for every row whose prompt is read; rows that finished with it, or were ended before, leave."""
+        self._leave()
         if not self.rows:
             return
         clock = _Clock()
@@ -213,15 +222,11 @@ class Rounds:
         with clock.part("drafter"):
             self._drafter.observe(batch, draft, verdict, logits)
         with clock.part("target"):
-            root = (
-                torch.zeros_like(verdict.path[:, :1])
-                if verdict.path.shape[1]
-                else verdict.path.new_zeros((len(self.rows), 1))
-            )
-            self._cache.commit(torch.cat([root, verdict.path], dim=1), verdict.counts + 1)
+            root = verdict.path.new_zeros((len(self._active), 1))
+            self._cache.commit(self._spread(torch.cat([root, verdict.path], dim=1)), self._spread(verdict.counts + 1))
         self._extend(draft, path, accepted, following, logits, target_probs, healthy)
         seconds = clock.stop()
-        for row in self.rows:
+        for row in self._active:
             for name, value in seconds.items():
                 row.stats.seconds[name] += value
         self._learn(draft, limits, accepted, seconds, clean)
@@ -229,15 +234,15 @@ class Rounds:
 
     def _limits(self) -> list[int]:
         """How many tokens each row may draft this round, which emits one more than it accepts."""
-        most = [max(0, row.remaining - 1) for row in self.rows]
+        most = [max(0, row.remaining - 1) for row in self._active]
         if isinstance(self._k, int):
             k = self._k
         elif isinstance(self._drafter, NoDrafter):
             k = 0
-        elif any(self._depends_on_k(row) for row in self.rows):
+        elif any(self._depends_on_k(row) for row in self._active):
             k = DEFAULT_K
         else:
-            k = self._k.choose([row.acceptance for row in self.rows], max(most))
+            k = self._k.choose([row.acceptance for row in self._active], max(most))
         return [min(k, limit) for limit in most]
 
     def _depends_on_k(self, row: Row) -> bool:
@@ -251,21 +256,41 @@ class Rounds:
         k = max(limits)
         if isinstance(self._k, Controller):
             clean = clean and (k == 0 or self._drafted)
-            requests = [row.acceptance for row in self.rows]
-            self._k.learn(len(self.rows), k, draft.width, accepted, requests, seconds, clean)
+            requests = [row.acceptance for row in self._active]
+            self._k.learn(len(self._active), k, draft.width, accepted, requests, seconds, clean)
         self._drafted = k > 0
 
     def _prefill(self) -> bool:
-        """Bring the cache up to each row's root, which the round itself scores; whether there was anything to do."""
-        lengths = self._cache.lengths.tolist()
-        missing = [row.sequence.tokens[length:-1] for row, length in zip(self.rows, lengths, strict=True)]
-        if not any(missing):
-            return False
-        feed(self._target, self._cache, missing)
-        return True
+        """Bring the cache up to each row's root, which the round itself scores; whether there was anything to do.
+
+        A chunk at a time while other rows wait to go on: who can take part in this round is settled here.
+        """
+        worked = False
+        while True:
+            lengths = self._cache.lengths.tolist()
+            missing = [row.sequence.tokens[length:-1] for row, length in zip(self.rows, lengths, strict=True)]
+            places = [place for place, tokens in enumerate(missing) if not tokens]
+            if len(places) == len(self.rows) or (worked and places):
+                break
+            feed(self._target, self._cache, [tokens[:CHUNK] for tokens in missing])
+            worked = True
+        active = [self.rows[place] for place in places]
+        if active != self._active:
+            self._sampler = None
+            self._drafted = False
+        self._places, self._active = places, active
+        return worked
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """Values of the rows that take part as values of all rows, 0 for the others."""
+        if len(self._places) == len(self.rows):
+            return values
+        spread = values.new_zeros((len(self.rows), *values.shape[1:]))
+        spread[self._places] = values
+        return spread
 
     def _batch(self) -> Batch:
-        sequences = [row.sequence for row in self.rows]
+        sequences = [row.sequence for row in self._active]
         if self._sampler is None:
             self._sampler = (self._make_sampler or self._own_sampler)(sequences)
         return Batch(
@@ -296,12 +321,13 @@ class Rounds:
         return draft
 
     def _score(self, draft: Draft) -> Tensor:
-        roots = torch.tensor([[row.sequence.tokens[-1]] for row in self.rows], device=draft.tokens.device)
+        roots = torch.tensor([[row.sequence.tokens[-1]] for row in self._active], device=draft.tokens.device)
         tokens = torch.cat([roots, draft.tokens], dim=1)
         parents = torch.cat([torch.full_like(roots, -1), draft.parents], dim=1)
-        logits = self._target.forward(tokens, parents, draft.counts + 1, self._cache).logits
+        counts = self._spread(draft.counts + 1)
+        logits = self._target.forward(self._spread(tokens), self._spread(parents), counts, self._cache).logits
         assert logits is not None
-        return logits
+        return logits if len(self._places) == len(self.rows) else logits[self._places]
 
     def _mend(self, logits: Tensor) -> list[list[bool]] | None:
         """Which nodes have scores that can't be sampled from, if any; they get some that let the round go on."""
@@ -315,12 +341,12 @@ class Rounds:
     def _check(self, bad: list[list[bool]] | None, path: list[list[int]], accepted: list[int]) -> list[bool]:
         """Which rows have usable scores wherever the target itself would have come; the others fail."""
         if bad is None:
-            return [True] * len(self.rows)
+            return [True] * len(self._active)
         healthy = [
             not any(nodes[node] for node in [0, *steps[:count]])
             for nodes, steps, count in zip(bad, path, accepted, strict=True)
         ]
-        for row, is_healthy in zip(self.rows, healthy, strict=True):
+        for row, is_healthy in zip(self._active, healthy, strict=True):
             if not is_healthy:
                 row.fail(
                     NumericalError(
@@ -344,7 +370,7 @@ class Rounds:
         tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
         depths = None if draft.is_chain else draft.depths().tolist()
         traces = self._traces(draft, path, accepted, target_probs) if self._trace and target_probs is not None else None
-        for place, row in enumerate(self.rows):
+        for place, row in enumerate(self._active):
             if not healthy[place]:
                 continue
             count, nodes = counts[place], path[place][: accepted[place]]

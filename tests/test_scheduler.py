@@ -1,0 +1,178 @@
+"""Requests that join, leave and are cancelled while others are decoded: each gets what it would get alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from foretoken import rounds
+from foretoken.engine import Engine
+from foretoken.errors import NumericalError, OutOfMemory, PromptError
+from foretoken.models import load
+from foretoken.sampling import SamplingParams
+from tiny import tiny_llama, tiny_t5
+
+
+def pair(**options):
+    return tiny_llama(seed=1, **options), tiny_llama(seed=2, **options)
+
+
+def drain(engine):
+    events = {}
+    while engine.busy:
+        for request, event in engine.step():
+            events.setdefault(request.number, []).append(event)
+    return events
+
+
+def test_submitted_requests_get_what_they_get_alone():
+    engine = Engine(*pair(), "token", 3, max_batch_size=2)
+    wanted, requests = [], []
+    for number in range(5):
+        params = SamplingParams(seed=number, max_new_tokens=6 + 3 * number, ignore_eos=True)
+        prompt = [1 + number, 2, 3]
+        wanted.append(engine.generate(prompt, params).token_ids)
+        requests.append(engine.submit(prompt, params))
+        if number % 2:
+            engine.step()
+    events = drain(engine)
+    assert [request.completion.token_ids for request in requests] == wanted
+    for request in requests:
+        pieces = [piece.token_id for event in events.get(request.number, []) for piece in event.pieces]
+        assert pieces == wanted[request.number][-len(pieces) :]
+        assert events[request.number][-1].completion.token_ids == wanted[request.number]
+    assert engine.step() == []
+
+
+def test_a_cancelled_request_keeps_what_it_has_and_disturbs_nobody():
+    engine = Engine(*pair(), "coupled", 3, max_batch_size=3)
+    params = [SamplingParams(seed=seed, max_new_tokens=40, ignore_eos=True) for seed in range(3)]
+    alone = [engine.generate([5, 6], one).token_ids for one in params]
+    requests = [engine.submit([5, 6], one) for one in params]
+    waiting = engine.submit([7], params[0])
+    for _ in range(3):
+        engine.step()
+    requests[1].cancel()
+    waiting.cancel()
+    drain(engine)
+    cancelled = requests[1].completion
+    assert cancelled.finish_reason == "cancelled"
+    assert 0 < len(cancelled.token_ids) < 40
+    assert cancelled.token_ids == alone[1][: len(cancelled.token_ids)]
+    assert requests[0].completion.token_ids == alone[0]
+    assert requests[2].completion.token_ids == alone[2]
+    assert waiting.completion.token_ids == []
+    requests[0].cancel()
+    assert requests[0].completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize("drafter", ["model", "prompt-lookup", "ngram-storage", None])
+def test_a_long_prompt_is_read_while_others_go_on(monkeypatch, drafter):
+    monkeypatch.setattr(rounds, "CHUNK", 8)
+    target, small = pair()
+    engine = Engine(target, small if drafter == "model" else drafter, "coupled", 3, max_batch_size=4)
+    params = SamplingParams(seed=4, max_new_tokens=30, ignore_eos=True)
+    long = [1 + i % 30 for i in range(70)]
+    wanted = [engine.generate(prompt, params).token_ids for prompt in ([3, 4, 5], long)]
+    first = engine.submit([3, 4, 5], params)
+    engine.step()
+    second = engine.submit(long, params)
+    served = []
+    while not second.finished:
+        served.append({request.number for request, _ in engine.step()})
+    drain(engine)
+    assert served[0] == served[1] == {first.number}  # the long one is still being read
+    assert [first.completion.token_ids, second.completion.token_ids] == wanted
+
+
+def test_encoder_decoder_requests_join_too():
+    engine = Engine(tiny_t5(seed=1), tiny_t5(seed=2), "coupled", 2, max_batch_size=2)
+    params = SamplingParams(seed=4, max_new_tokens=12, ignore_eos=True)
+    prompts = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
+    wanted = [engine.generate(prompt, params).token_ids for prompt in prompts]
+    requests = []
+    for prompt in prompts:
+        requests.append(engine.submit(prompt, params))
+        engine.step()
+    drain(engine)
+    assert [request.completion.token_ids for request in requests] == wanted
+
+
+def test_a_bad_request_fails_alone():
+    engine = Engine(*pair(), "token", 3)
+    with pytest.raises(PromptError, match="one prompt"):
+        engine.submit([[1], [2]])
+    with pytest.raises(PromptError, match="99,999"):
+        engine.submit([99_999])
+    assert not engine.busy
+
+
+def test_scores_that_cannot_be_used_end_one_request(monkeypatch):
+    target = load(tiny_llama(seed=1))
+    engine = Engine(target, None, "token", 0)
+    params = SamplingParams(seed=1, max_new_tokens=5, ignore_eos=True)
+    good, bad = engine.submit([1, 2], params), engine.submit([3, 4], params)
+    forward = type(target).forward
+
+    def broken(self, tokens, *arguments, **options):
+        scores = forward(self, tokens, *arguments, **options)
+        if scores.logits is not None:
+            scores.logits[1:] = float("nan")
+        return scores
+
+    monkeypatch.setattr(type(target), "forward", broken)
+    engine.step()
+    monkeypatch.undo()
+    drain(engine)
+    assert isinstance(bad.completion.error, NumericalError)
+    assert good.completion.finish_reason == "length"
+
+
+def test_no_memory_ends_those_that_run_and_not_those_that_wait(monkeypatch):
+    target = load(tiny_llama(seed=1))
+    engine = Engine(target, None, "token", 0, max_batch_size=1)
+    params = SamplingParams(seed=1, max_new_tokens=5, ignore_eos=True)
+    running, waiting = engine.submit([1, 2], params), engine.submit([3, 4], params)
+
+    def full(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(type(target), "forward", full)
+    with pytest.raises(OutOfMemory):
+        engine.step()
+    monkeypatch.undo()
+    drain(engine)
+    assert isinstance(running.completion.error, OutOfMemory)
+    assert waiting.completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.full)])
+def test_soak(count):
+    """Mixed requests, joining and being cancelled at random: every finished one equals what it gives alone."""
+    chance = random.Random(count)
+    target, drafter = pair()
+    engine = Engine(target, drafter, "coupled", max_batch_size=6)
+    alone = Engine(engine.target, None, "coupled")
+    submitted = []
+    while len(submitted) < count or engine.busy:
+        for _ in range(chance.randrange(3) if len(submitted) < count else 0):
+            prompt = [chance.randrange(1, 30) for _ in range(chance.choice([1, 2, 5, 20]))]
+            params = SamplingParams(
+                seed=chance.randrange(1000),
+                temperature=chance.choice([0.0, 0.7, 1.0]),
+                top_k=chance.choice([None, 5]),
+                max_new_tokens=chance.randrange(1, 20),
+                ignore_eos=True,
+            )
+            submitted.append((prompt, params, engine.submit(prompt, params)))
+        engine.step()
+        if chance.random() < 0.1 and submitted:
+            chance.choice(submitted)[2].cancel()
+    reasons = {request.completion.finish_reason for _, _, request in submitted}
+    assert reasons == {"length", "cancelled"}
+    for prompt, params, request in submitted:
+        tokens = request.completion.token_ids
+        assert tokens == alone.generate(prompt, params).token_ids[: len(tokens)]
+        assert request.completion.finish_reason == "cancelled" or len(tokens) == params.max_new_tokens
+    assert engine._scheduler._rounds.rows == []
