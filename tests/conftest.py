@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +17,10 @@ import torch
 # What one run learns about costs must not steer the next one.
 os.environ["FORETOKEN_CACHE"] = tempfile.mkdtemp(prefix="foretoken-tests-")
 atexit.register(shutil.rmtree, os.environ["FORETOKEN_CACHE"], ignore_errors=True)
+
+# Started in the background, a shell's child is deaf to Ctrl-C, and so would be the programs that the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent))
 

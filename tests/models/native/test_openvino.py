@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,3 +154,21 @@ def test_chains_need_rows_that_are_up_to_date(monkeypatch):
     assert switching.greedy_chain(torch.tensor([3]), 2, filled(texts_of(4), switching)) is None
     torch_backend = load(tiny.tiny_llama(), runner="native", backend="torch")
     assert torch_backend.greedy_chain(torch.tensor([3]), 2, filled(texts_of(4), torch_backend)) is None
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="sends a signal to its own thread")
+def test_signals_still_arrive_when_models_have_gone():
+    program = (
+        "import gc, signal, sys\n"
+        "import tiny\n"
+        "from foretoken.models import load\n"
+        "models = [load(tiny.tiny_llama(), runner='native', backend='openvino') for _ in range(3)]\n"
+        "for _ in range(3):\n"
+        "    models.pop(0)\n"
+        "    gc.collect()\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(7))\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+    )
+    path = os.pathsep.join([str(Path(tiny.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert ended.returncode == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from threading import Lock, RLock
 from typing import Any
@@ -288,6 +289,17 @@ class OpenVinoBackend:
         return self._requests[key]
 
 
+@cache
+def _core() -> ov.Core:
+    """OpenVINO's runtime, one for as long as the process lives.
+
+    Its CPU plugin gives the thread that loads it a stack for signal handlers, and takes the memory back when the
+    runtime goes. With several that go in another order than they came, the thread is left without: its next signal,
+    such as Ctrl-C, ends the process with a segmentation fault.
+    """
+    return ov.Core()
+
+
 class _Request:
     """A compiled graph, its inputs, and the memory of its outputs."""
 
@@ -302,7 +314,7 @@ class _Request:
             "ENABLE_CPU_PINNING": "NO",
         }
         self._graph = graph  # holds the memory of the weights
-        compiled = ov.Core().compile_model(graph.model, "CPU", options)
+        compiled = _core().compile_model(graph.model, "CPU", options)
         self._request = compiled.create_infer_request()
         self._outputs = len(compiled.outputs)
         self._pool, self._version = pool, -1
