@@ -38,9 +38,12 @@ def main() -> None:
     target, drafter = tiny_pair()
     print(f"both models loaded in {time.perf_counter() - start:.2f} s (imports not counted)")
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS] + list(TEXTS)
-    engines = {"none": Engine(target)}
-    engines |= {f"draft-model, k = {k}": Engine(target, drafter, num_speculative_tokens=k) for k in (2, 3, 4, 5)}
-    engines |= {name: Engine(target, name) for name in ("prompt-lookup", "ngram-storage")}
+    engines = {"none": Engine(target, reuse_prefixes=False)}
+    engines |= {
+        f"draft-model, k = {k}": Engine(target, drafter, num_speculative_tokens=k, reuse_prefixes=False)
+        for k in (2, 3, 4, 5)
+    }
+    engines |= {name: Engine(target, name, reuse_prefixes=False) for name in ("prompt-lookup", "ngram-storage")}
     for temperature in (0.0, 1.0):
         runs: dict[str, list[float]] = {name: [] for name in engines}
         stats: dict[str, DecodeStats] = {}

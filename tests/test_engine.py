@@ -673,7 +673,8 @@ def test_prompt_lookup_copies_the_most_recent_continuation_of_the_longest_suffix
     def proposal(tokens):
         sequence = Sequence(tokens, len(tokens), GREEDY, 0)
         sampler = batch._own_sampler([sequence])
-        return drafter.propose(Batch([sequence], sampler, sampler.seeds, sampler.positions([sequence]), 32), [4])
+        one = Batch([sequence], sampler, sampler.seeds, sampler.positions([sequence]), 32, (False,))
+        return drafter.propose(one, [4])
 
     assert proposal([1, 2, 3, 4, 5, 2, 3, 9, 1, 2, 3]).tokens.tolist() == [[4, 5, 2, 3]]
     assert proposal([2, 3, 4, 5, 2, 3, 9, 8, 7, 6, 2, 3]).tokens.tolist() == [[9, 8, 7, 6]]

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from foretoken import rounds
+from foretoken import rounds, verify
 from foretoken.engine import Engine
-from foretoken.errors import NumericalError, OutOfMemory, PromptError
+from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.models import load
 from foretoken.sampling import SamplingParams
 from tiny import tiny_llama, tiny_t5
@@ -145,6 +145,139 @@ def test_no_memory_ends_those_that_run_and_not_those_that_wait(monkeypatch):
     drain(engine)
     assert isinstance(running.completion.error, OutOfMemory)
     assert waiting.completion.finish_reason == "length"
+
+
+class Reads:
+    """Counts the tokens that a model is fed."""
+
+    def __init__(self, monkeypatch, model):
+        self.tokens = 0
+        forward = type(model).forward
+
+        def counting(this, tokens, parents, counts, *arguments, **options):
+            if this is model:
+                self.tokens += int(counts.sum())
+            return forward(this, tokens, parents, counts, *arguments, **options)
+
+        monkeypatch.setattr(type(model), "forward", counting)
+
+    def take(self):
+        taken, self.tokens = self.tokens, 0
+        return taken
+
+
+SYSTEM = [1 + (5 * i) % 29 for i in range(80)]
+
+
+@pytest.mark.parametrize("runner", ["hf", "native"])
+def test_a_beginning_that_requests_share_is_read_once(monkeypatch, runner):
+    target, drafter = (load(model, runner=runner) for model in pair())
+    engine = Engine(target, drafter, "coupled", 3, reuse_prefixes=False)
+    params = SamplingParams(seed=4, max_new_tokens=10, ignore_eos=True)
+    prompts = [[*SYSTEM, *ending] for ending in ([1, 2], [1, 3, 4], [9], [])]
+    wanted = [engine.generate(prompt, params).token_ids for prompt in [*prompts, [7, 8]]]
+    reads, drafted = Reads(monkeypatch, target), Reads(monkeypatch, drafter)
+    # All at once: three wait until the first has read what they share.
+    assert [one.token_ids for one in engine.generate([*prompts, [7, 8]], params)] == wanted
+    assert reads.take() < 80 + 5 * 60
+    drafted.take()
+    # One after another, the first being decoded.
+    requests = []
+    for prompt in prompts:
+        requests.append(engine.submit(prompt, params))
+        engine.step()
+    drain(engine)
+    assert [request.completion.token_ids for request in requests] == wanted[:4]
+    assert reads.take() < 80 + 4 * 60
+    assert drafted.take() < 80 + 4 * 60
+
+
+@pytest.mark.parametrize("runner", ["hf", "native"])
+def test_a_conversation_is_not_read_again(monkeypatch, runner):
+    target = load(tiny_llama(seed=1), runner=runner)
+    engine, other = Engine(target, "prompt-lookup", "coupled", 3), Engine(target, None, "coupled", reuse_prefixes=False)
+    params = SamplingParams(seed=4, max_new_tokens=12, ignore_eos=True)
+    text = list(SYSTEM)
+    for turn in range(4):
+        with monkeypatch.context() as patch:
+            reads = Reads(patch, target)
+            if turn % 2:
+                answer = engine.generate(text, params)
+            else:
+                answer = list(engine.stream(text, params))[-1].completion
+            assert turn == 0 or reads.take() < 70
+        assert answer.token_ids == other.generate(text, params).token_ids
+        text += [*answer.token_ids, 3, 4, 5]
+    # Another text altogether, a shorter beginning of this one, and settings that were changed.
+    for prompt in ([9, 8, 7], text[:50], text):
+        assert engine.generate(prompt, params).token_ids == other.generate(prompt, params).token_ids
+        engine.num_speculative_tokens = 2
+    broken = engine.stream(text, params)
+    next(broken)
+    assert engine.generate(text, params).token_ids == other.generate(text, params).token_ids
+    assert list(broken)[-1].completion.token_ids == other.generate(text, params).token_ids
+
+
+def test_a_beginning_whose_reader_is_cancelled_is_read_by_another():
+    engine = Engine(*pair(), "coupled", 3, max_batch_size=4)
+    params = SamplingParams(seed=4, max_new_tokens=10, ignore_eos=True)
+    wanted = engine.generate([*SYSTEM, 2], params).token_ids
+    first, second = engine.submit([*SYSTEM, 1], params), engine.submit([*SYSTEM, 2], params)
+    first.cancel()
+    third = engine.submit([*SYSTEM, 2], params)
+    drain(engine)
+    assert second.completion.token_ids == third.completion.token_ids == wanted
+
+
+def test_sources_are_not_shared():
+    engine = Engine(tiny_t5(seed=1), tiny_t5(seed=2), "coupled", 2)
+    params = SamplingParams(seed=4, max_new_tokens=50, ignore_eos=True)
+    prompts = [[*SYSTEM[:30], 3], [*SYSTEM[:30], 4]]
+    alone = [engine.generate(prompt, params).token_ids for prompt in prompts]
+    assert [one.token_ids for one in engine.generate(prompts, params)] == alone
+
+
+def test_requests_may_have_settings_of_their_own():
+    target, drafter = pair()
+    engine = Engine(target, drafter, "token", 3)
+    settings = [
+        {},
+        {"verifier": "coupled"},
+        {"verifier": "block", "num_speculative_tokens": 2},
+        {"num_speculative_tokens": 0},
+        {"verifier": "coupled", "num_speculative_tokens": 5},
+        {"verifier": "typical", "num_speculative_tokens": 4},
+        {"num_speculative_tokens": "auto"},
+    ]
+    params = [SamplingParams(seed=seed, max_new_tokens=20, ignore_eos=True, top_k=seed * 3) for seed in range(7)]
+    requests = []
+    for number, (one, mine) in enumerate(zip(params, settings, strict=True)):
+        requests.append(engine.submit([5, 6, number], one, **mine))
+        engine.step()
+    drain(engine)
+    for number, (request, one, mine) in enumerate(zip(requests, params, settings, strict=True)):
+        k = mine.get("num_speculative_tokens", 3)
+        alone = Engine(engine.target, engine.drafter, mine.get("verifier", "token"), k).generate([5, 6, number], one)
+        assert request.completion.token_ids == alone.token_ids, mine
+        assert request.completion.stats.drafted == alone.stats.drafted, mine
+    with pytest.raises(ParameterError, match="unknown verifier"):
+        engine.submit([1], verifier="blok")
+    with pytest.raises(ParameterError, match="num_speculative_tokens is -1"):
+        engine.submit([1], num_speculative_tokens=-1)
+    assert not engine.busy
+
+
+def test_a_trace_of_rows_with_different_verifiers():
+    engine = Engine(*pair(), "token", 3)
+    loop = engine.rounds(trace=True)
+    rows = [engine._row([5, 6], SamplingParams(seed=seed, max_new_tokens=9, ignore_eos=True)) for seed in range(3)]
+    rows[1].verifier = verify.get("coupled")
+    loop.join(rows)
+    loop.step()
+    for row in rows:
+        assert len(row.drafted) == 3
+        assert [token.token_id for token in row.drafted if token.accepted] == row.sequence.output[: row.stats.accepted]
+        assert all(0 < token.p < 1 for token in row.drafted)
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.full)])

@@ -60,13 +60,20 @@ def decide_batch(
         verdicts.append(decide(verifier, drafted, probs, coins[rows]))
         if keep_probs:
             laws.append(probs)
-    return _join(verdicts), torch.cat(laws) if keep_probs else None
+    return join(verdicts), torch.cat(laws) if keep_probs else None
 
 
-def _join(verdicts: AbstractSequence[Verdict]) -> Verdict:
-    if len(verdicts) == 1:
+def join(verdicts: AbstractSequence[Verdict], order: Tensor | None = None) -> Verdict:
+    """The verdicts of several batches as one of all their rows.
+
+    Args:
+        verdicts: of B rows in all.
+        order: ``[B]`` int64, which of those rows each row of the result is; None for one after another.
+    """
+    if len(verdicts) == 1 and order is None:
         return verdicts[0]
     depth = max(verdict.path.shape[1] for verdict in verdicts)
     paths = [torch.nn.functional.pad(verdict.path, (0, depth - verdict.path.shape[1])) for verdict in verdicts]
     counts, tokens = [verdict.counts for verdict in verdicts], [verdict.tokens for verdict in verdicts]
-    return Verdict(torch.cat(paths), torch.cat(counts), torch.cat(tokens))
+    joined = [torch.cat(values) for values in (paths, counts, tokens)]
+    return Verdict(*(values if order is None else values[order] for values in joined))

@@ -73,8 +73,8 @@ class Draft:
         """Tokens of the longest row, N; the draft has nodes 0 … N."""
         return self.tokens.shape[1]
 
-    def part(self, rows: slice) -> Draft:
-        """The draft of some of the rows, as views."""
+    def part(self, rows: slice | list[int]) -> Draft:
+        """The draft of some of the rows; views for a slice."""
         probs = None if self.probs is None else self.probs[rows]
         return replace(
             self, tokens=self.tokens[rows], parents=self.parents[rows], counts=self.counts[rows], probs=probs

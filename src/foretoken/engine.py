@@ -41,6 +41,9 @@ class Engine:
             measured costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; a request that
             names a seed then has a fixed k of 5 where its text would depend on k.
         max_batch_size: most rows that are decoded at once; further requests wait for a free row.
+        reuse_prefixes: keep what the target has read when the last request of a call has ended, so that the next call's
+            requests start from a copy where they begin alike: the same system prompt, or a conversation that goes on.
+            The memory is the engine's until `release`.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:
@@ -56,6 +59,7 @@ class Engine:
         num_speculative_tokens: int | Literal["auto"] = AUTO,
         *,
         max_batch_size: int = 32,
+        reuse_prefixes: bool = True,
         **load_options: Any,
     ) -> None:
         self.num_speculative_tokens = check_k(num_speculative_tokens)
@@ -64,6 +68,8 @@ class Engine:
         self.verifier = verify.get(verifier)
         self.target: LanguageModel = load(target, **load_options)
         self.drafter: Drafter = make_drafter(drafter, self.target, **load_options)
+        self.reuse_prefixes = reuse_prefixes
+        self._idle: list[Rounds] = []  # at most one: of the call that ended last
         self._controller = Controller(_controller_key(self.target, self.drafter))
 
     @overload
@@ -131,13 +137,33 @@ class Engine:
         return self._stream(row, trace)
 
     def _stream(self, row: Row, trace: bool) -> Iterator[StreamEvent]:
-        scheduler = Scheduler(self.rounds(trace), 1)
+        rounds = self._take(trace)
+        scheduler = Scheduler(rounds, 1)
         scheduler.submit(row)
         while scheduler.busy:
             for _, event in scheduler.step():
                 if row.error is not None:
                     raise row.error
+                if not scheduler.busy:
+                    self._put_back(rounds)
                 yield event
+
+    def _take(self, trace: bool = False) -> Rounds:
+        """Rounds without rows, those of the last call where nobody else has them and nothing was set anew since."""
+        while self._idle:
+            rounds = self._idle.pop()
+            if (rounds.target, rounds.drafter, rounds.k) == (self.target, self.drafter, self.num_speculative_tokens):
+                rounds.trace = trace
+                return rounds
+        return self.rounds(trace)
+
+    def release(self) -> None:
+        """Let go of what was kept for the next call; see `reuse_prefixes`."""
+        self._idle.clear()
+
+    def _put_back(self, rounds: Rounds) -> None:
+        if self.reuse_prefixes and self.target.shares_prefixes:
+            self._idle[:] = [rounds]
 
     def _complete(
         self, prompts: AbstractSequence[Prompt], params: AbstractSequence[SamplingParams]
@@ -148,29 +174,46 @@ class Engine:
                 results.append(self._row(prompt, one))
             except ForetokenError as error:
                 results.append(Completion([], "", "error", error=error))
-        scheduler = Scheduler(self.rounds(), self.max_batch_size)
+        rounds = self._take()
+        scheduler = Scheduler(rounds, self.max_batch_size)
         for row in results:
             if isinstance(row, Row):
                 scheduler.submit(row)
         scheduler.run()
+        self._put_back(rounds)
         return [row.completion() if isinstance(row, Row) else row for row in results]
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        verifier: str | verify.AnyVerifier | None = None,
+        num_speculative_tokens: int | Literal["auto"] | None = None,
+    ) -> Request:
         """Take a request in, to be decoded together with others by the calls of `step` to come.
 
         Args:
             prompt: a text, a list of token ids, or a list of chat messages.
             params: how to sample.
+            verifier: of this request alone; None for the engine's.
+            num_speculative_tokens: of this request alone, 0 to decode it plainly; None for the engine's.
 
         Returns:
             The request: it can be cancelled, and has the completion once it is finished.
 
         Raises:
             PromptError: the prompt can't be used.
+            ParameterError: an unknown verifier, or a number out of its range.
         """
         if not is_single(prompt):
             raise PromptError("submit takes one prompt: call it for each of a list")
-        return self._scheduler.submit(self._row(prompt, SamplingParams() if params is None else params, stream=True))
+        row = self._row(prompt, SamplingParams() if params is None else params, stream=True)
+        if verifier is not None:
+            row.verifier = verify.get(verifier)
+        if num_speculative_tokens is not None:
+            row.num_speculative_tokens = check_k(num_speculative_tokens)
+        return self._scheduler.submit(row)
 
     def step(self) -> list[tuple[Request, StreamEvent]]:
         """One round for the submitted requests; nothing where there are none.
@@ -197,7 +240,7 @@ class Engine:
 
     def _row(self, prompt: Prompt, params: SamplingParams, stream: bool = False) -> Row:
         check_params(self.target, params)
-        return Row(make_sequence(self.target, prompt, params), self.target, stream)
+        return Row(make_sequence(self.target, prompt, params), self.target, stream, verifier=self.verifier)
 
     def rounds(
         self, trace: bool = False, make_sampler: Callable[[AbstractSequence[Sequence]], Sampler] | None = None
@@ -208,10 +251,7 @@ class Engine:
             trace: see `stream`.
             make_sampler: what turns logits into laws, for rows of these sequences; None uses their sampling parameters.
         """
-        k = self.num_speculative_tokens
-        return Rounds(
-            self.target, self.drafter, self.verifier, self._controller if k == AUTO else k, trace, make_sampler
-        )
+        return Rounds(self.target, self.drafter, self.num_speculative_tokens, self._controller, trace, make_sampler)
 
 
 MAX_SPECULATIVE_TOKENS = 256

@@ -7,6 +7,7 @@ from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,24 +23,35 @@ from foretoken.completion import (
     StreamEvent,
     TokenLogprob,
 )
-from foretoken.control import DEFAULT_K, Acceptance, Controller
-from foretoken.decision import decide_batch
+from foretoken.control import AUTO, DEFAULT_K, Acceptance, Controller
+from foretoken.decision import decide_batch, join
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.models.base import LanguageModel
 from foretoken.models.feed import CHUNK, feed
 from foretoken.sampling import Sampler, check_finite
-from foretoken.sequence import Sequence
+from foretoken.sequence import Sequence, shared_beginning
 from foretoken.text import Detokenizer, continuation
-from foretoken.verify import AnyVerifier, CoupledVerifier
+from foretoken.verify import AnyVerifier, CoupledVerifier, Verdict
 
 
 class Row:
     """A request while it is being decoded."""
 
-    def __init__(self, sequence: Sequence, model: LanguageModel, stream: bool = False) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        model: LanguageModel,
+        stream: bool = False,
+        *,
+        verifier: AnyVerifier,
+        num_speculative_tokens: int | Literal["auto"] | None = None,
+    ) -> None:
+        """Begin a request, which may draft another number of tokens than the loop says."""
         self.sequence = sequence
+        self.verifier = verifier
+        self.num_speculative_tokens = num_speculative_tokens
         self.stats = DecodeStats()
         self.acceptance = Acceptance(memory=30)
         self.finish_reason: FinishReason | None = None
@@ -148,45 +160,61 @@ class _Clock:
         return self.seconds
 
 
+@dataclass(frozen=True)
+class _Rule:
+    """Rows of a round whose drafts are verified in the same way: their numbers among those that take part."""
+
+    verifier: AnyVerifier
+    places: list[int]
+    sampler: Sampler
+
+
 class Rounds:
     """The rows that are being decoded together, and the steps that they take.
 
     Rows join and leave between rounds; the target's cache follows. A drafter keeps up by itself. A long prompt is read
-    in chunks, one a round: rows that are still reading take no part in what the others do meanwhile.
+    in chunks, one a round: rows that are still reading take no part in what the others do meanwhile. A row that begins
+    like another one, such as with the same system prompt, starts from a copy of what the other has read; so does the
+    first row to join after the last one has left.
 
-    With a controller in the place of a number of tokens, a request that names a seed is still drafted with a fixed
-    number where its text depends on it, so that the seed gives one text: the controller goes by the clock.
+    Where the number of tokens is "auto", a request that names a seed is still drafted with a fixed number if its text
+    depends on it, so that the seed gives one text: the controller goes by the clock.
     """
 
     def __init__(
         self,
         target: LanguageModel,
         drafter: Drafter,
-        verifier: AnyVerifier,
-        num_speculative_tokens: int | Controller,
+        num_speculative_tokens: int | Literal["auto"],
+        controller: Controller,
         trace: bool = False,
         make_sampler: Callable[[AbstractSequence[Sequence]], Sampler] | None = None,
     ) -> None:
-        self._target = target
-        self._drafter = drafter
-        self._verifier = verifier
-        self._k = num_speculative_tokens
+        self.target = target
+        self.drafter = drafter
+        self.k = num_speculative_tokens
+        self._controller = controller
         self._drafted = False  # whether the drafter was called in the last round, and so knows the text
-        self._trace = trace
+        self.trace = trace
         self._cache = target.open(0)
         self.rows: list[Row] = []
+        self._left: list[Row] = []  # that the cache still holds although they have left; only while there are no rows
+        self._awaited: dict[Row, tuple[Row, int]] = {}  # whose beginning a row waits for, and how much of it
         self._places: list[int] = []  # of the rows that take part in the round: their prompts are read
         self._active: list[Row] = []  # those rows
-        self._sampler: Sampler | None = None
+        self._sampler: Sampler | None = None  # of those rows; None when it has to be made anew, and so have the rules
+        self._rules: list[_Rule] = []
         self._make_sampler = make_sampler
 
     def join(self, rows: AbstractSequence[Row]) -> None:
         """Let requests take part from the next round on; one whose source the target can't read fails and does not."""
         if not rows:
             return
-        self._cache.select([*range(len(self.rows)), *[-1] * len(rows)])
+        selection, keep = self._beginnings(rows)
+        self._cache.select([*range(len(self.rows)), *selection], [*[None] * len(self.rows), *keep])
         first = len(self.rows)
         self.rows.extend(rows)
+        self._left = []
         for place, row in enumerate(rows, start=first):
             if row.sequence.source is not None:
                 try:
@@ -197,6 +225,26 @@ class Rounds:
         self._drafted = False
         self._leave()
 
+    def _beginnings(self, rows: AbstractSequence[Row]) -> tuple[list[int], list[int | None]]:
+        """What new rows start from: a row of the cache and how many of its tokens, or -1 and 0."""
+        selection, keep = [-1] * len(rows), list[int | None]([0] * len(rows))
+        if not self.target.shares_prefixes:
+            return selection, keep
+        lengths = self._cache.lengths.tolist()
+        donors = self.rows or self._left
+        for number, row in enumerate(rows):
+            others = [*donors, *rows[:number]]
+            shared = [shared_beginning(row.sequence, other.sequence) if other.error is None else 0 for other in others]
+            longest = max(shared, default=0)
+            if longest == 0:
+                continue
+            place = shared.index(longest)
+            if place < len(donors) and (self._left or lengths[place] >= longest):
+                selection[number], keep[number] = place, min(longest, lengths[place])
+            else:
+                self._awaited[row] = others[place], longest
+        return selection, keep
+
     @torch.inference_mode()
     def step(self) -> None:
         """One round for every row whose prompt is read; rows that finished with it, or were ended before, leave."""
@@ -204,23 +252,21 @@ class Rounds:
         if not self.rows:
             return
         clock = _Clock()
-        with clock.part("target"), self._memory_guard(self._target.name):
+        with clock.part("target"), self._memory_guard(self.target.name):
             clean = not self._prefill()
         batch = self._batch()
         limits = self._limits()
-        with clock.part("drafter"), self._memory_guard(f"the drafter {self._drafter.name}"):
+        with clock.part("drafter"), self._memory_guard(f"the drafter {self.drafter.name}"):
             draft = self._propose(batch, limits)
-        with clock.part("target"), self._memory_guard(self._target.name):
+        with clock.part("target"), self._memory_guard(self.target.name):
             logits = self._score(draft)
         with clock.part("verification"):
             bad = self._mend(logits)
-            verdict, target_probs = decide_batch(
-                self._verifier, batch.sampler, batch.sequences, draft, logits, keep_probs=self._trace
-            )
+            verdict, target_probs = self._decide(batch, draft, logits)
             path, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
             healthy = self._check(bad, path, accepted)
         with clock.part("drafter"):
-            self._drafter.observe(batch, draft, verdict, logits)
+            self.drafter.observe(batch, draft, verdict, logits)
         with clock.part("target"):
             root = verdict.path.new_zeros((len(self._active), 1))
             self._cache.commit(self._spread(torch.cat([root, verdict.path], dim=1)), self._spread(verdict.counts + 1))
@@ -229,35 +275,45 @@ class Rounds:
         for row in self._active:
             for name, value in seconds.items():
                 row.stats.seconds[name] += value
-        self._learn(draft, limits, accepted, seconds, clean)
+        self._learn(draft.width, limits, accepted, seconds, clean)
         self._leave()
 
     def _limits(self) -> list[int]:
         """How many tokens each row may draft this round, which emits one more than it accepts."""
         most = [max(0, row.remaining - 1) for row in self._active]
-        if isinstance(self._k, int):
-            k = self._k
-        elif isinstance(self._drafter, NoDrafter):
-            k = 0
-        elif any(self._depends_on_k(row) for row in self._active):
-            k = DEFAULT_K
-        else:
-            k = self._k.choose([row.acceptance for row in self._active], max(most))
-        return [min(k, limit) for limit in most]
+        fixed = [self._fixed(row) for row in self._active]
+        k = 0
+        if None in fixed:
+            free = [place for place, number in enumerate(fixed) if number is None]
+            k = self._controller.choose(
+                [self._active[place].acceptance for place in free], max(most[place] for place in free)
+            )
+        return [min(k if number is None else number, limit) for number, limit in zip(fixed, most, strict=True)]
+
+    def _fixed(self, row: Row) -> int | None:
+        """The number of tokens that a row is drafted; None where the controller chooses it."""
+        if isinstance(self.drafter, NoDrafter):
+            return 0
+        number = self.k if row.num_speculative_tokens is None else row.num_speculative_tokens
+        if number != AUTO:
+            return number
+        return DEFAULT_K if self._depends_on_k(row) else None
 
     def _depends_on_k(self, row: Row) -> bool:
-        params = row.sequence.params
-        sampled = not (params.greedy and self._verifier.lossless) and not isinstance(self._verifier, CoupledVerifier)
+        """Whether a seed that the request names would give another text with another number."""
+        params, verifier = row.sequence.params, row.verifier
+        sampled = not (params.greedy and verifier.lossless) and not isinstance(verifier, CoupledVerifier)
         return sampled and params.seed is not None
 
     def _learn(
-        self, draft: Draft, limits: list[int], accepted: list[int], seconds: Mapping[str, float], clean: bool
+        self, width: int, limits: list[int], accepted: list[int], seconds: Mapping[str, float], clean: bool
     ) -> None:
         k = max(limits)
-        if isinstance(self._k, Controller):
+        # Rows that draft different numbers of tokens tell what no number costs or gives to all.
+        if self.k == AUTO and len({self._fixed(row) for row in self._active}) == 1:
             clean = clean and (k == 0 or self._drafted)
             requests = [row.acceptance for row in self._active]
-            self._k.learn(len(self._active), k, draft.width, accepted, requests, seconds, clean)
+            self._controller.learn(len(self._active), k, width, accepted, requests, seconds, clean)
         self._drafted = k > 0
 
     def _prefill(self) -> bool:
@@ -267,12 +323,15 @@ class Rounds:
         """
         worked = False
         while True:
+            self._copy()
             lengths = self._cache.lengths.tolist()
             missing = [row.sequence.tokens[length:-1] for row, length in zip(self.rows, lengths, strict=True)]
             places = [place for place, tokens in enumerate(missing) if not tokens]
             if len(places) == len(self.rows) or (worked and places):
                 break
-            feed(self._target, self._cache, [tokens[:CHUNK] for tokens in missing])
+            waiting = [row in self._awaited for row in self.rows]
+            chunks = [[] if waits else tokens[:CHUNK] for tokens, waits in zip(missing, waiting, strict=True)]
+            feed(self.target, self._cache, chunks)
             worked = True
         active = [self.rows[place] for place in places]
         if active != self._active:
@@ -289,33 +348,61 @@ class Rounds:
         spread[self._places] = values
         return spread
 
+    def _copy(self) -> None:
+        """Give rows the beginnings that they wait for, of others that have read as much by now."""
+        if not self._awaited:
+            return
+        places = {row: place for place, row in enumerate(self.rows)}
+        lengths = self._cache.lengths.tolist()
+        selection, keep = list(range(len(self.rows))), list[int | None]([None] * len(self.rows))
+        for row, (other, length) in list(self._awaited.items()):
+            place = places.get(other)
+            if row in places and place is not None and lengths[place] < length:
+                continue  # An earlier row, which is reading or waits for one earlier still: no two wait for each other.
+            del self._awaited[row]
+            if row in places and place is not None:
+                selection[places[row]], keep[places[row]] = place, length
+        self._cache.select(selection, keep)
+
     def _batch(self) -> Batch:
         sequences = [row.sequence for row in self._active]
         if self._sampler is None:
             self._sampler = (self._make_sampler or self._own_sampler)(sequences)
+            self._rules = self._rules_of(self._sampler)
         return Batch(
             sequences,
             self._sampler,
             seeds=self._sampler.seeds,
             positions=self._sampler.positions(sequences),
-            vocab_size=self._target.vocab_size,
-            shared_noise=isinstance(self._verifier, CoupledVerifier),
+            vocab_size=self.target.vocab_size,
+            shared_noise=tuple(isinstance(row.verifier, CoupledVerifier) for row in self._active),
         )
+
+    def _rules_of(self, sampler: Sampler) -> list[_Rule]:
+        """The verifiers of the rows that take part."""
+        places: dict[int, list[int]] = {}
+        for place, row in enumerate(self._active):
+            places.setdefault(id(row.verifier), []).append(place)
+        return [
+            _Rule(self._active[group[0]].verifier, group, sampler.select(group) if len(places) > 1 else sampler)
+            for group in places.values()
+        ]
 
     def _own_sampler(self, sequences: AbstractSequence[Sequence]) -> Sampler:
         return Sampler(
             [sequence.params for sequence in sequences],
             [sequence.seed for sequence in sequences],
-            vocab_size=self._target.vocab_size,
-            eos_token_ids=self._target.eos_token_ids,
-            device=self._target.device,
+            vocab_size=self.target.vocab_size,
+            eos_token_ids=self.target.eos_token_ids,
+            device=self.target.device,
         )
 
     def _propose(self, batch: Batch, limits: list[int]) -> Draft:
-        draft = self._drafter.propose(batch, limits) if any(limits) else Draft.empty(len(limits), batch.device)
-        if not draft.is_chain and not self._verifier.trees:
+        draft = self.drafter.propose(batch, limits) if any(limits) else Draft.empty(len(limits), batch.device)
+        chains_only = next((rule.verifier.name for rule in self._rules if not rule.verifier.trees), None)
+        if not draft.is_chain and chains_only is not None:
             raise ParameterError(
-                f"verifier {self._verifier.name!r} takes chains, and {self._drafter.name!r} drafts trees: "
+                f"verifier {chains_only!r} takes chains, and {self.drafter.name!r} drafts trees: "
                 "use a verifier for trees: 'traversal', 'tree' or 'coupled'"
             )
         return draft
@@ -325,9 +412,22 @@ class Rounds:
         tokens = torch.cat([roots, draft.tokens], dim=1)
         parents = torch.cat([torch.full_like(roots, -1), draft.parents], dim=1)
         counts = self._spread(draft.counts + 1)
-        logits = self._target.forward(self._spread(tokens), self._spread(parents), counts, self._cache).logits
+        logits = self.target.forward(self._spread(tokens), self._spread(parents), counts, self._cache).logits
         assert logits is not None
         return logits if len(self._places) == len(self.rows) else logits[self._places]
+
+    def _decide(self, batch: Batch, draft: Draft, logits: Tensor) -> tuple[Verdict, Tensor | None]:
+        """What every row keeps of its draft, by its own verifier, and the target's law where it is to be shown."""
+        parts: list[tuple[Verdict, Tensor | None]] = []
+        for rule in self._rules:
+            if len(self._rules) == 1:
+                return decide_batch(rule.verifier, rule.sampler, batch.sequences, draft, logits, self.trace)
+            sequences = [batch.sequences[place] for place in rule.places]
+            part, scores = draft.part(rule.places), logits[rule.places]
+            parts.append(decide_batch(rule.verifier, rule.sampler, sequences, part, scores, self.trace))
+        order = torch.tensor([place for rule in self._rules for place in rule.places], device=logits.device).argsort()
+        laws = [law for _, law in parts if law is not None]
+        return join([verdict for verdict, _ in parts], order), torch.cat(laws)[order] if laws else None
 
     def _mend(self, logits: Tensor) -> list[list[bool]] | None:
         """Which nodes have scores that can't be sampled from, if any; they get some that let the round go on."""
@@ -350,7 +450,7 @@ class Rounds:
             if not is_healthy:
                 row.fail(
                     NumericalError(
-                        f"{self._target.name} gave scores with NaN or infinity (or nothing but -inf) after "
+                        f"{self.target.name} gave scores with NaN or infinity (or nothing but -inf) after "
                         f"{len(row.sequence.tokens):,} tokens: nothing can be sampled from them; load the model with "
                         "dtype='float32', or check its weights"
                     )
@@ -369,7 +469,7 @@ class Rounds:
     ) -> None:
         tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
         depths = None if draft.is_chain else draft.depths().tolist()
-        traces = self._traces(draft, path, accepted, target_probs) if self._trace and target_probs is not None else None
+        traces = self._traces(draft, path, accepted, target_probs) if self.trace and target_probs is not None else None
         for place, row in enumerate(self._active):
             if not healthy[place]:
                 continue
@@ -402,7 +502,7 @@ class Rounds:
         self, draft: Draft, path: list[list[int]], accepted: list[int], target_probs: Tensor
     ) -> list[tuple[DraftedToken, ...]]:
         depths = draft.depths().tolist()
-        tokenizer = self._target.tokenizer
+        tokenizer = self.target.tokenizer
         result = []
         for place, count in enumerate(draft.counts.tolist()):
             kept = set(path[place][: accepted[place]])
@@ -425,8 +525,10 @@ class Rounds:
     def _leave(self) -> None:
         staying = [place for place, row in enumerate(self.rows) if not row.finished]
         if len(staying) < len(self.rows):
-            if staying:  # otherwise the next to join take the cache over
+            if staying:
                 self._cache.select(staying)
+            else:  # The cache stays as it is: the next rows to join may begin like these.
+                self._left = self.rows
             self.rows = [self.rows[place] for place in staying]
             self._sampler = None
 

@@ -160,7 +160,7 @@ class _Row(Row):
     """A row that ends where transformers' stopping criteria say so."""
 
     def __init__(self, sequence: Sequence, engine: Engine, padding: list[int], criteria: Any, streamer: Any) -> None:
-        super().__init__(sequence, engine.target)
+        super().__init__(sequence, engine.target, verifier=engine.verifier)
         self.padding = padding
         self._criteria = criteria
         self._streamer = streamer

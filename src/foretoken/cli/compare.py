@@ -71,7 +71,7 @@ def plain_engine(engine: Engine) -> Engine:
     """The same target and verifier with nothing that drafts."""
     from foretoken.engine import Engine
 
-    return Engine(engine.target, None, engine.verifier)
+    return Engine(engine.target, None, engine.verifier, reuse_prefixes=False)
 
 
 def fix_seed(engine: Engine, params: SamplingParams) -> SamplingParams:

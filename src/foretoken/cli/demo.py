@@ -116,6 +116,7 @@ def play(engine: Engine, console: Console) -> list[Timing]:
     )
     console.print(render.legend())
     timings = []
+    engine.reuse_prefixes = False  # every run is to read the prompt
     for scene in SCENES:
         warm_up(engine, scene.request())
         _show(scene, engine, console)

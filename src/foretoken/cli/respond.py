@@ -50,6 +50,7 @@ def _compare(
     """Decode with speculation and without, and show both as `respond` would; the speculative answer."""
     params = fix_seed(engine, params)
     warm_up(engine, prompt)
+    engine.release()  # both are to read the prompt
     plain = plain_engine(engine)
     if output.json:
         speculative = run(engine, prompt, params, output.trace)

@@ -25,8 +25,9 @@ class Batch:
         seeds: ``[B]`` int64, key of each row's randomness.
         positions: ``[B]`` int64, tokens of each row: the absolute position of the first token to come.
         vocab_size: the target's; a drafter never proposes a token at or above it.
-        shared_noise: the verifier is a coupled one: a drafter with a law of its own should propose what that law
-            picks under the noise it shares with the target (`Sampler.picks`) and declare it chosen.
+        shared_noise: of each row, whether its verifier is a coupled one: there a drafter with a law of its own should
+            propose what that law picks under the noise it shares with the target (`Sampler.picks`). What the draft
+            says of its law is not looked at in such a row.
     """
 
     sequences: list[Sequence]
@@ -34,7 +35,7 @@ class Batch:
     seeds: Tensor
     positions: Tensor
     vocab_size: int
-    shared_noise: bool = False
+    shared_noise: tuple[bool, ...]
 
     @property
     def device(self) -> torch.device:

@@ -18,7 +18,7 @@ from foretoken.models.feed import feed
 from foretoken.models.loading import load
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import check_finite, draw
-from foretoken.sequence import Sequence
+from foretoken.sequence import Sequence, shared_beginning
 from foretoken.verify.base import Verdict
 
 
@@ -74,7 +74,8 @@ class DraftModel:
         memory = self._recall(batch)
         logits = self._catch_up(memory, batch, limits)
         vocab_size = min(self.model.vocab_size, batch.vocab_size)
-        chosen = batch.shared_noise or batch.sampler.all_greedy
+        noisy = torch.tensor(batch.shared_noise, device=device)[:, None]
+        chosen = all(batch.shared_noise) or batch.sampler.all_greedy
         counts = torch.tensor(limits, device=device)
         size = len(limits)
         ones = torch.ones(size, dtype=torch.int64)
@@ -87,11 +88,14 @@ class DraftModel:
             scores = self._usable(logits[:, None, :vocab_size].to(device), counts, step)
             so_far, node = Draft.chain(tokens), torch.full((size, 1), step, device=device)
             if chosen:
-                token = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=batch.shared_noise)
+                token = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=all(batch.shared_noise))
             else:
                 q = batch.sampler.probabilities(scores, batch.sequences, so_far, node)
                 laws.append(q)
                 token = draw(q, coins[:, step : step + 1])
+                if any(batch.shared_noise):
+                    picks = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=True)
+                    token = torch.where(noisy, picks, token)
             tokens = torch.cat([tokens, token], dim=1)
             if step == 0 and width > 2 and batch.sampler.all_greedy:
                 rest = self._greedy_chain(memory, batch, scores, so_far, node, token, width - 1)
@@ -164,8 +168,19 @@ class DraftModel:
         if ids == memory.rows:
             return memory
         places = {row: place for place, row in enumerate(memory.rows)}
-        selection = [places.get(row, -1) for row in ids]
-        memory.cache.select(selection)
+        selection, keep = [places.get(row, -1) for row in ids], list[int | None]([None] * len(ids))
+        if self.model.shares_prefixes:
+            lengths = memory.cache.lengths.tolist()
+            for row, sequence in enumerate(batch.sequences):
+                if ids[row] in places:
+                    continue
+                # What another row has read of a text that begins the same way, such as a system prompt, is copied.
+                for other in batch.sequences:
+                    place = places.get(other.id, -1)
+                    length = min(shared_beginning(sequence, other), lengths[place]) if place >= 0 else 0
+                    if length > (keep[row] or 0):
+                        selection[row], keep[row] = place, length
+        memory.cache.select(selection, keep)
         memory.rows = ids
         for row, (sequence, place) in enumerate(zip(batch.sequences, selection, strict=True)):
             self._memories[sequence] = memory

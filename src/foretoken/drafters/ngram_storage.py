@@ -62,8 +62,8 @@ class NgramStorage:
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A chain of likeliest continuations."""
         rows = []
-        for sequence, limit in zip(batch.sequences, limits, strict=True):
-            counts = self._counts(batch, sequence)
+        for sequence, limit, noisy in zip(batch.sequences, limits, batch.shared_noise, strict=True):
+            counts = self._counts(sequence, noisy)
             context = sequence.context
             for end in range(self._read.get(sequence, 0), len(context)):
                 counts.add(context[max(0, end - self.max_order + 1) : end], context[end])
@@ -78,7 +78,7 @@ class NgramStorage:
         predictions = logits.topk(min(self.top_k_filler, logits.shape[-1]), dim=-1).indices.tolist()
         tokens, parents, sizes = draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist()
         for row, sequence in enumerate(batch.sequences):
-            counts = self._counts(batch, sequence)
+            counts = self._counts(sequence, batch.shared_noise[row])
             reach = self.max_order - 1
             contexts = [sequence.context[-reach:]]
             for node in range(sizes[row]):
@@ -87,10 +87,10 @@ class NgramStorage:
                 for token in likely:
                     counts.add(context, token)
 
-    def _counts(self, batch: Batch, sequence: Sequence) -> _Counts:
+    def _counts(self, sequence: Sequence, shared_noise: bool) -> _Counts:
         if self.keep:
             # Under shared noise, and without any, the draft has no influence on the text.
-            harmless = batch.shared_noise or sequence.params.greedy
+            harmless = shared_noise or sequence.params.greedy
             if harmless or self._first.setdefault(sequence.seed, sequence.id) == sequence.id:
                 return self._shared
         counts = self._own.get(sequence)

@@ -45,14 +45,34 @@ class Cache(Protocol):
             counts: ``[B]`` int64, how many of them each row keeps; 0 forgets all of the row's.
         """
 
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:
         """Rearrange rows: new row i is old row ``rows[i]``, or an empty one where that is -1.
 
-        A row may be named more than once (beam search). Tentative nodes must have been committed or forgotten.
+        A row may be named more than once (beam search, shared prefixes). Tentative nodes must have been committed or
+        forgotten.
+
+        Args:
+            rows: of which old row each new one is made.
+            keep: how many committed tokens each new row starts with, those of its old row; None for all of them.
         """
 
     def encode(self, row: int, source: Sequence[int]) -> None:
         """Give an empty row its encoder input. Encoder-decoder models only."""
+
+
+def kept_lengths(lengths: Sequence[int], rows: Sequence[int], keep: Sequence[int | None] | None) -> list[int]:
+    """Lengths of the rows that `Cache.select` makes of rows of these lengths.
+
+    Raises:
+        ValueError: a row is to keep more than it has.
+    """
+    result = [lengths[row] if row >= 0 else 0 for row in rows]
+    for place, most in enumerate(keep or ()):
+        if most is not None:
+            if most > result[place]:
+                raise ValueError(f"row {place} can't keep {most} tokens: it has {result[place]}")
+            result[place] = most
+    return result
 
 
 class LanguageModel(Protocol):
@@ -70,6 +90,9 @@ class LanguageModel(Protocol):
     decoder_start_token_id: int | None
     """First decoder token of an encoder-decoder model; None for a decoder-only one."""
     supports_trees: bool
+    shares_prefixes: bool
+    """What the cache holds of a text's beginning is the same whatever the text goes on with, so that other texts with
+    that beginning may start from a copy."""
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""

@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
+from foretoken.models.base import kept_lengths
+
 PAGE = 256
 """Slots are allocated in multiples of this many."""
 
@@ -246,15 +248,17 @@ class SlotCache(TransformersCache):  # type: ignore[misc]
         self._forget()
 
     @torch.inference_mode()
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:
         """See `foretoken.models.Cache`."""
         rows = list(rows)
-        if rows == list(range(len(self._lengths))):
+        lengths = kept_lengths(self._lengths, rows, keep)
+        if rows != list(range(len(self._lengths))):
+            used = self.plan.end
+            for layer in self.layers:
+                layer.select(rows, used)
+        elif lengths == self._lengths:
             return
-        used = self.plan.end
-        for layer in self.layers:
-            layer.select(rows, used)
-        self._lengths = [self._lengths[row] if row >= 0 else 0 for row in rows]
+        self._lengths = lengths
         self.lengths = torch.tensor(self._lengths, dtype=torch.int64)
         self._forget()
 

@@ -38,6 +38,7 @@ class HFModel(traits.Wrapped):
         if not {"position_ids", "past_key_values", "attention_mask"} <= traits.accepts(module):
             raise NotImplementedError("its forward takes no position ids")
         super().__init__(module, tokenizer, name)
+        self.shares_prefixes = not traits.turns_by_length(config)
         self._patterns = found
         self._masks = MaskBuilder(self.dtype, self.device)
         self._output = traits.OutputLayer(module)

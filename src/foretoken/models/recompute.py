@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models import traits
-from foretoken.models.base import Cache, Keep, Scores
+from foretoken.models.base import Cache, Keep, Scores, kept_lengths
 
 MAX_TOKENS = 8192
 """Most tokens, padding included, that one pass of the model reads; more are read in several."""
@@ -53,9 +53,10 @@ class TokenCache:
             self.texts[row] += [self.nodes[row][node] for node in nodes[:count]]
         self._forget()
 
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:
         """See `foretoken.models.Cache`."""
-        self.texts = [list(self.texts[row]) if row >= 0 else [] for row in rows]
+        lengths = kept_lengths([len(text) for text in self.texts], rows, keep)
+        self.texts = [self.texts[row][:length] if row >= 0 else [] for row, length in zip(rows, lengths, strict=True)]
         self._forget()
 
     def encode(self, row: int, source: Sequence[int]) -> None:

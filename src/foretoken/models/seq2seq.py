@@ -122,12 +122,13 @@ class Seq2SeqCache:
         self.slots.commit(path, counts)
 
     @torch.inference_mode()
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:
         """See `foretoken.models.Cache`."""
         rows = list(rows)
-        if rows == list(range(self.slots.lengths.shape[0])):
+        same = rows == list(range(self.slots.lengths.shape[0]))
+        self.slots.select(rows, keep)
+        if same:
             return
-        self.slots.select(rows)
         before = self.sources.padded()[0].shape[1]
         self.sources.select(rows)
         if min(rows, default=-1) < 0 or self.sources.padded()[0].shape[1] != before:
@@ -304,9 +305,9 @@ class SourceTokenCache(TokenCache):
         super().__init__(batch_size)
         self.sources = sources
 
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:
         """See `foretoken.models.Cache`."""
-        super().select(rows)
+        super().select(rows, keep)
         self.sources.select(rows)
 
     def encode(self, row: int, source: Sequence[int]) -> None:

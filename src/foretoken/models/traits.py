@@ -85,6 +85,18 @@ def hidden_states(output: Any) -> Any:
     return ()
 
 
+def turns_by_length(config: Any) -> bool:
+    """Whether a text's keys are turned by frequencies that depend on how long the text is."""
+    settings = [getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)]
+    while settings:
+        one = settings.pop()
+        if isinstance(one, dict):
+            if one.get("rope_type", one.get("type")) in ("dynamic", "longrope"):
+                return True
+            settings.extend(one.values())
+    return False
+
+
 class Wrapped:
     """What all wrappers of transformers models have in common: the descriptive part of `LanguageModel`.
 
@@ -96,6 +108,7 @@ class Wrapped:
 
     decoder_start_token_id: int | None = None
     supports_trees = True
+    shares_prefixes = False
 
     def __init__(self, module: Any, tokenizer: Any | None = None, name: str | None = None) -> None:
         self.module = module

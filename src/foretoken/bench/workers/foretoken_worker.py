@@ -38,7 +38,12 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             named: Any = {"plain": None, "draft-model": None}.get(mode, mode)
             drafter = DraftModel(model("drafter")) if mode == "draft-model" else named
             engines[mode, k] = foretoken.Engine(
-                model("target"), drafter, verifier, k or 0, max_batch_size=options["max_batch"]
+                model("target"),
+                drafter,
+                verifier,
+                k or 0,
+                max_batch_size=options["max_batch"],
+                reuse_prefixes=False,  # a prompt comes again in every repetition, and is to be read in each
             )
         return engines[mode, k]
 

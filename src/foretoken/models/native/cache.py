@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foretoken.models.base import kept_lengths
+
 
 @dataclass(slots=True)
 class Feed:
@@ -184,14 +186,15 @@ class NativeCache:
             self.store.move(rows, sources, targets)
 
     @torch.inference_mode()
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:
         """See `foretoken.models.Cache`."""
-        rows = list(rows)
-        if rows == list(range(len(self.rows))):
+        rows, old = list(rows), self.rows
+        lengths = kept_lengths([len(row.tokens) for row in old], rows, keep)
+        if rows == list(range(len(old))) and all(len(row.tokens) == new for row, new in zip(old, lengths, strict=True)):
             return
-        old = self.rows
         self.rows = [
-            Row(list(old[row].tokens), old[row].kept, regime=old[row].regime) if row >= 0 else Row() for row in rows
+            Row(old[row].tokens[:length], min(old[row].kept, length), regime=old[row].regime) if row >= 0 else Row()
+            for row, length in zip(rows, lengths, strict=True)
         ]
         self.store.select(rows, [row.kept for row in self.rows])
 

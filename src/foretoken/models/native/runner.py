@@ -52,6 +52,7 @@ class NativeModel:
 
     decoder_start_token_id: int | None = None
     supports_trees = True
+    shares_prefixes = True
 
     def __init__(
         self,
