@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretoken import drafters, verify
+    from foretoken.async_engine import AsyncEngine
     from foretoken.beam import beam_search
     from foretoken.completion import Completion, DecodeStats, StreamEvent
     from foretoken.engine import Engine
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AsyncEngine",
     "Completion",
     "DecodeStats",
     "Engine",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncEngine": "async_engine",
     "Completion": "completion",
     "DecodeStats": "completion",
     "Engine": "engine",
