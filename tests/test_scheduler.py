@@ -308,4 +308,5 @@ def test_soak(count):
         tokens = request.completion.token_ids
         assert tokens == alone.generate(prompt, params).token_ids[: len(tokens)]
         assert request.completion.finish_reason == "cancelled" or len(tokens) == params.max_new_tokens
-    assert engine._scheduler._rounds.rows == []
+    assert engine._scheduler is None
+    assert engine._idle[0].rows == []

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
 from difflib import get_close_matches
-from functools import cached_property
 from inspect import isclass, signature
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -18,6 +17,7 @@ from foretoken.drafters import Drafter, DraftModel, NoDrafter
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import names as drafter_names
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
+from foretoken.memory import Budget, parse_bytes
 from foretoken.models import LanguageModel, load
 from foretoken.models.loading import check_pair
 from foretoken.request import Prompt, check_params, is_single, make_sequence
@@ -44,6 +44,8 @@ class Engine:
         reuse_prefixes: keep what the target has read when the last request of a call has ended, so that the next call's
             requests start from a copy where they begin alike: the same system prompt, or a conversation that goes on.
             The memory is the engine's until `release`.
+        cache_memory: most bytes for the caches of target and drafter (a number, or ``"4GiB"``), by the lengths that
+            texts may reach: requests wait until they fit. None sets no limit. Weights and passes come on top.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:
@@ -60,6 +62,7 @@ class Engine:
         *,
         max_batch_size: int = 32,
         reuse_prefixes: bool = True,
+        cache_memory: int | str | None = None,
         **load_options: Any,
     ) -> None:
         self.num_speculative_tokens = check_k(num_speculative_tokens)
@@ -70,6 +73,10 @@ class Engine:
         self.drafter: Drafter = make_drafter(drafter, self.target, **load_options)
         self.reuse_prefixes = reuse_prefixes
         self._idle: list[Rounds] = []  # at most one: of the call that ended last
+        self._scheduler: Scheduler | None = None  # while submitted requests are not finished
+        self._submitted = 0
+        models = [self.target, *([self.drafter.model] if isinstance(self.drafter, DraftModel) else [])]
+        self._budget = None if cache_memory is None else Budget(parse_bytes(cache_memory), models)
         self._controller = Controller(_controller_key(self.target, self.drafter))
 
     @overload
@@ -100,7 +107,7 @@ class Engine:
         Raises:
             PromptError: a single prompt can't be used.
             NumericalError: the model gave a single prompt scores that nothing can be chosen from.
-            OutOfMemory: memory ran out.
+            OutOfMemory: memory ran out, or `cache_memory` is not enough for a single prompt.
         """
         if is_single(prompts):
             if params is not None and not isinstance(params, SamplingParams):
@@ -138,7 +145,7 @@ class Engine:
 
     def _stream(self, row: Row, trace: bool) -> Iterator[StreamEvent]:
         rounds = self._take(trace)
-        scheduler = Scheduler(rounds, 1)
+        scheduler = Scheduler(rounds, 1, self._budget)
         scheduler.submit(row)
         while scheduler.busy:
             for _, event in scheduler.step():
@@ -175,7 +182,7 @@ class Engine:
             except ForetokenError as error:
                 results.append(Completion([], "", "error", error=error))
         rounds = self._take()
-        scheduler = Scheduler(rounds, self.max_batch_size)
+        scheduler = Scheduler(rounds, self.max_batch_size, self._budget)
         for row in results:
             if isinstance(row, Row):
                 scheduler.submit(row)
@@ -205,6 +212,7 @@ class Engine:
         Raises:
             PromptError: the prompt can't be used.
             ParameterError: an unknown verifier, or a number out of its range.
+            OutOfMemory: `cache_memory` is not enough for the request.
         """
         if not is_single(prompt):
             raise PromptError("submit takes one prompt: call it for each of a list")
@@ -213,7 +221,11 @@ class Engine:
             row.verifier = verify.get(verifier)
         if num_speculative_tokens is not None:
             row.num_speculative_tokens = check_k(num_speculative_tokens)
-        return self._scheduler.submit(row)
+        if self._scheduler is None:
+            self._scheduler = Scheduler(self._take(), self.max_batch_size, self._budget, first=self._submitted)
+        request = self._scheduler.submit(row)
+        self._submitted = self._scheduler.count
+        return request
 
     def step(self) -> list[tuple[Request, StreamEvent]]:
         """One round for the submitted requests; nothing where there are none.
@@ -227,20 +239,25 @@ class Engine:
         Raises:
             OutOfMemory: the round did not fit; the running requests end with that error, those that wait stay.
         """
-        return self._scheduler.step() if self._scheduler.busy else []
+        if self._scheduler is None:
+            return []
+        events = self._scheduler.step()
+        if not self._scheduler.busy:
+            self._put_back(self._scheduler.rounds)
+            self._scheduler = None
+        return events
 
     @property
     def busy(self) -> bool:
         """There are submitted requests that are not finished, so that `step` has something to do."""
-        return self._scheduler.busy
-
-    @cached_property
-    def _scheduler(self) -> Scheduler:
-        return Scheduler(self.rounds(), self.max_batch_size)
+        return self._scheduler is not None and self._scheduler.busy
 
     def _row(self, prompt: Prompt, params: SamplingParams, stream: bool = False) -> Row:
         check_params(self.target, params)
-        return Row(make_sequence(self.target, prompt, params), self.target, stream, verifier=self.verifier)
+        row = Row(make_sequence(self.target, prompt, params), self.target, stream, verifier=self.verifier)
+        if self._budget is not None:
+            self._budget.check(row.reach)
+        return row
 
     def rounds(
         self, trace: bool = False, make_sampler: Callable[[AbstractSequence[Sequence]], Sampler] | None = None

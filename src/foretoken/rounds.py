@@ -81,6 +81,13 @@ class Row:
         emitted = len(sequence.tokens) - sequence.prompt_length
         return min(sequence.params.max_new_tokens - emitted, self._model.max_length - len(sequence.tokens))
 
+    @property
+    def reach(self) -> int:
+        """Tokens that the models may come to hold of the request, those of its source included."""
+        sequence = self.sequence
+        length = min(sequence.prompt_length + sequence.params.max_new_tokens, self._model.max_length)
+        return length + len(sequence.source or ())
+
     def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin]) -> int:
         """Append tokens until the request ends; how many were taken."""
         self._pieces = []

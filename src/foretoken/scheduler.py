@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from foretoken.completion import Completion, StreamEvent
+from foretoken.memory import Budget
 from foretoken.rounds import Rounds, Row
 
 
@@ -41,14 +42,17 @@ class Scheduler:
     Args:
         rounds: the loop, with no rows of anybody else's.
         max_batch_size: most rows that are decoded at once.
+        budget: for the memory of the rows; requests wait until they fit. None sets no limit.
+        first: number of the first request.
     """
 
-    def __init__(self, rounds: Rounds, max_batch_size: int) -> None:
-        self._rounds = rounds
+    def __init__(self, rounds: Rounds, max_batch_size: int, budget: Budget | None = None, first: int = 0) -> None:
+        self.rounds = rounds
+        self.count = first
         self._max_batch_size = max_batch_size
+        self._budget = budget
         self._waiting: deque[tuple[Request, Row]] = deque()
         self._running: list[tuple[Request, Row]] = []
-        self._count = 0
 
     @property
     def busy(self) -> bool:
@@ -57,8 +61,8 @@ class Scheduler:
 
     def submit(self, row: Row) -> Request:
         """Take a request in; it is decoded by the calls of `step` to come."""
-        request = Request(self._count, row)
-        self._count += 1
+        request = Request(self.count, row)
+        self.count += 1
         self._waiting.append((request, row))
         return request
 
@@ -71,15 +75,15 @@ class Scheduler:
             OutOfMemory: the round did not fit. The running requests end with that error; those that wait stay.
         """
         joining: list[Row] = []
-        while self._waiting and len(self._running) < self._max_batch_size:
+        while self._waiting and self._has_room(self._waiting[0][1]):
             request, row = self._waiting.popleft()
             self._running.append((request, row))
             if not row.finished:  # cancelled before it began
                 joining.append(row)
         lengths = {request.number: len(row.sequence.tokens) for request, row in self._running}
         try:
-            self._rounds.join(joining)
-            self._rounds.step()
+            self.rounds.join(joining)
+            self.rounds.step()
         except Exception as error:
             for _, row in self._running:
                 row.fail(error)
@@ -92,6 +96,13 @@ class Scheduler:
         ]
         self._running = [(request, row) for request, row in self._running if not row.finished]
         return events
+
+    def _has_room(self, row: Row) -> bool:
+        if len(self._running) >= self._max_batch_size:
+            return False
+        if self._budget is None or not self._running or row.finished:
+            return True
+        return self._budget.fits([*(other.reach for _, other in self._running), row.reach])
 
     def run(self, each: Callable[[Request, StreamEvent], None] | None = None) -> None:
         """Steps until nothing is left to do."""

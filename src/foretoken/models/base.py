@@ -97,6 +97,9 @@ class LanguageModel(Protocol):
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
 
+    def cache_bytes(self, lengths: Sequence[int]) -> int:
+        """Most memory that a cache takes whose rows grow to these lengths, sources included."""
+
     def forward(
         self,
         tokens: Tensor,

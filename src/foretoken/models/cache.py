@@ -99,11 +99,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             if buffer is not None:
                 buffer[rows, :, targets] = buffer[rows, :, sources]
 
-    def select(self, rows: Sequence[int], used: int) -> None:
-        """Make row i what row ``rows[i]`` is, up to slot `used`; clear it where that is -1."""
+    def select(self, rows: Sequence[int], used: int, kept: int) -> None:
+        """Make row i what row ``rows[i]`` is, up to slot `used`; clear it where that is -1.
+
+        New buffers get room for the `kept` slots of the longest row: a long text that left costs the others nothing.
+        """
         if self.keys is None:
             return
-        self.keys, self.values = (_select(buffer, rows, used) for buffer in (self.keys, self.values))
+        self.keys, self.values = (_select(buffer, rows, used, kept) for buffer in (self.keys, self.values))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Slots that attention sees, and the first of them."""
@@ -121,9 +124,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     get_max_cache_shape = get_max_length  # its name in older transformers
 
 
-def _select(buffer: Tensor, rows: Sequence[int], used: int) -> Tensor:
+def _select(buffer: Tensor, rows: Sequence[int], used: int, kept: int) -> Tensor:
     if len(rows) > buffer.shape[0]:
-        new = buffer.new_zeros((len(rows), *buffer.shape[1:]))
+        slots = min(buffer.shape[2], -(-max(kept + kept // 2, 1) // PAGE) * PAGE)
+        new = buffer.new_zeros((len(rows), buffer.shape[1], slots, buffer.shape[3]))
+        used = min(used, slots)
         new[: buffer.shape[0], :, :used] = buffer[:, :, :used]
         buffer_rows = buffer.shape[0]
     else:
@@ -137,6 +142,12 @@ def _select(buffer: Tensor, rows: Sequence[int], used: int) -> Tensor:
             # A row that left may have held NaN, which no mask hides.
             new[i, :, :used] = 0
     return new[: len(rows)]
+
+
+def slots_bytes(lengths: Sequence[int], slot_bytes: int) -> int:
+    """Most memory of buffers whose rows grow to these lengths: they are as long as the longest, and grow by half."""
+    longest = max(lengths, default=0)
+    return len(lengths) * -(-(longest + longest // 2) // PAGE) * PAGE * slot_bytes
 
 
 class SlotCache(TransformersCache):  # type: ignore[misc]
@@ -255,7 +266,7 @@ class SlotCache(TransformersCache):  # type: ignore[misc]
         if rows != list(range(len(self._lengths))):
             used = self.plan.end
             for layer in self.layers:
-                layer.select(rows, used)
+                layer.select(rows, used, max(lengths, default=0))
         elif lengths == self._lengths:
             return
         self._lengths = lengths

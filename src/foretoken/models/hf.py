@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.models import attention, traits
 from foretoken.models.base import Cache, Keep, Scores
-from foretoken.models.cache import Append, SlotCache
+from foretoken.models.cache import Append, SlotCache, slots_bytes
 from foretoken.models.masks import MaskBuilder, Pattern, patterns_of
 
 
@@ -48,6 +48,10 @@ class HFModel(traits.Wrapped):
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
         return SlotCache(batch_size)
+
+    def cache_bytes(self, lengths: Sequence[int]) -> int:
+        """See `LanguageModel.cache_bytes`."""
+        return slots_bytes(lengths, traits.slot_bytes(self.module))
 
     def forward(
         self,

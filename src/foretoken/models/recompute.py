@@ -76,6 +76,10 @@ class RecomputeModel(traits.Wrapped):
         """A new cache with `batch_size` empty rows."""
         return TokenCache(batch_size)
 
+    def cache_bytes(self, lengths: Sequence[int]) -> int:
+        """Nothing: what is kept is the text."""
+        return 0
+
     def forward(
         self,
         tokens: Tensor,

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from foretoken.errors import PromptError
 from foretoken.models import traits
 from foretoken.models.base import Cache, Keep, Scores
-from foretoken.models.cache import Append, SlotCache
+from foretoken.models.cache import Append, SlotCache, slots_bytes
 from foretoken.models.masks import MaskBuilder, Pattern, patterns_of
 from foretoken.models.recompute import RecomputeModel, TokenCache
 
@@ -174,6 +174,10 @@ class Seq2SeqModel(traits.Wrapped):
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
         return Seq2SeqCache(SlotCache(batch_size), Sources(batch_size, self._encoder))
+
+    def cache_bytes(self, lengths: Sequence[int]) -> int:
+        """See `LanguageModel.cache_bytes`."""
+        return slots_bytes(lengths, traits.slot_bytes(self.module))
 
     def forward(
         self,

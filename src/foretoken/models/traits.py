@@ -121,6 +121,20 @@ class Wrapped:
         self.eos_token_ids = eos_token_ids(module)
 
 
+def slot_bytes(module: Any) -> int:
+    """Bytes of one token's keys and values in all layers of the (decoder's) attention."""
+    config = text_config(module)
+
+    def first(*names: str) -> int | None:
+        return next((int(value) for name in names if (value := getattr(config, name, None))), None)
+
+    layers = first("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer") or 1
+    heads = first("num_heads", "decoder_attention_heads", "num_attention_heads", "n_head") or 1
+    width = first("d_model", "hidden_size", "n_embd") or 1
+    size = first("head_dim", "d_kv") or width // heads
+    return 2 * layers * (first("num_key_value_heads") or heads) * size * int(module.dtype.itemsize)
+
+
 Pick = Callable[[Tensor], Tensor]
 
 

@@ -31,7 +31,7 @@ and a graph of several steps takes several times as long to compile.
 """
 
 _FIRST_BLOCKS = 16
-"""Blocks that a model begins with; they double when they run out."""
+"""Blocks that a model begins with; when they run out, there are half as many more."""
 
 
 class Pool:
@@ -70,10 +70,10 @@ class Pool:
     def _grow(self) -> None:
         size = self.tensors[0].shape[0]
         for number, old in enumerate(self.tensors):
-            new = old.new_zeros((2 * size, *old.shape[1:]))
+            new = old.new_zeros((size + size // 2, *old.shape[1:]))
             new[:size] = old
             self.tensors[number] = new
-        self._free.extend(range(size, 2 * size))
+        self._free.extend(range(size, size + size // 2))
         self.version += 1
 
 
@@ -115,19 +115,19 @@ class PagedStore:
     def select(self, rows: Sequence[int], kept: Sequence[int]) -> None:
         """See `Store`."""
         old = list(self.tables)
-        taken: set[int] = set()
+        taken: dict[int, int] = {}  # blocks that the first of an old row's heirs has of it
         tables: list[list[int]] = []
         for row, slots in zip(rows, kept, strict=True):
+            size = -(-slots // BLOCK)
             if row < 0:
                 tables.append([])
             elif row not in taken:
-                taken.add(row)
-                tables.append(old[row])
+                taken[row] = size
+                tables.append(old[row][:size])
             else:
-                tables.append(self._copy(old[row][: -(-slots // BLOCK)]))
+                tables.append(self._copy(old[row][:size]))
         for row, table in enumerate(old):
-            if row not in taken:
-                self._pool.give_back(table)
+            self._pool.give_back(table[taken.get(row, 0) :])
         self.tables[:] = tables
 
     def _copy(self, table: list[int]) -> list[int]:
@@ -162,6 +162,11 @@ class OpenVinoBackend:
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
         return NativeCache(PagedStore(self._pool, batch_size), batch_size)
+
+    def cache_bytes(self, lengths: Sequence[int]) -> int:
+        """See `LanguageModel.cache_bytes`."""
+        blocks = sum(-(-length // BLOCK) for length in lengths)
+        return (blocks + max(blocks // 2, _FIRST_BLOCKS)) * BLOCK * self.spec.slot_size * self._dtype.itemsize
 
     def score(
         self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]

@@ -28,6 +28,9 @@ class Backend(Protocol):
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
 
+    def cache_bytes(self, lengths: Sequence[int]) -> int:
+        """See `LanguageModel.cache_bytes`."""
+
     def score(
         self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]]:
@@ -77,6 +80,10 @@ class NativeModel:
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
         return self.backend.open(batch_size)
+
+    def cache_bytes(self, lengths: Sequence[int]) -> int:
+        """See `LanguageModel.cache_bytes`."""
+        return int(self.backend.cache_bytes(lengths))
 
     def forward(
         self,

@@ -57,6 +57,11 @@ class Spec:
     windows: tuple[int | None, ...]
     max_length: int
 
+    @property
+    def slot_size(self) -> int:
+        """Numbers that the keys and values of one token are, in all layers."""
+        return 2 * self.layers * self.groups * self.head_dim
+
 
 def refusal(config: Any) -> str | None:
     """Why a model of this config is not one that runs natively; None if it is."""

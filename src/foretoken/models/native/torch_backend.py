@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.models.cache import Append, SlotLayer
+from foretoken.models.cache import Append, SlotLayer, slots_bytes
 from foretoken.models.masks import MaskBuilder, Pattern
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
@@ -46,7 +46,7 @@ class DenseStore:
     def select(self, rows: Sequence[int], kept: Sequence[int]) -> None:
         """See `Store`."""
         for layer in self.layers:
-            layer.select(rows, self._used)
+            layer.select(rows, self._used, max(kept, default=0))
         self._used = max(kept, default=0)
 
 
@@ -76,6 +76,10 @@ class TorchBackend:
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
         return NativeCache(DenseStore(self.spec.layers), batch_size)
+
+    def cache_bytes(self, lengths: Sequence[int]) -> int:
+        """See `LanguageModel.cache_bytes`."""
+        return slots_bytes(lengths, self.spec.slot_size * self._dtype.itemsize)
 
     def score(
         self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]

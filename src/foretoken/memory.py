@@ -1,0 +1,79 @@
+"""A limit for the memory of caches, and what keeps requests within it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from foretoken.errors import OutOfMemory, ParameterError
+from foretoken.models.base import LanguageModel
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+TENTATIVE = 32
+"""Tokens that a row is taken to hold beyond its text: the root and what is drafted after it."""
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes of a number such as 1073741824, ``"512MiB"`` or ``"4G"`` (powers of 1024).
+
+    Raises:
+        ParameterError: it is no size, or not above 0.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    match = (
+        re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?)(?:i?B)?\s*", value, re.I)
+        if isinstance(value, str)
+        else None
+    )
+    size = round(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if size <= 0:
+        raise ParameterError(f"cache_memory is {value!r}: give a number of bytes above 0, or a size such as '4GiB'")
+    return size
+
+
+def show_bytes(size: int) -> str:
+    """A size for people."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024  # type: ignore[assignment]
+    return f"{size:.4g} GiB"
+
+
+class Budget:
+    """Decides which requests fit into memory together, by the lengths that their texts may reach.
+
+    Args:
+        limit: bytes that the caches of all models may take.
+        models: that keep caches.
+    """
+
+    def __init__(self, limit: int, models: Sequence[LanguageModel]) -> None:
+        self.limit = limit
+        self._models = models
+
+    def needs(self, lengths: Sequence[int]) -> int:
+        """Most bytes that the caches take when rows reach these lengths."""
+        return sum(
+            model.cache_bytes([min(length, model.max_length) + TENTATIVE for length in lengths])
+            for model in self._models
+        )
+
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Whether these rows may be decoded together."""
+        return self.needs(lengths) <= self.limit
+
+    def check(self, length: int) -> None:
+        """Refuse a request that would not fit with the memory to itself.
+
+        Raises:
+            OutOfMemory: it would not.
+        """
+        needs = self.needs([length])
+        if needs > self.limit:
+            raise OutOfMemory(
+                f"a text of up to {length:,} tokens needs {show_bytes(needs)} of caches, and cache_memory is "
+                f"{show_bytes(self.limit)}: lower max_new_tokens, shorten the prompt, or raise cache_memory"
+            )
