@@ -55,6 +55,9 @@ def test_a_cancelled_request_keeps_what_it_has_and_disturbs_nobody():
         engine.step()
     requests[1].cancel()
     waiting.cancel()
+    events = engine.step()
+    assert {request.number for request, _ in events} == {request.number for request in (*requests, waiting)}
+    assert [event.pieces for request, event in events if request.finished] == [(), ()]
     drain(engine)
     cancelled = requests[1].completion
     assert cancelled.finish_reason == "cancelled"

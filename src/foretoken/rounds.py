@@ -119,11 +119,15 @@ class Row:
         """End the request with what it has; it leaves before the next round."""
         if not self.finished:
             self.finish_reason = "cancelled"
+            self._pieces, self.drafted = [], ()  # they were in an event before
+            if self._detokenizer is not None:
+                self._detokenizer.finish(False)
 
     def fail(self, error: Exception) -> None:
         """End the request with an error."""
         self.error = error
         self.finish_reason = "error"
+        self._pieces, self.drafted = [], ()
 
     def event(self) -> StreamEvent:
         """What the last round added."""

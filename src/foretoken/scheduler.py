@@ -75,11 +75,13 @@ class Scheduler:
             OutOfMemory: the round did not fit. The running requests end with that error; those that wait stay.
         """
         joining: list[Row] = []
+        cancelled = [(request, row) for request, row in self._waiting if row.finished]
+        if cancelled:
+            self._waiting = deque((request, row) for request, row in self._waiting if not row.finished)
         while self._waiting and self._has_room(self._waiting[0][1]):
             request, row = self._waiting.popleft()
             self._running.append((request, row))
-            if not row.finished:  # cancelled before it began
-                joining.append(row)
+            joining.append(row)
         lengths = {request.number: len(row.sequence.tokens) for request, row in self._running}
         try:
             self.rounds.join(joining)
@@ -91,7 +93,7 @@ class Scheduler:
             raise
         events = [
             (request, row.event())
-            for request, row in self._running
+            for request, row in [*cancelled, *self._running]
             if row.finished or len(row.sequence.tokens) > lengths[request.number]
         ]
         self._running = [(request, row) for request, row in self._running if not row.finished]
@@ -100,7 +102,7 @@ class Scheduler:
     def _has_room(self, row: Row) -> bool:
         if len(self._running) >= self._max_batch_size:
             return False
-        if self._budget is None or not self._running or row.finished:
+        if self._budget is None or not self._running:
             return True
         return self._budget.fits([*(other.reach for _, other in self._running), row.reach])
 
