@@ -11,10 +11,10 @@ from foretoken.draft import Draft
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
-from foretoken.verify import AnyVerifier, CoupledVerifier, Verdict, decide
-from foretoken.verify.coupled import CoupledVerifier as FollowPicks
+from foretoken.verify import AnyVerifier, Verdict, decide, is_coupled
+from foretoken.verify.coupled import CoupledVerifier
 
-_FOLLOW = FollowPicks()
+_FOLLOW = CoupledVerifier()
 
 # Probabilities of a whole batch are tens of megabytes where the vocabulary is large. Rows are independent, and a few of
 # them at a time stay in a CPU's cache, and in memory that the allocator does not give back in between.
@@ -42,13 +42,13 @@ def decide_batch(
     Returns:
         The verdict, and the target's law at every node, ``[B, N+1, V]`` float32, or None.
     """
-    follows = isinstance(verifier, CoupledVerifier)
+    follows = is_coupled(verifier)
     # Every lossless verifier follows the target's own picks when p is one-hot.
     if follows or (sampler.all_greedy and verifier.lossless):
-        rule = verifier if isinstance(verifier, CoupledVerifier) else _FOLLOW
+        rule = verifier if is_coupled(verifier) else _FOLLOW
         verdict = rule.follow(draft, sampler.picks(logits, sequences, draft, noise=follows))
         return verdict, sampler.probabilities(logits, sequences, draft) if keep_probs else None
-    assert not isinstance(verifier, CoupledVerifier)
+    assert not is_coupled(verifier)
     streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)], device=logits.device)
     coins = uniforms(sampler.seeds, sampler.positions(sequences)[:, None].expand(-1, 2), streams)
     size = len(sequences)

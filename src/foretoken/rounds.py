@@ -33,7 +33,7 @@ from foretoken.models.feed import CHUNK, feed
 from foretoken.sampling import Sampler, check_finite
 from foretoken.sequence import Sequence, shared_beginning
 from foretoken.text import Detokenizer, continuation
-from foretoken.verify import AnyVerifier, CoupledVerifier, Verdict
+from foretoken.verify import AnyVerifier, Verdict, is_coupled
 
 
 class Row:
@@ -313,7 +313,7 @@ class Rounds:
     def _depends_on_k(self, row: Row) -> bool:
         """Whether a seed that the request names would give another text with another number."""
         params, verifier = row.sequence.params, row.verifier
-        sampled = not (params.greedy and verifier.lossless) and not isinstance(verifier, CoupledVerifier)
+        sampled = not (params.greedy and verifier.lossless) and not is_coupled(verifier)
         return sampled and params.seed is not None
 
     def _learn(
@@ -386,7 +386,7 @@ class Rounds:
             seeds=self._sampler.seeds,
             positions=self._sampler.positions(sequences),
             vocab_size=self.target.vocab_size,
-            shared_noise=tuple(isinstance(row.verifier, CoupledVerifier) for row in self._active),
+            shared_noise=tuple(is_coupled(row.verifier) for row in self._active),
         )
 
     def _rules_of(self, sampler: Sampler) -> list[_Rule]:

@@ -77,9 +77,9 @@ def plain_engine(engine: Engine) -> Engine:
 def fix_seed(engine: Engine, params: SamplingParams) -> SamplingParams:
     """The same seed for both texts where the verifier is a coupled one, which has one text to give for it."""
     from foretoken.randomness import fresh_seed
-    from foretoken.verify import CoupledVerifier
+    from foretoken.verify import is_coupled
 
-    if params.seed is not None or not isinstance(engine.verifier, CoupledVerifier):
+    if params.seed is not None or not is_coupled(engine.verifier):
         return params
     return replace(params, seed=fresh_seed())
 
@@ -97,12 +97,12 @@ def warm_up(engine: Engine, prompt: Prompt) -> None:
 
 def relation(engine: Engine, params: SamplingParams, speculative: Answer, plain: Answer) -> str:
     """What can be said of a speculative and a plain text, honestly."""
-    from foretoken.verify import CoupledVerifier
+    from foretoken.verify import is_coupled
 
     verifier = engine.verifier
     if not verifier.lossless:
         return f"{verifier.name!r} is lossy: the first text is not drawn from the target's law"
-    coupled = isinstance(verifier, CoupledVerifier)
+    coupled = is_coupled(verifier)
     if not (params.greedy or coupled):
         return f"Both texts are draws from the target's law ({verifier.name!r} is lossless); they need not be equal."
     reason = "greedy decoding" if params.greedy else f"{verifier.name!r} verifier, seed {params.seed}"

@@ -74,7 +74,6 @@ class DraftModel:
         memory = self._recall(batch)
         logits = self._catch_up(memory, batch, limits)
         vocab_size = min(self.model.vocab_size, batch.vocab_size)
-        noisy = torch.tensor(batch.shared_noise, device=device)[:, None]
         chosen = all(batch.shared_noise) or batch.sampler.all_greedy
         counts = torch.tensor(limits, device=device)
         size = len(limits)
@@ -83,17 +82,18 @@ class DraftModel:
         laws: list[Tensor] = []
         # Keyed by the root's position and the step, so that no two rounds share a draw.
         streams = Stream.DRAFT + torch.arange(width, device=device)
-        coins = uniforms(batch.seeds, batch.positions[:, None].expand(-1, width), streams)  # [B, width]
+        coins = None if chosen else uniforms(batch.seeds, batch.positions[:, None].expand(-1, width), streams)
         for step in range(width):
             scores = self._usable(logits[:, None, :vocab_size].to(device), counts, step)
             so_far, node = Draft.chain(tokens), torch.full((size, 1), step, device=device)
-            if chosen:
+            if coins is None:
                 token = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=all(batch.shared_noise))
             else:
                 q = batch.sampler.probabilities(scores, batch.sequences, so_far, node)
                 laws.append(q)
                 token = draw(q, coins[:, step : step + 1])
                 if any(batch.shared_noise):
+                    noisy = torch.tensor(batch.shared_noise, device=device)[:, None]
                     picks = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=True)
                     token = torch.where(noisy, picks, token)
             tokens = torch.cat([tokens, token], dim=1)

@@ -7,7 +7,7 @@ This package is mathematics: it imports no model and no drafter. `exact` proves 
 from __future__ import annotations
 
 from foretoken.errors import ParameterError
-from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, Verifier
+from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, Verifier, is_coupled
 from foretoken.verify.block import BlockVerifier
 from foretoken.verify.coupled import CoupledVerifier as _Coupled
 from foretoken.verify.decide import decide
@@ -31,6 +31,7 @@ __all__ = [
     "adjusted_distribution",
     "decide",
     "get",
+    "is_coupled",
     "names",
 ]
 

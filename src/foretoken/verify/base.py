@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import cache
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
 from foretoken.verify.residual import safe_ratio
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,16 @@ class CoupledVerifier(_Described, Protocol):
             draft: ``N`` tokens a row.
             picks: ``[B, N+1]`` int64, the token that the target picks after each node.
         """
+
+
+@cache
+def _follows(rule: type) -> bool:
+    return hasattr(rule, "follow")
+
+
+def is_coupled(verifier: Verifier | CoupledVerifier) -> TypeIs[CoupledVerifier]:
+    """Whether it is a `CoupledVerifier`. Asked in every round, where `isinstance` of a protocol takes too long."""
+    return _follows(type(verifier))
 
 
 AnyVerifier = Verifier | CoupledVerifier
