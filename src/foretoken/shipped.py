@@ -34,8 +34,9 @@ def tiny_pair(dtype: Any = "float32", **load_options: Any) -> tuple[LanguageMode
     """The shipped target and drafter, loaded: ``Engine(*foretoken.tiny_pair())``.
 
     Args:
-        dtype: of the weights in memory, as `foretoken.load` takes it. They were stored in bfloat16; models this small
-            are no slower in float32, where ties that rounding would decide are rarer.
+        dtype: of the weights in memory, as `foretoken.load` takes it. They were stored in bfloat16, which processors
+            that multiply it run up to twice as fast; in float32 ties that rounding would decide are rarer, so that a
+            text with speculation and one without are equal token by token.
         load_options: further options of `foretoken.load`.
 
     Raises:
