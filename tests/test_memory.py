@@ -66,6 +66,19 @@ def test_caches_take_what_they_are_said_to_take(options, lengths):
     assert taken(model, cache) <= max(said, model.cache_bytes([lengths[0], *[30] * 6]))
 
 
+@OPENVINO
+def test_rows_that_begin_alike_never_take_more_blocks_than_they_have():
+    model = load(tiny_llama(seed=1, max_position_embeddings=512), runner="native", backend="openvino")
+    cache = model.open(8)
+    feed(model, cache, [[1] * 400] * 8)
+    before = taken(model, cache)
+    cache.select([0] * 8, [300, 350, *[200] * 6])
+    assert cache.lengths.tolist() == [300, 350, *[200] * 6]
+    assert taken(model, cache) == before
+    blocks = [block for table in cache.store.tables for block in table]
+    assert len(set(blocks)) == len(blocks)
+
+
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_t5])
 def test_caches_of_other_models(make):
     model = load(make(seed=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from foretoken import rounds, verify
 from foretoken.engine import Engine
@@ -148,6 +149,79 @@ def test_no_memory_ends_those_that_run_and_not_those_that_wait(monkeypatch):
     drain(engine)
     assert isinstance(running.completion.error, OutOfMemory)
     assert waiting.completion.finish_reason == "length"
+
+
+def test_an_interruption_ends_those_that_run(monkeypatch):
+    engine = Engine(*pair(), "token", 3, max_batch_size=2)
+    params = SamplingParams(seed=1, max_new_tokens=9, ignore_eos=True)
+    wanted = engine.generate([5, 6], params).token_ids
+    running = [engine.submit([1, 2], params), engine.submit([3, 4], params)]
+    waiting = engine.submit([5, 6], params)
+    engine.step()
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rounds, "decide_batch", interrupted)  # the models hold tokens of a round that came to nothing
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    monkeypatch.undo()
+    drain(engine)
+    assert all("KeyboardInterrupt" in str(request.completion.error) for request in running)
+    assert waiting.completion.token_ids == wanted
+
+
+def test_settings_that_are_changed_after_an_error_hold(monkeypatch):
+    target = load(tiny_llama(seed=1))
+    engine = Engine(target, "prompt-lookup", "token", 7)
+    params = SamplingParams(seed=1, max_new_tokens=20, ignore_eos=True)
+
+    def full(*_, **__):
+        raise MemoryError
+
+    engine.submit([1, 2] * 9, params)
+    monkeypatch.setattr(type(target), "forward", full)
+    with pytest.raises(OutOfMemory):
+        engine.step()
+    monkeypatch.undo()
+    engine.num_speculative_tokens, engine.max_batch_size = 1, 2  # what the message advises
+    requests = [engine.submit([1, 2] * 9, params) for _ in range(3)]
+    assert len(engine.step()) == 2
+    drain(engine)
+    assert all(len(request.completion.stats.drafted_by_position) == 1 for request in requests)
+
+
+def test_a_request_may_leave_its_number_of_tokens_to_an_engine_of_a_fixed_one(monkeypatch):
+    monkeypatch.setattr(rounds, "perf_counter", iter(range(10**6)).__next__)
+    engine = Engine(tiny_llama(seed=1), "prompt-lookup", "coupled", 3)
+    params = SamplingParams(seed=1, max_new_tokens=30, ignore_eos=True)
+    engine.submit([1, 2] * 9, params, num_speculative_tokens="auto")
+    drain(engine)
+    assert engine._controller.costs.known("target", 1, 1)
+
+
+@pytest.mark.parametrize("options", [{"runner": "hf"}, {"runner": "native", "backend": "torch"}])
+def test_what_another_text_went_on_with_is_not_copied(monkeypatch, options):
+    monkeypatch.setattr(rounds, "CHUNK", 64)
+    target = load(tiny_llama(seed=1), **options)
+    engine, params = Engine(target, None, "token", 0), SamplingParams(seed=1, max_new_tokens=30, ignore_eos=True)
+    good = [*SYSTEM[:40], 1, 2]
+    wanted = engine.generate(good, params).token_ids
+    engine.release()
+    engine.submit(SYSTEM[::-1] + [3] * 120, params)  # the longest: everybody's masks reach as far
+    engine.step()
+    bad = engine.submit([*SYSTEM, *[3] * 100], params)
+    engine.step()
+    engine.step()
+    cache = engine._scheduler.rounds._cache
+    layers = getattr(cache, "layers", None) or cache.store.layers
+    with torch.inference_mode():
+        for layer in layers:  # as numbers that overflow leave them
+            layer.values[1, :, 110:128] = float("nan")
+    sharing = engine.submit(good, params)
+    drain(engine)
+    assert isinstance(bad.completion.error, NumericalError)
+    assert sharing.completion.token_ids == wanted
 
 
 class Reads:

@@ -241,10 +241,14 @@ class Engine:
         """
         if self._scheduler is None:
             return []
-        events = self._scheduler.step()
-        if not self._scheduler.busy:
-            self._put_back(self._scheduler.rounds)
-            self._scheduler = None
+        scheduler = self._scheduler
+        try:
+            events = scheduler.step()
+            if not scheduler.busy:
+                self._put_back(scheduler.rounds)
+        finally:
+            if not scheduler.busy:
+                self._scheduler = None
         return events
 
     @property

@@ -236,6 +236,14 @@ class Rounds:
         self._drafted = False
         self._leave()
 
+    def clear(self) -> None:
+        """Let go of all rows, and of what the target has read: after an error nobody knows what that is."""
+        self._cache = self.target.open(0)
+        self.rows, self._left, self._active, self._places = [], [], [], []
+        self._awaited.clear()
+        self._sampler = None
+        self._drafted = False
+
     def _beginnings(self, rows: AbstractSequence[Row]) -> tuple[list[int], list[int | None]]:
         """What new rows start from: a row of the cache and how many of its tokens, or -1 and 0."""
         selection, keep = [-1] * len(rows), list[int | None]([0] * len(rows))
@@ -320,8 +328,9 @@ class Rounds:
         self, width: int, limits: list[int], accepted: list[int], seconds: Mapping[str, float], clean: bool
     ) -> None:
         k = max(limits)
+        fixed = {self._fixed(row) for row in self._active}
         # Rows that draft different numbers of tokens tell what no number costs or gives to all.
-        if self.k == AUTO and len({self._fixed(row) for row in self._active}) == 1:
+        if fixed == {None} or (self.k == AUTO and len(fixed) == 1):
             clean = clean and (k == 0 or self._drafted)
             requests = [row.acceptance for row in self._active]
             self._controller.learn(len(self._active), k, width, accepted, requests, seconds, clean)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from foretoken.completion import Completion, StreamEvent
+from foretoken.errors import ForetokenError
 from foretoken.memory import Budget
 from foretoken.rounds import Rounds, Row
 
@@ -72,7 +73,8 @@ class Scheduler:
         A request that fails has a completion with ``finish_reason="error"`` in its last event; others go on.
 
         Raises:
-            OutOfMemory: the round did not fit. The running requests end with that error; those that wait stay.
+            OutOfMemory: the round did not fit. The running requests end with that error; those that wait stay. The same
+                goes for any other error, and for an interruption such as Ctrl-C.
         """
         joining: list[Row] = []
         cancelled = [(request, row) for request, row in self._waiting if row.finished]
@@ -86,10 +88,12 @@ class Scheduler:
         try:
             self.rounds.join(joining)
             self.rounds.step()
-        except Exception as error:
+        except BaseException as error:
+            why = error if isinstance(error, Exception) else ForetokenError(f"interrupted by {type(error).__name__}")
             for _, row in self._running:
-                row.fail(error)
+                row.fail(why)
             self._running = []
+            self.rounds.clear()
             raise
         events = [
             (request, row.event())

@@ -75,6 +75,11 @@ def kept_lengths(lengths: Sequence[int], rows: Sequence[int], keep: Sequence[int
     return result
 
 
+def cut_rows(rows: Sequence[int], keep: Sequence[int | None] | None) -> list[int]:
+    """Which of the rows that `Cache.select` makes begin like an old one, and need not go on like it."""
+    return [place for place, most in enumerate(keep or ()) if most is not None and rows[place] >= 0]
+
+
 class LanguageModel(Protocol):
     """A model that scores tokens. `foretoken.load` makes one from a path, a hub id or a transformers model."""
 

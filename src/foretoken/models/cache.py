@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
-from foretoken.models.base import kept_lengths
+from foretoken.models.base import cut_rows, kept_lengths
 
 PAGE = 256
 """Slots are allocated in multiples of this many."""
@@ -99,14 +99,19 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             if buffer is not None:
                 buffer[rows, :, targets] = buffer[rows, :, sources]
 
-    def select(self, rows: Sequence[int], used: int, kept: int) -> None:
+    def select(self, rows: Sequence[int], used: int, kept: Sequence[int], cut: Sequence[int] = ()) -> None:
         """Make row i what row ``rows[i]`` is, up to slot `used`; clear it where that is -1.
 
-        New buffers get room for the `kept` slots of the longest row: a long text that left costs the others nothing.
+        New buffers get room for the slots that the longest row has `kept`: a long text that left costs the others
+        nothing. Rows that are `cut` are cleared from there on: what the other text went on with may have been NaN.
         """
         if self.keys is None:
             return
-        self.keys, self.values = (_select(buffer, rows, used, kept) for buffer in (self.keys, self.values))
+        longest = max(kept, default=0)
+        self.keys, self.values = (_select(buffer, rows, used, longest) for buffer in (self.keys, self.values))
+        for buffer in (self.keys, self.values):
+            for row in cut:
+                buffer[row, :, kept[row] : used] = 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Slots that attention sees, and the first of them."""
@@ -263,12 +268,11 @@ class SlotCache(TransformersCache):  # type: ignore[misc]
         """See `foretoken.models.Cache`."""
         rows = list(rows)
         lengths = kept_lengths(self._lengths, rows, keep)
-        if rows != list(range(len(self._lengths))):
-            used = self.plan.end
-            for layer in self.layers:
-                layer.select(rows, used, max(lengths, default=0))
-        elif lengths == self._lengths:
+        if rows == list(range(len(self._lengths))) and lengths == self._lengths:
             return
+        used, cut = self.plan.end, cut_rows(rows, keep)
+        for layer in self.layers:
+            layer.select(rows, used, lengths, cut)
         self._lengths = lengths
         self.lengths = torch.tensor(self._lengths, dtype=torch.int64)
         self._forget()

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foretoken.models.base import kept_lengths
+from foretoken.models.base import cut_rows, kept_lengths
 
 
 @dataclass(slots=True)
@@ -66,8 +66,11 @@ class Store(Protocol):
     def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
         """Copy what slots `sources` of `rows` hold to slots `targets` of the same rows, all at once."""
 
-    def select(self, rows: Sequence[int], kept: Sequence[int]) -> None:
-        """Make row i what row ``rows[i]`` is, an empty one where that is -1; ``kept[i]`` slots of it are in use."""
+    def select(self, rows: Sequence[int], kept: Sequence[int], cut: Sequence[int] = ()) -> None:
+        """Make row i what row ``rows[i]`` is, an empty one where that is -1; ``kept[i]`` slots of it are in use.
+
+        New rows that are `cut` have nothing of the old one beyond those slots, not even where nothing looks at it.
+        """
 
 
 @dataclass(slots=True)
@@ -196,7 +199,7 @@ class NativeCache:
             Row(old[row].tokens[:length], min(old[row].kept, length), regime=old[row].regime) if row >= 0 else Row()
             for row, length in zip(rows, lengths, strict=True)
         ]
-        self.store.select(rows, [row.kept for row in self.rows])
+        self.store.select(rows, [row.kept for row in self.rows], cut_rows(rows, keep))
 
     def encode(self, row: int, source: Sequence[int]) -> None:
         """Decoder-only models read no source."""

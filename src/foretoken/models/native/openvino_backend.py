@@ -112,23 +112,23 @@ class PagedStore:
         for tensor in self._pool.tensors:
             tensor[new, :, new_slots] = tensor[old, :, old_slots]
 
-    def select(self, rows: Sequence[int], kept: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int], kept: Sequence[int], cut: Sequence[int] = ()) -> None:
         """See `Store`."""
         old = list(self.tables)
-        taken: dict[int, int] = {}  # blocks that the first of an old row's heirs has of it
-        tables: list[list[int]] = []
-        for row, slots in zip(rows, kept, strict=True):
-            size = -(-slots // BLOCK)
-            if row < 0:
-                tables.append([])
-            elif row not in taken:
-                taken[row] = size
-                tables.append(old[row][:size])
-            else:
-                tables.append(self._copy(old[row][:size]))
-        for row, table in enumerate(old):
-            self._pool.give_back(table[taken.get(row, 0) :])
-        self.tables[:] = tables
+        sizes = [-(-slots // BLOCK) for slots in kept]
+        heirs: dict[int, int] = {}  # of each old row, the new one that takes its blocks over: the longest
+        for place, row in enumerate(rows):
+            if row >= 0 and (row not in heirs or sizes[place] > sizes[heirs[row]]):
+                heirs[row] = place
+        for row, table in enumerate(old):  # before others are taken, or there would be too many at once
+            size = sizes[heirs[row]] if row in heirs else 0
+            spare = table[size:]
+            del table[size:]
+            self._pool.give_back(spare)
+        self.tables[:] = [
+            [] if row < 0 else old[row] if heirs[row] == place else self._copy(old[row][: sizes[place]])
+            for place, row in enumerate(rows)
+        ]
 
     def _copy(self, table: list[int]) -> list[int]:
         new = [self._pool.take() for _ in table]

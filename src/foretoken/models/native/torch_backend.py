@@ -43,10 +43,10 @@ class DenseStore:
         for layer in self.layers:
             layer.move(rows, sources, targets)
 
-    def select(self, rows: Sequence[int], kept: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int], kept: Sequence[int], cut: Sequence[int] = ()) -> None:
         """See `Store`."""
         for layer in self.layers:
-            layer.select(rows, self._used, max(kept, default=0))
+            layer.select(rows, self._used, kept, cut)
         self._used = max(kept, default=0)
 
 
