@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -387,3 +388,29 @@ def test_soak(count):
         assert request.completion.finish_reason == "cancelled" or len(tokens) == params.max_new_tokens
     assert engine._scheduler is None
     assert engine._idle[0].rows == []
+
+
+@pytest.mark.parametrize("runner", ["hf", "native"])
+def test_a_copy_that_another_text_has_spoilt_is_read_again(runner):
+    module = tiny_llama(seed=1)
+    params = SamplingParams(seed=4, max_new_tokens=10, ignore_eos=True, logit_bias={31: -100.0})
+    wanted = Engine(load(module, runner=runner), None, "coupled").generate([*SYSTEM, 3, 4], params).token_ids
+    with torch.no_grad():
+        module.get_input_embeddings().weight[31] = float("nan")
+    target = load(module, runner=runner)
+    for drafter in (None, load(tiny_llama(seed=2))):
+        engine = Engine(target, drafter, "coupled", 3)
+        bad, good, other = engine.generate([[*SYSTEM, 31, 1, 2], [*SYSTEM, 3, 4], [*SYSTEM, 3, 4]], params)
+        assert isinstance(bad.error, NumericalError)
+        assert good.token_ids == other.token_ids == wanted
+
+
+def test_results_keep_nothing_alive():
+    engine = Engine(*pair(), "coupled", 3)
+    params = SamplingParams(seed=4, max_new_tokens=10, ignore_eos=True)
+    request = engine.submit([1, 2, 3], params)
+    drain(engine)
+    completion = engine.generate([1, 2, 3], params)
+    gc.collect()
+    assert request.completion.token_ids == completion.token_ids
+    assert len(engine.drafter._memories) == 0

@@ -10,7 +10,7 @@ from foretoken.models.base import LanguageModel
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
-TENTATIVE = 32
+TENTATIVE = 257
 """Tokens that a row is taken to hold beyond its text: the root and what is drafted after it."""
 
 
@@ -56,10 +56,7 @@ class Budget:
 
     def needs(self, lengths: Sequence[int]) -> int:
         """Most bytes that the caches take when rows reach these lengths."""
-        return sum(
-            model.cache_bytes([min(length, model.max_length) + TENTATIVE for length in lengths])
-            for model in self._models
-        )
+        return sum(model.cache_bytes([length + TENTATIVE for length in lengths]) for model in self._models)
 
     def fits(self, lengths: Sequence[int]) -> bool:
         """Whether these rows may be decoded together."""

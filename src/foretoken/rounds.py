@@ -209,8 +209,11 @@ class Rounds:
         self.trace = trace
         self._cache = target.open(0)
         self.rows: list[Row] = []
-        self._left: list[Row] = []  # that the cache still holds although they have left; only while there are no rows
+        self._left: list[
+            Sequence | None
+        ] = []  # that the cache still holds although they have left; only while there are no rows
         self._awaited: dict[Row, tuple[Row, int]] = {}  # whose beginning a row waits for, and how much of it
+        self._copied: set[Row] = set()  # that began with a copy, and have not had a round yet
         self._places: list[int] = []  # of the rows that take part in the round: their prompts are read
         self._active: list[Row] = []  # those rows
         self._sampler: Sampler | None = None  # of those rows; None when it has to be made anew, and so have the rules
@@ -241,6 +244,7 @@ class Rounds:
         self._cache = self.target.open(0)
         self.rows, self._left, self._active, self._places = [], [], [], []
         self._awaited.clear()
+        self._copied.clear()
         self._sampler = None
         self._drafted = False
 
@@ -250,18 +254,19 @@ class Rounds:
         if not self.target.shares_prefixes:
             return selection, keep
         lengths = self._cache.lengths.tolist()
-        donors = self.rows or self._left
+        donors = [_usable(row) for row in self.rows] or self._left
         for number, row in enumerate(rows):
-            others = [*donors, *rows[:number]]
-            shared = [shared_beginning(row.sequence, other.sequence) if other.error is None else 0 for other in others]
+            others = [*donors, *(other.sequence for other in rows[:number])]
+            shared = [shared_beginning(row.sequence, other) if other is not None else 0 for other in others]
             longest = max(shared, default=0)
             if longest == 0:
                 continue
             place = shared.index(longest)
             if place < len(donors) and (self._left or lengths[place] >= longest):
                 selection[number], keep[number] = place, min(longest, lengths[place])
+                self._copied.add(row)
             else:
-                self._awaited[row] = others[place], longest
+                self._awaited[row] = [*self.rows, *rows][place], longest
         return selection, keep
 
     @torch.inference_mode()
@@ -290,6 +295,7 @@ class Rounds:
             root = verdict.path.new_zeros((len(self._active), 1))
             self._cache.commit(self._spread(torch.cat([root, verdict.path], dim=1)), self._spread(verdict.counts + 1))
         self._extend(draft, path, accepted, following, logits, target_probs, healthy)
+        self._read_again(healthy)
         seconds = clock.stop()
         for row in self._active:
             for name, value in seconds.items():
@@ -382,6 +388,7 @@ class Rounds:
             del self._awaited[row]
             if row in places and place is not None:
                 selection[places[row]], keep[places[row]] = place, length
+                self._copied.add(row)
         self._cache.select(selection, keep)
 
     def _batch(self) -> Batch:
@@ -467,7 +474,7 @@ class Rounds:
             for nodes, steps, count in zip(bad, path, accepted, strict=True)
         ]
         for row, is_healthy in zip(self._active, healthy, strict=True):
-            if not is_healthy:
+            if not is_healthy and row not in self._copied:  # a copy gets another chance
                 row.fail(
                     NumericalError(
                         f"{self.target.name} gave scores with NaN or infinity (or nothing but -inf) after "
@@ -511,6 +518,19 @@ class Rounds:
             if traces is not None:
                 row.drafted = traces[place]
 
+    def _read_again(self, healthy: list[bool]) -> None:
+        """Have copies that turn out to be unusable read: what followed in the other text may have spoilt them."""
+        spoilt = [row for row, good in zip(self._active, healthy, strict=True) if not good and not row.finished]
+        self._copied.difference_update(self._active)
+        if not spoilt:
+            return
+        for row in spoilt:
+            old = row.sequence
+            # Another identity, for what the drafter knows of the old one is ahead of the text.
+            row.sequence = Sequence(old.tokens, old.prompt_length, old.params, old.seed, old.source)
+        self._cache.select(range(len(self.rows)), [0 if row in spoilt else None for row in self.rows])
+        self._sampler = None
+
     def _add_logprobs(self, row: Row, logits: Tensor, nodes: list[int], tokens: list[int]) -> None:
         assert row.logprobs is not None
         laws = logits[nodes[: len(tokens)]].float().log_softmax(-1)
@@ -548,7 +568,8 @@ class Rounds:
             if staying:
                 self._cache.select(staying)
             else:  # The cache stays as it is: the next rows to join may begin like these.
-                self._left = self.rows
+                self._left = [_usable(row) for row in self.rows]
+                self._active, self._places = [], []
             self.rows = [self.rows[place] for place in staying]
             self._sampler = None
 
@@ -564,6 +585,12 @@ class Rounds:
                 f"{max(len(row.sequence.tokens) for row in self.rows):,} tokens: lower max_batch_size, "
                 "num_speculative_tokens, the prompt's length or max_new_tokens"
             ) from error
+
+
+def _usable(row: Row) -> Sequence | None:
+    """A row's text, if others may start from a copy; not the sequence itself, which drafters remember things of."""
+    old = row.sequence
+    return None if row.error is not None else Sequence(old.tokens, old.prompt_length, old.params, old.seed, old.source)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -20,21 +20,29 @@ class Request:
 
     def __init__(self, number: int, row: Row) -> None:
         self.number = number
-        self._row = row
+        self._row: Row | None = row
+        self._completion: Completion | None = None
 
     @property
     def finished(self) -> bool:
         """Nothing will be added any more."""
-        return self._row.finished
+        return self._row is None or self._row.finished
 
     @property
     def completion(self) -> Completion | None:
         """The result, once the request is finished; one that failed holds its error."""
-        return self._row.completion() if self._row.finished else None
+        self.settle()
+        return self._completion
+
+    def settle(self) -> None:
+        """Keep the result alone once there is one, and nothing alive with it: not what drafters know of the text."""
+        if self._row is not None and self._row.finished:
+            self._completion, self._row = self._row.completion(), None
 
     def cancel(self) -> None:
         """End the request before the next round, with what it has by then; nothing happens if it is finished."""
-        self._row.cancel()
+        if self._row is not None:
+            self._row.cancel()
 
 
 class Scheduler:
@@ -90,8 +98,9 @@ class Scheduler:
             self.rounds.step()
         except BaseException as error:
             why = error if isinstance(error, Exception) else ForetokenError(f"interrupted by {type(error).__name__}")
-            for _, row in self._running:
+            for request, row in self._running:
                 row.fail(why)
+                request.settle()
             self._running = []
             self.rounds.clear()
             raise
@@ -100,6 +109,8 @@ class Scheduler:
             for request, row in [*cancelled, *self._running]
             if row.finished or len(row.sequence.tokens) > lengths[request.number]
         ]
+        for request, _ in events:
+            request.settle()
         self._running = [(request, row) for request, row in self._running if not row.finished]
         return events
 

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
 from foretoken.models.base import cut_rows, kept_lengths
+from foretoken.models.feed import CHUNK
 
 PAGE = 256
 """Slots are allocated in multiples of this many."""
@@ -150,8 +151,11 @@ def _select(buffer: Tensor, rows: Sequence[int], used: int, kept: int) -> Tensor
 
 
 def slots_bytes(lengths: Sequence[int], slot_bytes: int) -> int:
-    """Most memory of buffers whose rows grow to these lengths: they are as long as the longest, and grow by half."""
-    longest = max(lengths, default=0)
+    """Most memory of buffers whose rows grow to these lengths: they are as long as the longest, and grow by half.
+
+    Where rows are read together, the padding of the shorter ones takes slots as well, for as long as the pass.
+    """
+    longest = max(lengths, default=0) + (CHUNK if len(lengths) > 1 else 0)
     return len(lengths) * -(-(longest + longest // 2) // PAGE) * PAGE * slot_bytes
 
 

@@ -177,7 +177,9 @@ class Seq2SeqModel(traits.Wrapped):
 
     def cache_bytes(self, lengths: Sequence[int]) -> int:
         """See `LanguageModel.cache_bytes`."""
-        return slots_bytes(lengths, traits.slot_bytes(self.module))
+        # The sources' keys and values are as large as the texts', and what the encoder gave of them lies beside.
+        width = getattr(traits.text_config(self.module), "d_model", 0) * self.dtype.itemsize
+        return slots_bytes(lengths, 2 * traits.slot_bytes(self.module) + 2 * width)
 
     def forward(
         self,
