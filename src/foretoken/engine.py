@@ -339,7 +339,8 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
             _check_drafter(target, drafter.model)
         return drafter
     try:
-        model = load(drafter, **load_options)
+        # A drafter's rounding changes nothing but how often it is right.
+        model = load(drafter, **{"quantize": "auto", **load_options})
     except ModelError as error:
         if isinstance(drafter, str) and os.sep not in drafter and "/" not in drafter:
             raise ParameterError(

@@ -33,7 +33,11 @@ from foretoken.models.feed import CHUNK, feed
 from foretoken.sampling import Sampler, check_finite
 from foretoken.sequence import Sequence, shared_beginning
 from foretoken.text import Detokenizer, continuation
+from foretoken.threads import one_thread
 from foretoken.verify import AnyVerifier, Verdict, is_coupled
+
+_FEW_SCORES = 4_000_000
+"""Logits of a round that one thread goes through about as fast as several."""
 
 
 class Row:
@@ -269,9 +273,14 @@ class Rounds:
                 self._awaited[row] = [*self.rows, *rows][place], longest
         return selection, keep
 
-    @torch.inference_mode()
     def step(self) -> None:
         """One round for every row whose prompt is read; rows that finished with it, or were ended before, leave."""
+        scores = len(self.rows) * (DEFAULT_K + 1) * self.target.vocab_size
+        others = getattr(self.target, "own_threads", False) and getattr(self.drafter, "own_threads", True)
+        with torch.inference_mode(), one_thread(others and scores <= _FEW_SCORES):
+            self._step()
+
+    def _step(self) -> None:
         self._leave()
         if not self.rows:
             return
@@ -357,7 +366,7 @@ class Rounds:
                 break
             waiting = [row in self._awaited for row in self.rows]
             chunks = [[] if waits else tokens[:CHUNK] for tokens, waits in zip(missing, waiting, strict=True)]
-            feed(self.target, self._cache, chunks)
+            self._read(chunks, missing)
             worked = True
         active = [self.rows[place] for place in places]
         if active != self._active:
@@ -365,6 +374,22 @@ class Rounds:
             self._drafted = False
         self._places, self._active = places, active
         return worked
+
+    def _read(self, chunks: list[list[int]], missing: list[list[int]]) -> None:
+        """Read parts of prompts; the last ones in the pass that scores the round, of targets that can do so.
+
+        Texts that others wait to copy are read at once, for a row may end with its first round.
+        """
+        if getattr(self.target, "reads_along", False):
+            awaited = {other for other, _ in self._awaited.values()}
+            along = [
+                len(chunk) == len(tokens) and row not in awaited
+                for row, chunk, tokens in zip(self.rows, chunks, missing, strict=True)
+            ]
+            append: Callable[[list[list[int]]], None] = getattr(self._cache, "append")  # noqa: B009  # such models' caches have it
+            append([chunk if last else [] for chunk, last in zip(chunks, along, strict=True)])
+            chunks = [[] if last else chunk for chunk, last in zip(chunks, along, strict=True)]
+        feed(self.target, self._cache, chunks)
 
     def _spread(self, values: Tensor) -> Tensor:
         """Values of the rows that take part as values of all rows, 0 for the others."""

@@ -23,7 +23,7 @@ def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwid
         return None
     size = _BYTES[settings["dtype"]]
     weight = 1 if "quantize=int8" in told[0]["family"] else size
-    drafter_weight = 1 if "quantize_drafter=int8" in told[0]["family"] else size
+    drafter_weight = 1 if told[0].get("drafter_quantize") else size
     total = seconds = 0.0
     for run in told:
         passes = run["rounds"] - 1  # the first token's is in what the prompt costs

@@ -89,7 +89,10 @@ class ModelOptions:
     quantize_drafter: Annotated[
         str | None,
         typer.Option(
-            help="The same for the drafter, which changes no law.", show_default=False, rich_help_panel=_MODELS
+            help="The same for the drafter, which changes no law; also w8a8 (inputs of layers too), none, or auto: "
+            "w8a8 where it is faster.",
+            show_default="auto",
+            rich_help_panel=_MODELS,
         ),
     ] = None
 

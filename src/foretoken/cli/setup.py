@@ -76,13 +76,13 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     if options.quantize_drafter is not None and name in drafters.names() and name != SHIPPED_DRAFTER:
         raise ParameterError(f"drafter {name!r} has no model to round to {options.quantize_drafter}: leave it out")
     if name != SHIPPED_DRAFTER:
-        return engine.make_drafter(name, target, **_load_options(options, options.quantize_drafter))
+        return engine.make_drafter(name, target, **_drafter_options(options))
     if not shipped:
         raise ParameterError(
             f"drafter {SHIPPED_DRAFTER!r} is the shipped drafter, which fits the shipped target alone: for "
             f"{options.target} name a drafter model's folder or hub id, or one of 'foretoken drafters'"
         )
-    model = load_part("drafter", **_load_options(options, options.quantize_drafter))
+    model = load_part("drafter", **_drafter_options(options))
     check_pair(target, model)
     return DraftModel(model)
 
@@ -96,6 +96,11 @@ def _load_target(options: ModelOptions) -> LanguageModel:
     return load(options.target, **_load_options(options, options.quantize))
 
 
-def _load_options(options: ModelOptions, quantize: str | None) -> dict[str, Any]:
+def _drafter_options(options: ModelOptions) -> dict[str, Any]:
+    quantize = options.quantize_drafter or "auto"
+    return {**_load_options(options), "quantize": None if quantize == "none" else quantize}
+
+
+def _load_options(options: ModelOptions, quantize: str | None = None) -> dict[str, Any]:
     given = {"dtype": options.dtype, "device": options.device, "runner": options.runner, "quantize": quantize}
     return {name: value for name, value in given.items() if value is not None}

@@ -55,8 +55,9 @@ class DraftModel:
     name = "draft-model"
 
     def __init__(self, model: Any) -> None:
-        """Take a model in any form that `foretoken.load` does."""
-        self.model: LanguageModel = load(model)
+        """Take a model in any form that `foretoken.load` does; one that is loaded here is rounded where that helps."""
+        self.model: LanguageModel = load(model, quantize="auto")
+        self.own_threads: bool = getattr(self.model, "own_threads", False)
         # Of each sequence: two batches that take turns don't disturb each other, and what ended is let go.
         self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
 
@@ -72,7 +73,12 @@ class DraftModel:
         if width == 0:
             return Draft.empty(len(limits), device)
         memory = self._recall(batch)
-        logits = self._catch_up(memory, batch, limits)
+        missing = self._missing(memory, batch, limits)
+        chains = self._greedy_chains(memory, batch, missing, width)
+        if chains is not None:
+            return self._drafted(chains, limits, device)
+        logits = feed(self.model, memory.cache, missing, keep="last")
+        assert logits is not None  # a row with a limit has at least its root to feed
         vocab_size = min(self.model.vocab_size, batch.vocab_size)
         chosen = all(batch.shared_noise) or batch.sampler.all_greedy
         counts = torch.tensor(limits, device=device)
@@ -97,11 +103,6 @@ class DraftModel:
                     picks = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=True)
                     token = torch.where(noisy, picks, token)
             tokens = torch.cat([tokens, token], dim=1)
-            if step == 0 and width > 2 and batch.sampler.all_greedy:
-                rest = self._greedy_chain(memory, batch, scores, so_far, node, token, width - 1)
-                if rest is not None:
-                    tokens = torch.cat([tokens, rest.to(device)], dim=1)
-                    break
             if step + 1 < width:
                 logits = self._step(memory, token, step, ones)
         return Draft.chain(tokens, counts, torch.cat(laws, dim=1) if laws else None)
@@ -120,12 +121,7 @@ class DraftModel:
         """The scores; a row that has none to draw from ends its draft here (`counts` is changed)."""
         bad = check_finite(scores)
         if bool(bad.any()):
-            warnings.warn(
-                f"the drafter {self.model.name} gave scores with NaN or infinity (or nothing but -inf); such drafts "
-                "are cut short: load it with dtype='float32', or check its weights",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            self._warn_of_bad_scores()
             counts[bad] = counts[bad].clamp(max=step)
             scores = scores.clone()
             scores[bad] = 0
@@ -145,19 +141,32 @@ class DraftModel:
         memory.tentative += 1
         return logits[:, 0]
 
-    def _greedy_chain(
-        self, memory: _Memory, batch: Batch, scores: Tensor, so_far: Draft, node: Tensor, token: Tensor, steps: int
-    ) -> Tensor | None:
-        """``[B, steps]``: the likeliest tokens after the first, in one call of models that have such a call."""
+    def _greedy_chains(
+        self, memory: _Memory, batch: Batch, missing: list[list[int]], width: int
+    ) -> list[list[int]] | None:
+        """The rows' drafts, read and drafted in one call of models that have such a call."""
         chain = getattr(self.model, "greedy_chain", None)
-        if chain is None or self.model.vocab_size > batch.vocab_size:
+        sampler = batch.sampler
+        if chain is None or not sampler.all_greedy or sampler.alters or self.model.vocab_size > batch.vocab_size:
             return None
-        if batch.sampler.scores(scores, batch.sequences, so_far, node) is not scores:
-            return None  # biases or penalties make another token the best
-        rest: Tensor | None = chain(token[:, 0], steps, memory.cache)
-        if rest is not None:
-            memory.tentative += steps
-        return rest
+        chains: list[list[int]] | None = chain(missing, width, memory.cache)
+        if chains is not None:
+            memory.tentative = width - 1
+        return chains
+
+    def _drafted(self, chains: list[list[int]], limits: AbstractSequence[int], device: torch.device) -> Draft:
+        tokens = [chain[:limit] for chain, limit in zip(chains, limits, strict=True)]
+        if [len(chain) for chain in tokens] != list(limits):
+            self._warn_of_bad_scores()
+        return Draft.from_lists(tokens, device)
+
+    def _warn_of_bad_scores(self) -> None:
+        warnings.warn(
+            f"the drafter {self.model.name} gave scores with NaN or infinity (or nothing but -inf); such drafts "
+            "are cut short: load it with dtype='float32', or check its weights",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def _recall(self, batch: Batch) -> _Memory:
         """What is remembered of the batch, its rows made the batch's: rows that left go, rows that joined are empty."""
@@ -188,13 +197,10 @@ class DraftModel:
                 memory.cache.encode(row, sequence.source)
         return memory
 
-    def _catch_up(self, memory: _Memory, batch: Batch, limits: AbstractSequence[int]) -> Tensor:
-        """Bring the cache up to the text, root included; logits ``[B, V]`` after it."""
+    def _missing(self, memory: _Memory, batch: Batch, limits: AbstractSequence[int]) -> list[list[int]]:
+        """What brings the cache up to each row's text, root included; nothing for rows that draft nothing."""
         known = memory.cache.lengths.tolist()
-        missing = [
+        return [
             self._known(sequence.tokens[length:]) if limit > 0 else []
             for sequence, length, limit in zip(batch.sequences, known, limits, strict=True)
         ]
-        logits = feed(self.model, memory.cache, missing, keep="last")
-        assert logits is not None  # a row with a limit has at least its root to feed
-        return logits

@@ -49,7 +49,7 @@ def load(
     revision: str | None = None,
     name: str | None = None,
     runner: Runner = "auto",
-    quantize: Literal["int8"] | None = None,
+    quantize: Literal["int8", "w8a8", "auto"] | None = None,
     backend: Literal["auto", "openvino", "torch"] = "auto",
     **kwargs: Any,
 ) -> LanguageModel:
@@ -70,7 +70,8 @@ def load(
             does, "hf" runs any model with transformers, "auto" is "native" for checkpoints on the CPU where it can be.
             A transformers model runs on "hf" unless "native" is asked for.
         quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; the model's
-            law is then that of the rounded weights. Native runner alone.
+            law is then that of the rounded weights. "w8a8" rounds what they are multiplied with too, and is for
+            drafters; so is "auto": "w8a8" where it is faster, else nothing. Native runner alone.
         backend: what the native runner computes with: "openvino", "torch", or "auto" for the fastest installed.
         kwargs: passed on to `from_pretrained`, `quantization_config` or `device_map` for example; transformers then
             runs the model.
@@ -88,7 +89,7 @@ def load(
     options = native.Options(quantize, backend)
     if isinstance(model, nn.Module):
         tokenizer = _named_tokenizer(tokenizer, {}) if isinstance(tokenizer, str | Path) else tokenizer
-        if runner == "native" or quantize is not None:
+        if runner == "native" or quantize not in (None, "auto"):
             return _native_module(model, tokenizer, name, options, runner)
         return wrap(model, tokenizer, name)
     if not isinstance(model, (str, Path)):
@@ -109,7 +110,7 @@ def load(
     with _quiet(), _translated_errors(name, source):
         config = transformers.AutoConfig.from_pretrained(source, **hub)
         architecture = _architecture(config, name)
-        if runner != "hf" or quantize is not None:
+        if runner != "hf" or quantize not in (None, "auto"):
             resolved = torch.float32 if config.is_encoder_decoder else _resolve_dtype(dtype, config, target)
             folder = Path(source) if Path(source).is_dir() else None
             reason = _refusal(config, folder, resolved, target, runner, attn_implementation, kwargs)
@@ -203,7 +204,7 @@ def _check_runner(runner: Runner, quantize: str | None, name: str, reason: str |
         return
     if runner == "native":
         raise ModelError(f"{name} can't run natively ({reason}): use runner='auto' or 'hf'")
-    if quantize is not None:
+    if quantize not in (None, "auto"):
         raise ModelError(f"{name} can't be quantised to {quantize} ({reason}): leave quantize out")
 
 

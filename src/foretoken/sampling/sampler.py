@@ -67,6 +67,7 @@ class Sampler:
     Attributes:
         seeds: ``[B]`` int64.
         all_greedy: every row has temperature 0.
+        alters: some row's logits have a bias, penalties or a minimum length applied.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Sampler:
         self.seeds = seed_tensor(list(seeds), self.device)
         self._seeds = tuple(seeds)
         self._penalties = Penalties(self.params, self.eos_token_ids, self.device)
+        self.alters = self._penalties.any
         greedy = [row for row, p in enumerate(self.params) if p.greedy]
         self.all_greedy = len(greedy) == len(self.params)
         self._greedy = torch.tensor(greedy, dtype=torch.int64, device=self.device) if greedy else None
@@ -127,7 +129,7 @@ class Sampler:
 
         May be `logits` itself where there is nothing to do: don't write to it.
         """
-        if not self._penalties.any:
+        if not self.alters:
             return logits.to(torch.float32)
         scores = logits.to(torch.float32, copy=True)
         self._penalties.apply(scores, sequences, draft, nodes)
@@ -173,7 +175,7 @@ class Sampler:
         the row's law. Without `noise` all rows get their best token.
         """
         if self.all_greedy or not noise:
-            return argmax(self.scores(logits, sequences, draft, nodes) if self._penalties.any else logits)
+            return argmax(self.scores(logits, sequences, draft, nodes) if self.alters else logits)
         scores = self.scores(logits, sequences, draft, nodes)
         picks = torch.empty(scores.shape[:2], dtype=torch.int64, device=scores.device)
         if self._greedy is not None:

@@ -15,6 +15,7 @@ import torch
 import tiny
 from foretoken.errors import ModelError
 from foretoken.models import load
+from foretoken.models.feed import feed
 from models.native.checkpoints import MODELS, longrope, plain
 
 pytest.importorskip("openvino")
@@ -114,21 +115,22 @@ def test_store_moves_slots_across_blocks():
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_chains_are_the_steps_one_by_one(name, quantize, steps):
     model = load(MODELS[name](), runner="native", backend="openvino", quantize=quantize)
-    texts = texts_of(BLOCK - 2, 9, 20)
+    texts = texts_of(BLOCK - 2, 9, 20, 5)
     chained, stepped = filled(texts, model), filled(texts, model)
-    first = torch.tensor([3, 8, 2])
-    found = model.greedy_chain(first, steps, chained)
-    token, expected = first[:, None], []
+    rows = [[4, 9, 3], [8], [7, 2], []]
+    found = model.greedy_chain(rows, steps, chained)
+    feed(model, stepped, [row[:-1] for row in rows])
+    ones = torch.tensor([1, 1, 1, 0])
+    token, expected = torch.tensor([[row[-1] if row else 0] for row in rows]), []
     for step in range(steps):
-        parents = torch.full((3, 1), step - 1)
-        token = model.forward(token, parents, torch.ones(3, dtype=torch.int64), stepped).logits.argmax(-1)
+        token = model.forward(token, torch.full((4, 1), step - 1), ones, stepped).logits.argmax(-1)
         expected.append(token)
-    assert torch.equal(found, torch.cat(expected, dim=1))
-    kept = torch.arange(steps).expand(3, steps)
-    for cache in (chained, stepped):
-        cache.commit(kept, torch.tensor([steps, 0, 1]))
-    assert chained.lengths.tolist() == [BLOCK - 2 + steps, 9, 21]
-    ours, theirs = (next_logits(model, cache, [1, 2, 3]) for cache in (chained, stepped))
+    assert found == [*torch.cat(expected, dim=1)[:3].tolist(), []]
+    accepted = [steps - 1, 0, min(1, steps - 1), 0]
+    for cache, root in ((chained, 0), (stepped, 1)):  # the root is committed text, or the first node
+        cache.commit(torch.arange(steps).expand(4, steps), torch.tensor(accepted) + torch.tensor([root] * 3 + [0]))
+    assert chained.lengths.tolist() == stepped.lengths.tolist() == [BLOCK + steps, 10, 22 + accepted[2], 5]
+    ours, theirs = (next_logits(model, cache, [1, 2, 3, 4]) for cache in (chained, stepped))
     assert torch.allclose(ours, theirs, atol=1e-5)
 
 
@@ -149,11 +151,11 @@ def test_chains_need_rows_that_are_up_to_date(monkeypatch):
     model = load(tiny.tiny_llama(), runner="native", backend="openvino")
     cache = filled(texts_of(4), model)
     next_logits(model, cache, [3])
-    assert model.greedy_chain(torch.tensor([3]), 2, cache) is None
+    assert model.greedy_chain([[3]], 2, cache) is None
     switching = load(tiny.tiny_phi3(**longrope(original=40, head_dim=8)), runner="native", backend="openvino")
-    assert switching.greedy_chain(torch.tensor([3]), 2, filled(texts_of(4), switching)) is None
+    assert switching.greedy_chain([[3]], 2, filled(texts_of(4), switching)) is None
     torch_backend = load(tiny.tiny_llama(), runner="native", backend="torch")
-    assert torch_backend.greedy_chain(torch.tensor([3]), 2, filled(texts_of(4), torch_backend)) is None
+    assert torch_backend.greedy_chain([[3]], 2, filled(texts_of(4), torch_backend)) is None
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="sends a signal to its own thread")
@@ -172,3 +174,17 @@ def test_signals_still_arrive_when_models_have_gone():
     path = os.pathsep.join([str(Path(tiny.__file__).parent), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=False)
     assert ended.returncode == 7
+
+
+def test_chains_end_where_scores_are_no_numbers():
+    module = tiny.tiny_llama()
+    good = load(module, runner="native", backend="openvino")
+    (chain,) = good.greedy_chain([[3]], 4, filled(texts_of(4), good))
+    broken = chain[1]
+    assert broken not in chain[:1]
+    with torch.no_grad():
+        module.model.embed_tokens.weight[broken] = torch.nan
+    bad = load(module, runner="native", backend="openvino")
+    if bad.backend.spec.tied:
+        pytest.skip("the broken token spoils all scores")
+    assert bad.greedy_chain([[3]], 4, filled(texts_of(4), bad)) == [chain[:2]]

@@ -1,6 +1,6 @@
 """Foretoken as an engine. Options: verifier, and those of `foretoken.load` (runner, backend, quantize, …).
 
-An option ``quantize_drafter`` is the drafter's `quantize`.
+An option ``quantize_drafter`` is the drafter's `quantize`, "auto" unless it is given, as `Engine` has it.
 """
 
 import os
@@ -22,14 +22,15 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
 
     torch.set_num_threads(options["threads"])
     extra = dict(options["options"])
-    verifier, quantize_drafter = extra.pop("verifier", "token"), extra.pop("quantize_drafter", None)
+    verifier, quantize_drafter = extra.pop("verifier", "token"), extra.pop("quantize_drafter", "auto")
     load = {"dtype": options["dtype"], "device": options["device"], **extra}
     loaded: dict[str, Any] = {}
     engines: dict[tuple[str, Any], foretoken.Engine] = {}
 
     def model(part: str) -> Any:
         if part not in loaded:
-            own = {"quantize": quantize_drafter} if part == "drafter" else {}
+            rounding = None if quantize_drafter == "none" else quantize_drafter
+            own = {"quantize": rounding} if part == "drafter" else {}
             loaded[part] = foretoken.load(options[part], **{**load, **own})
         return loaded[part]
 
@@ -73,6 +74,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             "drafted_by_position": stats.drafted_by_position,
             "accepted_by_position": stats.accepted_by_position,
             "parts": longest.seconds,
+            "drafter_quantize": getattr(loaded["drafter"], "quantize", None) if "drafter" in loaded else None,
         }
 
     versions = {"foretoken": foretoken.__version__, "torch": torch.__version__}

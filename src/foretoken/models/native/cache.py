@@ -11,6 +11,9 @@ from torch import Tensor
 
 from foretoken.models.base import cut_rows, kept_lengths
 
+_FEW = 8
+"""Tokens of text that a pass over a tree reads along."""
+
 
 @dataclass(slots=True)
 class Feed:
@@ -125,6 +128,11 @@ class NativeCache:
         """See `foretoken.models.Cache`."""
         return torch.tensor([len(row.tokens) for row in self.rows], dtype=torch.int64)
 
+    def append(self, rows: Sequence[Sequence[int]]) -> None:
+        """Commit text to rows without tentative nodes; the next pass over a row reads it along with the row's nodes."""
+        for row, tokens in zip(self.rows, rows, strict=True):
+            row.tokens += tokens
+
     def add(self, tokens: list[list[int]], parents: list[list[int]], counts: list[int]) -> None:
         """Append tentative nodes; see `LanguageModel.forward`."""
         for row, texts, above, count in zip(self.rows, tokens, parents, counts, strict=True):
@@ -134,11 +142,14 @@ class NativeCache:
             row.chain = row.chain and row.parents[before:] == list(range(before - 1, before - 1 + count))
 
     def catch_up(self, most: int) -> list[Feed]:
-        """Parts of up to `most` tokens of texts that are so far behind that they need a pass of their own."""
+        """Parts of up to `most` tokens of texts that are so far behind that they need a pass of their own.
+
+        Before a tree that is soon the case: what a pass over a tree costs can grow with all that it reads.
+        """
         return [
             Feed(place, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
             for place, row in enumerate(self.rows)
-            if row.nodes and len(row.tokens) - row.kept > most
+            if row.nodes and len(row.tokens) - row.kept > (most if row.chain else _FEW)
         ]
 
     def feeds(self) -> list[Feed]:

@@ -11,7 +11,8 @@ from torch.nn.functional import linear
 
 from foretoken.models.native.checkpoint import Matrix
 
-Quantize = Literal["int8"]
+Quantize = Literal["int8", "w8a8"]
+"""Eight bits for the weights, or for what they are multiplied with too, group by group as it comes."""
 
 Linear = Callable[[Tensor], Tensor]
 """``[…, in]`` to ``[…, out]``, in the dtype of what is given."""

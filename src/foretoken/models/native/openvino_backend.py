@@ -17,10 +17,10 @@ from torch import Tensor
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.linear import Quantize
-from foretoken.models.native.openvino_graph import BLOCK, INPUTS, Graph, shared
+from foretoken.models.native.openvino_graph import BLOCK, Graph, shared
 from foretoken.models.native.rope import Rotary
 
-_CHAINS = (4, 2, 1)
+_CHAINS = (5, 3, 2, 1)
 """Steps that are compiled into one graph; whatever number is asked for is made up of these."""
 
 MOST_CHAINED = 64_000_000
@@ -29,6 +29,8 @@ MOST_CHAINED = 64_000_000
 Between two steps there is a third of a millisecond to save. Reading more weights than these takes several times that,
 and a graph of several steps takes several times as long to compile.
 """
+
+_INPUT_GROUP = 32
 
 _FIRST_BLOCKS = 16
 """Blocks that a model begins with; when they run out, there are half as many more."""
@@ -143,20 +145,23 @@ class OpenVinoBackend:
     Args:
         weights: of the checkpoint.
         dtype: of weights, keys and values: float32 or bfloat16.
-        quantize: "int8" for linear layers of eight bits.
+        quantize: "int8" for linear layers of eight bits, "w8a8" for inputs of eight bits too.
     """
 
     name = "openvino"
+    ragged = True
+    own_threads = True
 
     def __init__(self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None = None) -> None:
         self.spec = spec = weights.spec
-        self._weights, self._dtype, self._quantize = weights, dtype, quantize
+        self._weights, self._dtype, self.quantize = weights, dtype, quantize
         self._windows = set(spec.windows)
         self.chains = weights.bytes() <= MOST_CHAINED
         self._rotary = Rotary(spec.config, spec.rotary_dim)
         self._pool = Pool(spec.layers, spec.groups, spec.head_dim, dtype)
         self._requests: dict[tuple[tuple[int, ...], int | None], _Request] = {}
         self._lock = Lock()
+        self._threads = torch.get_num_threads()
         self._request(())
 
     def open(self, batch_size: int) -> NativeCache:
@@ -174,28 +179,9 @@ class OpenVinoBackend:
         """See `TorchBackend.score`."""
         if any(self._bends(feed) for feed in feeds):
             return self._score_by_path(cache, feeds, picks, hidden_layers)
-        store = cache.store
-        assert isinstance(store, PagedStore)
-        sizes = [len(feed.tokens) for feed in feeds]
-        begins = [0, *accumulate(sizes)]
-        starts = [feed.start for feed in feeds]
-        tables = [store.reserve(feed.row, feed.start + size) for feed, size in zip(feeds, sizes, strict=True)]
-        used = [table[: -(-(start + size) // BLOCK)] for table, start, size in zip(tables, starts, sizes, strict=True)]
-        cosines, sines = self._rotation(feeds)
-        trees, tree_begins = _trees(feeds)
-        arrays = {
-            "tokens": _int32([token for feed in feeds for token in feed.tokens]),
-            "cosines": cosines,
-            "sines": sines,
-            "past_lens": _int32(starts),
-            "subsequence_begins": _int32(begins),
-            "block_indices": _int32([block for table in used for block in table]),
-            "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
-            "max_context_len": np.array(max(map(sum, zip(starts, sizes, strict=True))), dtype=np.int32),
-            "tree": trees,
-            "tree_begins": tree_begins,
-            "picks": _int32([begins[feed] + node for feed, node in picks] or [0]),
-        }
+        arrays = self._arrays(cache, feeds)
+        begins = arrays["subsequence_begins"]
+        arrays["picks"] = _int32([begins[feed] + node for feed, node in picks] or [0])
         with self._lock:
             logits, *hidden = self._request(tuple(hidden_layers)).run(arrays)
         return logits[: len(picks)], [states[: len(picks)] for states in hidden]
@@ -247,50 +233,71 @@ class OpenVinoBackend:
         # Copies: an input's memory is written to later on.
         return both[0].clone().numpy(), both[1].clone().numpy()
 
-    def greedy_chain(self, cache: NativeCache, tokens: Sequence[int], steps: int) -> list[list[int]]:
-        """See `NativeModel.greedy_chain`: a call of the runtime for every four steps, and for what is left of them."""
-        starts = [row.kept for row in cache.rows]
-        parts: list[Tensor] = []
+    def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+        """See `NativeModel.greedy_chain`: a call of the runtime for every five steps, and for what is left of them."""
+        feeds = [
+            Feed(place, row.kept, list(tokens), row.regime, None)
+            for place, (row, tokens) in enumerate(zip(cache.rows, rows, strict=True))
+            if tokens
+        ]
+        chains: list[list[int]] = [[] for _ in rows]
         done = 0
         while done < steps:
             size = next(size for size in _CHAINS if size <= steps - done)
-            parts.append(self._chain(cache, tokens, [start + done for start in starts], size))
-            tokens = parts[-1][-1].tolist()
+            found = self._chain(cache, feeds, size)
+            for feed, tokens in zip(feeds, found, strict=True):
+                chains[feed.row] += tokens
+                feed.start += len(feed.tokens) + size - 1
+                feed.tokens = [min(tokens[-1], self.spec.vocab_size - 1)]
             done += size
-        chains: list[list[int]] = torch.cat(parts).T.tolist()
         return chains
 
-    def _chain(self, cache: NativeCache, tokens: Sequence[int], starts: list[int], steps: int) -> Tensor:
-        """``[steps, B]``: the tokens after each of a chain, whose first ones are given."""
-        store = cache.store
-        assert isinstance(store, PagedStore)
-        tables = [store.reserve(row, start + steps) for row, start in enumerate(starts)]
-        used = [table[: -(-(start + steps) // BLOCK)] for table, start in zip(tables, starts, strict=True)]
-        table = self._rotary.table(0, max(starts) + steps)
-        turns = table[:, (torch.arange(steps)[:, None] + torch.tensor(starts)).flatten(), None]
-        arrays = {
-            "tokens": _int32(list(tokens)),
-            "cosines": turns[0].numpy(),
-            "sines": turns[1].numpy(),
-            "past_lens": _int32(starts),
-            "subsequence_begins": np.arange(len(starts) + 1, dtype=np.int32),
-            "block_indices": _int32([block for table in used for block in table]),
-            "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
-            "max_context_len": np.array(max(starts) + 1, dtype=np.int32),
-            "tree": np.zeros(0, dtype=np.uint8),
-            "tree_begins": np.zeros(0, dtype=np.int32),
-            "picks": np.zeros(1, dtype=np.int32),
-        }
+    def _chain(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> list[list[int]]:
+        """Of each feed the tokens after it, so many of them."""
+        ends = [feed.start + len(feed.tokens) for feed in feeds]
+        arrays = self._arrays(cache, feeds, steps - 1)
+        arrays["picks"] = arrays["subsequence_begins"][1:] - 1
+        if steps > 1:
+            table = self._rotary.table(0, max(ends) + steps)
+            turns = table[:, (torch.arange(steps - 1)[:, None] + torch.tensor(ends)).flatten(), None].numpy()
+            arrays["next_cosines"], arrays["next_sines"] = turns[0], turns[1]
+            arrays["next_lens"] = _int32(ends)
+            arrays["next_begins"] = np.arange(len(ends) + 1, dtype=np.int32)
         with self._lock:
             (found,) = self._request((), steps).run(arrays)
-        return found
+        chains: list[list[int]] = found.T.tolist()
+        return chains
+
+    def _arrays(self, cache: NativeCache, feeds: Sequence[Feed], room: int = 0) -> dict[str, Any]:
+        """A graph's inputs for feeds, all but `picks`; the rows get blocks for so many more slots."""
+        store = cache.store
+        assert isinstance(store, PagedStore)
+        sizes = [len(feed.tokens) for feed in feeds]
+        starts = [feed.start for feed in feeds]
+        ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+        tables = [store.reserve(feed.row, end + room) for feed, end in zip(feeds, ends, strict=True)]
+        used = [table[: -(-(end + room) // BLOCK)] for table, end in zip(tables, ends, strict=True)]
+        cosines, sines = self._rotation(feeds)
+        trees, tree_begins = _trees(feeds)
+        return {
+            "tokens": _int32([token for feed in feeds for token in feed.tokens]),
+            "cosines": cosines,
+            "sines": sines,
+            "past_lens": _int32(starts),
+            "subsequence_begins": _int32([0, *accumulate(sizes)]),
+            "block_indices": _int32([block for table in used for block in table]),
+            "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
+            "max_context_len": np.array(max(ends), dtype=np.int32),
+            "tree": trees,
+            "tree_begins": tree_begins,
+        }
 
     def _request(self, hidden_layers: tuple[int, ...], steps: int | None = None) -> _Request:
         """The compiled model that gives the hidden states of these layers, or takes so many steps."""
         key = hidden_layers, steps
         if key not in self._requests:
-            graph = Graph(self._weights, self._dtype, self._quantize, hidden_layers, steps)
-            self._requests[key] = _Request(graph, self._dtype, self._pool)
+            graph = Graph(self._weights, self._dtype, self.quantize, hidden_layers, steps)
+            self._requests[key] = _Request(graph, self._dtype, self._pool, self._threads, self.quantize == "w8a8")
         return self._requests[key]
 
 
@@ -308,14 +315,15 @@ def _core() -> ov.Core:
 class _Request:
     """A compiled graph, its inputs, and the memory of its outputs."""
 
-    def __init__(self, graph: Graph, dtype: torch.dtype, pool: Pool) -> None:
+    def __init__(self, graph: Graph, dtype: torch.dtype, pool: Pool, threads: int, round_inputs: bool) -> None:
         precision = "f32" if dtype is torch.float32 else "bf16"
         options = {
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": precision,
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",  # what weights are multiplied with keeps its precision
+            # Features of a layer's input that share a scale, in eight bits; with 0 they keep their precision.
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(_INPUT_GROUP if round_inputs else 0),
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": str(torch.get_num_threads()),
+            "INFERENCE_NUM_THREADS": str(threads),
             "ENABLE_CPU_PINNING": "NO",
         }
         self._graph = graph  # holds the memory of the weights
@@ -324,7 +332,8 @@ class _Request:
         self._outputs = len(compiled.outputs)
         self._pool, self._version = pool, -1
         self._memory: list[Any] = []
-        self._inputs: list[Any] = [None] * len(INPUTS)
+        self._names = graph.inputs
+        self._inputs: list[Any] = [None] * len(self._names)
 
     def run(self, arrays: dict[str, Any]) -> list[Tensor]:
         """Outputs ``[P, …]`` for inputs by name; they belong to the caller."""
@@ -332,9 +341,9 @@ class _Request:
         if self._version != self._pool.version:
             self._memory = [shared(tensor) for tensor in self._pool.tensors]
             for number, (tensor, _) in enumerate(self._memory):
-                request.set_input_tensor(len(INPUTS) + number, tensor)
+                request.set_input_tensor(len(self._names) + number, tensor)
             self._version = self._pool.version
-        for number, name in enumerate(INPUTS):
+        for number, name in enumerate(self._names):
             array, bound = arrays[name], self._inputs[number]
             if bound is not None and bound.shape == array.shape:
                 np.copyto(bound, array)  # a tenth of the time that another tensor would take

@@ -37,6 +37,14 @@ INPUTS = {
 }
 """Inputs of a graph besides the keys and values of each layer: types and shapes."""
 
+CHAIN_INPUTS = {
+    "next_cosines": (ov.Type.f32, [-1, 1, -1]),  # [(steps - 1) · S, 1, R]
+    "next_sines": (ov.Type.f32, [-1, 1, -1]),  # [(steps - 1) · S, 1, R]
+    "next_lens": (ov.Type.i32, [-1]),  # [S]: slots of each row that are in use once its tokens are read
+    "next_begins": (ov.Type.i32, [-1]),  # [S + 1]: 0, 1, 2, …
+}
+"""Further inputs of a graph of several steps."""
+
 _TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}
 
 
@@ -48,12 +56,14 @@ class Graph:
         dtype: of weights, keys and values.
         quantize: "int8" for linear layers of eight bits.
         hidden_layers: layers whose hidden states are outputs besides the logits.
-        steps: None for one pass. A number for so many passes of one token a row, each token the likeliest after the
-            one before: ``tokens`` are then the first ones, `picks` and trees have no meaning, cosines and sines are of
-            the first pass's tokens, then of the second's, and the one output is ``[steps, S]`` int32.
+        steps: None for one pass. A number for a pass that is followed by so many less one of one token a row, each
+            token the likeliest after the one before: `picks` are then the rows' last tokens, `CHAIN_INPUTS` are about
+            the further passes, one pass after another, and the one output is ``[steps, S]`` int32, the vocabulary's
+            size where the scores were no numbers.
 
     Attributes:
         model: OpenVINO's.
+        inputs: names of what it takes before the keys and values, in this order.
     """
 
     def __init__(
@@ -67,7 +77,8 @@ class Graph:
         self._spec, self._dtype, self._quantize = weights.spec, dtype, quantize
         self._memory: list[Any] = []  # constants don't keep what they lie in
         self._constants: dict[tuple[int, str], Any] = {}
-        self._inputs = {name: _parameter(name, *about) for name, about in INPUTS.items()}
+        inputs = INPUTS if steps is None or steps == 1 else {**INPUTS, **CHAIN_INPUTS}
+        self._inputs = {name: _parameter(name, *about) for name, about in inputs.items()}
         self._caches = [
             _parameter(f"{kind}.{number}", _TYPES[dtype], [-1, self._spec.groups, BLOCK, self._spec.head_dim])
             for number in range(self._spec.layers)
@@ -77,6 +88,7 @@ class Graph:
         self._table, self._last_norm = weights.embedding(), weights.final_norm()
         self._head = self._table if self._spec.tied else weights.head()
         self._now = dict(self._inputs)
+        self.inputs = tuple(self._inputs)
         outputs = self._pass(hidden_layers) if steps is None else [self._chain(steps)]
         self.model = ov.Model(outputs, [*self._inputs.values(), *self._caches], "decoder")
         # What the graph does not lie in need not stay: matrices that were quantised, above all.
@@ -90,21 +102,36 @@ class Graph:
 
     def _chain(self, steps: int) -> Any:
         """Passes one after another, which see each other's keys and values because each waits for a token."""
-        given = self._inputs
-        turns = [
-            ops.split(given[name], _integers(0), steps).outputs() if steps > 1 else [given[name]]
-            for name in ("cosines", "sines")
-        ]
-        tokens = given["tokens"]
-        found = []
-        for step, (cosines, sines) in enumerate(zip(*turns, strict=True)):
-            self._now |= {"tokens": tokens, "cosines": cosines, "sines": sines}
-            for name in ("past_lens", "max_context_len"):
-                self._now[name] = ops.add(given[name], _integers(step))
-            best = ops.topk(self._logits(self._states()[-1]), _integers(1), 1, "max", "value", "i32", stable=True)
-            tokens = ops.squeeze(best.output(1), _integers(1))
-            found.append(ops.unsqueeze(tokens, _integers(0)))
-        return ops.concat(found, 0)
+        given, found = self._inputs, []
+        token = self._best(self._pick(self._states()[-1]))
+        found.append(token)
+        if steps > 1:
+            turns = [
+                ops.split(given[name], _integers(0), steps - 1).outputs() for name in ("next_cosines", "next_sines")
+            ]
+            self._now["subsequence_begins"] = given["next_begins"]
+            for step, (cosines, sines) in enumerate(zip(*turns, strict=True)):
+                known = ops.minimum(token, _integers(self._spec.vocab_size - 1))
+                self._now |= {"tokens": known, "cosines": cosines, "sines": sines}
+                self._now["past_lens"] = ops.add(given["next_lens"], _integers(step))
+                self._now["max_context_len"] = ops.add(given["max_context_len"], _integers(step + 1))
+                token = self._best(self._states()[-1])
+                found.append(token)
+        return ops.concat([ops.unsqueeze(token, _integers(0)) for token in found], 0)
+
+    def _best(self, x: Any) -> Any:
+        """``[S]`` int32: the likeliest tokens after hidden states ``[S, hidden]``, the lowest of equal ones.
+
+        The vocabulary's size stands for scores that are no numbers. OpenVINO's own operations for this (TopK) go over
+        the scores with one thread, and not in vectors.
+        """
+        size, logits = self._spec.vocab_size, self._logits(x)
+        is_best = ops.equal(logits, ops.reduce_max(logits, _integers([1]), True))
+        countdown = ops.constant(np.arange(size, 0, -1, dtype=np.float32)[None])  # exact up to 2 ** 24
+        place = ops.reduce_max(ops.select(is_best, countdown, _floats(0.0)), _integers([1]), False)
+        total = ops.reduce_sum(x, _integers([1]), False)
+        place = ops.select(ops.equal(total, total), place, _floats(0.0))
+        return ops.convert(ops.subtract(_floats(float(size)), place), "i32")
 
     def _logits(self, x: Any) -> Any:
         as_it_is = self._spec.tied and self._quantize is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,14 @@ class Backend(Protocol):
     spec: Spec
     chains: bool
     """It has a `greedy_chain`, and gains by it."""
+    ragged: bool
+    """Rows of different lengths cost it no more than as many tokens of one row."""
+    own_threads: bool
+    """It computes with threads that are not torch's."""
+
+    @property
+    def quantize(self) -> str | None:
+        """How the weights were quantised, "auto" resolved."""
 
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
@@ -36,8 +45,8 @@ class Backend(Protocol):
     ) -> tuple[Tensor, list[Tensor]]:
         """Run feeds; logits and hidden states of the picked tokens."""
 
-    def greedy_chain(self, cache: NativeCache, tokens: Sequence[int], steps: int) -> list[list[int]]:
-        """Of each row the tokens after each of a chain's, whose first one is given."""
+    def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+        """Of each row that is given tokens, so many after them, each the likeliest one."""
 
 
 class NativeModel:
@@ -76,6 +85,8 @@ class NativeModel:
         self.vocab_size = backend.spec.vocab_size
         self.max_length = backend.spec.max_length
         self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
+        self.own_threads = backend.own_threads
+        self.reads_along = backend.ragged and self._switch is None
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
@@ -103,33 +114,37 @@ class NativeModel:
             return self._score(cache, added, width, keep, hidden_layers)
         return self._score_long(cache, added, width, keep, hidden_layers, self._switch)
 
-    def greedy_chain(self, tokens: Tensor, steps: int, cache: Cache) -> Tensor | None:
-        """Append a chain to every row: a given token, then each time the likeliest one, in one call of the backend.
+    def greedy_chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache) -> list[list[int]] | None:
+        """Commit text to rows, and append a chain to each: the likeliest token, then the likeliest after that, ….
 
-        The same as `forward` with one node a row, `steps` times, each node the best token of the one before, the lowest
-        id of equal ones.
+        The same as `forward` and a commit of the text, then `forward` with one node a row, each node the best token of
+        the one before, the lowest id of equal ones; but in one call of the backend.
 
         Args:
-            tokens: ``[B]`` int64, the chains' first tokens.
-            steps: nodes of each chain, at least 1.
+            rows: new tokens of each row; rows without any get no chain.
+            steps: tokens of each chain, at least 1.
             cache: from `open`, without tentative nodes.
 
         Returns:
-            ``[B, steps]`` int64 on the CPU: the tokens *after* each node; the last ones are not appended. None where
-            the backend has no such call, and where a row waits to be read anew; nothing has been appended then.
+            Each row's chain; all but its last token are tentative nodes now. A chain ends early, or is empty, where
+            the scores were no numbers. None where the backend has no such call, and where there is too much to read
+            for it; nothing has been appended then.
         """
         assert isinstance(cache, NativeCache)
         behind = any(row.nodes or row.kept < len(row.tokens) for row in cache.rows)
-        if not self.backend.chains or self._switch is not None or behind:
+        most = max(map(len, rows), default=0)
+        if not self.backend.chains or self._switch is not None or behind or not 0 < most <= CHUNK:
             return None
-        firsts: list[int] = tokens.tolist()
-        found: list[list[int]] = self.backend.greedy_chain(cache, firsts, steps)
-        above = list(range(-1, steps - 1))
-        chains = [[first, *after[:-1]] for first, after in zip(firsts, found, strict=True)]
-        cache.add(chains, [above] * len(chains), [steps] * len(chains))
-        for row in cache.rows:
-            row.scored = steps
-        return torch.tensor(found, dtype=torch.int64)
+        chains = self.backend.greedy_chain(cache, rows, steps)
+        for row, tokens, chain in zip(cache.rows, rows, chains, strict=True):
+            row.tokens += tokens
+            row.kept += len(tokens)
+            row.nodes, row.parents = chain[:-1], list(range(-1, len(chain) - 2))
+            row.scored = len(row.nodes)
+        return [list(takewhile(self._is_token, chain)) for chain in chains]
+
+    def _is_token(self, token: int) -> bool:
+        return token < self.vocab_size
 
     def _score(
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]

@@ -62,12 +62,15 @@ class TorchBackend:
 
     name = "torch"
     chains = False
+    ragged = False
+    own_threads = False
 
     def __init__(
         self, weights: Weights, device: torch.device, dtype: torch.dtype, quantize: Quantize | None = None
     ) -> None:
         self.spec = weights.spec
         self._device, self._dtype = device, dtype
+        self.quantize = quantize
         self._decoder = Decoder(weights, device, quantize)
         self._rotary = Rotary(self.spec.config, self.spec.rotary_dim)
         self._rotations: list[Tensor | None] = [None, None]
@@ -140,7 +143,7 @@ class TorchBackend:
             logits = self._decoder.head(_pick(states, places))
             return logits, [_pick(layer, places) for layer in hidden]
 
-    def greedy_chain(self, cache: NativeCache, tokens: Sequence[int], steps: int) -> list[list[int]]:
+    def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """Not here."""
         raise NotImplementedError("the torch backend takes one step a call")
 
