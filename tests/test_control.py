@@ -73,8 +73,9 @@ def test_a_useless_drafter_costs_two_percent_at_most(rows, step):
 @pytest.mark.parametrize("step", [0.2, 1.0, 3.0])
 def test_it_finds_the_best_number(rate, step):
     fixed = {k: Machine(rate, step=step).run(k, 5_000)[0] for k in range(control.LARGEST_K + 1)}
-    found, ks = Machine(rate, step=step).run(Controller(), 8_000)
-    assert found > 0.95 * max(fixed.values()), (max(fixed, key=fixed.get), np.bincount(ks))
+    # The best of many is lucky by a percent or two: it is held against an average.
+    found, ks = zip(*(Machine(rate, step=step, seed=seed).run(Controller(), 8_000) for seed in range(3)), strict=True)
+    assert np.mean(found) > 0.95 * max(fixed.values()), (max(fixed, key=fixed.get), [np.bincount(k) for k in ks])
 
 
 def test_a_drafter_that_becomes_useful_is_taken_up_again():

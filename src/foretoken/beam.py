@@ -15,7 +15,7 @@ from foretoken.errors import NumericalError, ParameterError
 from foretoken.models import Cache, LanguageModel, load
 from foretoken.models.feed import feed
 from foretoken.request import Prompt, is_single, make_sequence
-from foretoken.sampling import SamplingParams, check_finite
+from foretoken.sampling import SamplingParams, all_finite
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.sequence import Sequence
 
@@ -159,7 +159,7 @@ def _search(model: LanguageModel, sequences: list[Sequence], params: BeamParams)
     rows = [row for row in range(len(sequences)) for _ in range(params.num_beams)]
     active = searches
     while True:
-        if bool(check_finite(logits).any()):
+        if not all_finite(logits):
             raise NumericalError(
                 f"{model.name} gave scores with NaN or infinity (or nothing but -inf): no beam can be continued with "
                 "them; load the model with dtype='float32', or check its weights"

@@ -36,6 +36,7 @@ LARGEST_K = 16
 _WINDOW = 9  # measurements of one kind that a median is taken of
 _ENOUGH = 3  # measurements of one kind from which on they are relied on
 _GAIN = 1.02  # how much faster than plain decoding speculation must promise to be
+_GAIN_OF_BATCHES = 1.1  # the same where rows that get further than others leave a smaller batch behind
 _PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become useful
 _REFRESH = 256  # rounds with speculation after which plain decoding is measured again
 _CURVE_ROUNDS = 8  # after which costs are looked at anew
@@ -171,8 +172,10 @@ class Controller:
         self._offers = 1.0  # share of the rounds that might draft in which something was drafted
         self._idle = 0  # plain rounds since the last that drafted
         self._busy = 0  # rounds with a draft since the last plain one
-        self._probe_seconds: float | None = None  # what a probe takes of the drafter, catching up included
+        self._entry = 0.0  # seconds a row that the drafter takes to read a text which it has not followed
+        self._plain: tuple[int, tuple[int, ...]] = 0, ()  # until which round these rows are not drafted for
         self._rounds = 0
+        self._seen: set[tuple[int, int]] = set()  # numbers of tokens that were allowed, and drafted, in some round
         self._curves: dict[int, list[float]] = {}  # seconds by k, by size of batch; good for some rounds
         self._curves_until = 0
         if self.key is not None:
@@ -196,6 +199,9 @@ class Controller:
         rows = len(requests)
         if most == 0:
             return 0
+        until, whose = self._plain
+        if self._rounds < until and whose == tuple(map(id, requests)):
+            return self._went(0)
         if not self.costs.known("target", rows, 1) and self._busy >= 2:
             return self._went(0)
         seconds = self._curve(rows, most)
@@ -213,15 +219,20 @@ class Controller:
             tokens[k] += tokens[k - 1] - rows
         plain = seconds[0]
         best = max(range(most + 1), key=lambda k: tokens[k] / seconds[k])
-        if tokens[best] / seconds[best] < _GAIN * rows / plain:
+        entry = 0.0 if self._busy else self._entry * rows
+        # Of the longest text that may be left, with speculation and without.
+        left = entry + limit * rows / tokens[best] * seconds[best]
+        if left * (_GAIN if rows == 1 else _GAIN_OF_BATCHES) > limit * plain:
             best = 0
         if best and self._busy >= _REFRESH:
             return self._went(0)
         if best == 0:
             probe = min(2, most)
-            lost = seconds[probe] + (self._probe_seconds or 0.0) - plain * tokens[probe] / rows
+            lost = seconds[probe] + entry - plain * tokens[probe] / rows
             if self._idle * plain * _PROBE_SHARE >= lost and self._idle >= 8:
                 return self._went(probe)
+            # Nothing that is chosen by changes soon, and going through many rows' acceptance takes its time.
+            self._plain = self._rounds + _CURVE_ROUNDS, tuple(map(id, requests))
         return self._went(best)
 
     def learn(
@@ -251,13 +262,16 @@ class Controller:
                 request.record(k, count)
                 self._overall.record(k, count)
             self._offers += ((width > 0) - self._offers) / 32
-        if clean:
+        # What is done for the first time in a process may be compiled first.
+        new, self._seen = (k, width) not in self._seen, self._seen | {(k, width)}
+        if clean and not new:
             self.costs.record("target", rows, width + 1, seconds["target"])
             self.costs.record("rest", rows, width + 1, seconds["verification"] + seconds["other"])
             if k:
                 self.costs.record("drafter", rows, k, seconds["drafter"])
         elif k:
-            self._probe_seconds = seconds["drafter"]
+            reading = seconds["drafter"] - (self.costs.estimate("drafter", rows, k) or 0.0)
+            self._entry += (max(reading, 0.0) / rows - self._entry) / (2 if self._entry else 1)
         if self.key is not None and (self._rounds == 64 or self._rounds % 1024 == 0):
             self.save()
 

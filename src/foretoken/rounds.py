@@ -30,7 +30,7 @@ from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.models.base import LanguageModel
 from foretoken.models.feed import CHUNK, feed
-from foretoken.sampling import Sampler, check_finite
+from foretoken.sampling import Sampler, all_finite
 from foretoken.sequence import Sequence, shared_beginning
 from foretoken.text import Detokenizer, continuation
 from foretoken.threads import one_thread
@@ -222,6 +222,7 @@ class Rounds:
         self._active: list[Row] = []  # those rows
         self._sampler: Sampler | None = None  # of those rows; None when it has to be made anew, and so have the rules
         self._rules: list[_Rule] = []
+        self._numbers: list[int | None] = []  # of those rows: what `_fixed` says
         self._make_sampler = make_sampler
 
     def join(self, rows: AbstractSequence[Row]) -> None:
@@ -315,14 +316,13 @@ class Rounds:
     def _limits(self) -> list[int]:
         """How many tokens each row may draft this round, which emits one more than it accepts."""
         most = [max(0, row.remaining - 1) for row in self._active]
-        fixed = [self._fixed(row) for row in self._active]
         k = 0
-        if None in fixed:
-            free = [place for place, number in enumerate(fixed) if number is None]
+        if None in self._numbers:
+            free = [place for place, number in enumerate(self._numbers) if number is None]
             k = self._controller.choose(
                 [self._active[place].acceptance for place in free], max(most[place] for place in free)
             )
-        return [min(k if number is None else number, limit) for number, limit in zip(fixed, most, strict=True)]
+        return [min(k if number is None else number, limit) for number, limit in zip(self._numbers, most, strict=True)]
 
     def _fixed(self, row: Row) -> int | None:
         """The number of tokens that a row is drafted; None where the controller chooses it."""
@@ -343,7 +343,7 @@ class Rounds:
         self, width: int, limits: list[int], accepted: list[int], seconds: Mapping[str, float], clean: bool
     ) -> None:
         k = max(limits)
-        fixed = {self._fixed(row) for row in self._active}
+        fixed = set(self._numbers)
         # Rows that draft different numbers of tokens tell what no number costs or gives to all.
         if fixed == {None} or (self.k == AUTO and len(fixed) == 1):
             clean = clean and (k == 0 or self._drafted)
@@ -421,6 +421,7 @@ class Rounds:
         if self._sampler is None:
             self._sampler = (self._make_sampler or self._own_sampler)(sequences)
             self._rules = self._rules_of(self._sampler)
+            self._numbers = [self._fixed(row) for row in self._active]
         return Batch(
             sequences,
             self._sampler,
@@ -483,7 +484,7 @@ class Rounds:
 
     def _mend(self, logits: Tensor) -> list[list[bool]] | None:
         """Which nodes have scores that can't be sampled from, if any; they get some that let the round go on."""
-        if not bool(check_finite(logits).any()):
+        if all_finite(logits):
             return None
         bad = ~logits.amax(-1).isfinite()
         logits[bad] = 0

@@ -17,7 +17,7 @@ from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.feed import feed
 from foretoken.models.loading import load
 from foretoken.randomness import Stream, uniforms
-from foretoken.sampling import check_finite, draw
+from foretoken.sampling import all_finite, check_finite, draw
 from foretoken.sequence import Sequence, shared_beginning
 from foretoken.verify.base import Verdict
 
@@ -58,6 +58,9 @@ class DraftModel:
         """Take a model in any form that `foretoken.load` does; one that is loaded here is rounded where that helps."""
         self.model: LanguageModel = load(model, quantize="auto")
         self.own_threads: bool = getattr(self.model, "own_threads", False)
+        warm_up = getattr(self.model, "warm_up", None)
+        if warm_up is not None:
+            warm_up()
         # Of each sequence: two batches that take turns don't disturb each other, and what ended is let go.
         self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
 
@@ -119,8 +122,8 @@ class DraftModel:
 
     def _usable(self, scores: Tensor, counts: Tensor, step: int) -> Tensor:
         """The scores; a row that has none to draw from ends its draft here (`counts` is changed)."""
-        bad = check_finite(scores)
-        if bool(bad.any()):
+        if not all_finite(scores):
+            bad = check_finite(scores)
             self._warn_of_bad_scores()
             counts[bad] = counts[bad].clamp(max=step)
             scores = scores.clone()

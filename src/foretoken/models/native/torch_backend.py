@@ -143,6 +143,9 @@ class TorchBackend:
             logits = self._decoder.head(_pick(states, places))
             return logits, [_pick(layer, places) for layer in hidden]
 
+    def warm_up(self) -> None:
+        """There is nothing to compile."""
+
     def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """Not here."""
         raise NotImplementedError("the torch backend takes one step a call")
