@@ -28,7 +28,7 @@ OPTIONS = {
     "top_p": {"top_p": 0.8},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
 }
-DRAFTERS = ["none", "draft-model", "prompt-lookup", "ngram-storage", "ngram-storage-one-level"]
+DRAFTERS = ["none", "draft-model", "prompt-lookup", "ngram-storage", "ngram-storage-one-level", "cascade"]
 VERIFIERS = [name for name in verify.names() if verify.get(name).lossless]
 GRID = list(product(MODELS, DRAFTERS, VERIFIERS, OPTIONS))
 DRAWS = 20_000
@@ -68,6 +68,7 @@ def make_engine(kind: str, drafter: str, verifier: str, batch_size: int, k: int 
         "prompt-lookup": lambda: PromptLookup(max_ngram=2),
         "ngram-storage": lambda: NgramStorage(3, stop_if_unknown=False),
         "ngram-storage-one-level": lambda: NgramStorage(2, one_level=True),
+        "cascade": lambda: [PromptLookup(max_ngram=2), model(kind, 2)],
     }.get(drafter, lambda: get(drafter))()
     return Engine(model(kind, 1), made, verifier, k, max_batch_size=batch_size)
 

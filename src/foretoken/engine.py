@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
 from foretoken.control import AUTO, Controller, key_of
-from foretoken.drafters import Drafter, DraftModel, NoDrafter
+from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import names as drafter_names
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
@@ -35,7 +35,8 @@ class Engine:
         target: the model whose distribution the output has: a path, a hub id, a transformers model, or what
             `foretoken.load` returned.
         drafter: what guesses ahead: a name from `foretoken.drafters.names` that needs no model (``"prompt-lookup"``,
-            ``"ngram-storage"``, …), a model in any of the forms of `target`, a `Drafter`, or None to decode plainly.
+            ``"ngram-storage"``, …), a model in any of the forms of `target`, a `Drafter`, None to decode plainly,
+            or several of these in a list, the cheapest first: the first one that promises enough proposes (`Cascade`).
         verifier: a name from `foretoken.verify.names`, or a verifier.
         num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly. ``"auto"`` takes what
             measured costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; a request that
@@ -75,7 +76,7 @@ class Engine:
         self._idle: list[Rounds] = []  # at most one: of the call that ended last
         self._scheduler: Scheduler | None = None  # while submitted requests are not finished
         self._submitted = 0
-        models = [self.target, *([self.drafter.model] if isinstance(self.drafter, DraftModel) else [])]
+        models = [self.target, *getattr(self.drafter, "models", ())]
         self._budget = None if cache_memory is None else Budget(parse_bytes(cache_memory), models)
         self._controller = Controller(_controller_key(self.target, self.drafter))
 
@@ -294,15 +295,15 @@ def check_k(value: Any) -> int | Literal["auto"]:
 
 
 def _controller_key(target: LanguageModel, drafter: Drafter) -> str:
-    models = [target, *([drafter.model] if isinstance(drafter, DraftModel) else [])]
+    models = [target, *getattr(drafter, "models", ())]
     described = [f"{type(model).__name__} {model.name} {model.dtype} {model.device}" for model in models]
     return key_of(*described, drafter.name)
 
 
 def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
     """Refuse unknown options that nothing is loaded with: nobody else would, and one may be a slip of the pen."""
-    loaded = (target, None if isinstance(drafter, str) and drafter in drafter_names() else drafter)
-    if not any(isinstance(model, str | Path) for model in loaded):
+    loaded = (target, *(drafter if isinstance(drafter, list | tuple) else (drafter,)))
+    if not any(isinstance(model, str | Path) and model not in drafter_names() for model in loaded):
         known = [name for name, option in signature(load).parameters.items() if option.kind is option.KEYWORD_ONLY]
         for name in options:
             if name not in known:
@@ -323,6 +324,14 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
     if isinstance(drafter, str):
         if drafter == DraftModel.name:
             raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
+        parts = drafter.split(",")
+        if len(parts) > 1 and all(part.strip() in drafter_names() for part in parts[:-1]):
+            drafter = [part.strip() for part in parts]
+        elif drafter == Cascade.name:
+            raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
+    if isinstance(drafter, list | tuple):
+        return Cascade([make_drafter(part, target, **load_options) for part in drafter])
+    if isinstance(drafter, str):
         if drafter in drafter_names():
             return get_drafter(drafter)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
@@ -335,8 +344,8 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
     if isclass(drafter):
         raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):
-        if isinstance(drafter, DraftModel):
-            _check_drafter(target, drafter.model)
+        for model in getattr(drafter, "models", ()):
+            _check_drafter(target, model)
         return drafter
     try:
         # A drafter's rounding changes nothing but how often it is right.

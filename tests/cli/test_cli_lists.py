@@ -22,7 +22,7 @@ def test_verifiers(call):
 def test_drafters(call):
     rows = json.loads(call("drafters", "--json").stdout)
     assert [row["name"] for row in rows] == list(drafters.names())
-    assert [row["name"] for row in rows if row["needs_a_model"]] == ["draft-model"]
+    assert [row["name"] for row in rows if row["needs_a_model"]] == ["draft-model", "cascade"]
     table = call("drafters").stdout
     assert all(name in table for name in drafters.names())
 

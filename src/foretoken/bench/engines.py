@@ -13,7 +13,8 @@ from typing import Any
 from foretoken.bench.errors import Unsupported
 from foretoken.errors import ParameterError
 
-PLAIN, DRAFT_MODEL, PROMPT_LOOKUP = "plain", "draft-model", "prompt-lookup"
+PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, CASCADE = "plain", "draft-model", "prompt-lookup", "cascade"
+_NEED_MODELS = (DRAFT_MODEL, CASCADE)
 AUTO = "auto"
 K = int | str | None
 """Tokens drafted a round; ``auto``: the engine chooses; None: nothing is drafted."""
@@ -53,9 +54,9 @@ KINDS = {
     for kind in (
         EngineKind(
             "foretoken",
-            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, "ngram-storage", "ngram-storage-one-level"),
+            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, CASCADE, "ngram-storage", "ngram-storage-one-level"),
             "foretoken_worker.py",
-            batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, "ngram-storage", "ngram-storage-one-level"),
+            batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, CASCADE, "ngram-storage", "ngram-storage-one-level"),
             auto=True,
         ),
         EngineKind(
@@ -169,12 +170,12 @@ def parse(text: str, ks: Sequence[K], drafter: bool = True) -> list[Engine]:
     kind = KINDS[name]
     if mark and mode not in kind.modes:
         raise ParameterError(f"unknown mode {mode!r} of {name}: choose one of {', '.join(kind.modes)}")
-    if mode == DRAFT_MODEL and not drafter:
+    if mode in _NEED_MODELS and not drafter:
         raise ParameterError(f"{text!r} needs a draft model: name its folder with --drafter")
     options = dict(_option(entry) for entry in rest)
     if "k" in options:
         ks = [check_k(options.pop("k"))]
-    usual = tuple(mode for mode in kind.modes[:3] if drafter or mode != DRAFT_MODEL)
+    usual = tuple(mode for mode in kind.modes[:4] if drafter or mode not in _NEED_MODELS)
     made = []
     for one in (mode,) if mark else usual:
         engine = Engine(kind, one, None, tuple(sorted(options.items())))

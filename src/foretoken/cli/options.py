@@ -34,7 +34,7 @@ class ModelOptions:
         str | None,
         typer.Option(
             metavar="NAME|MODEL",
-            help="A name from 'foretoken drafters', or folder or hub id of a model. "
+            help="A name from 'foretoken drafters', folder or hub id of a model, or several with commas (a cascade). "
             "Default: draft-model with the shipped target, prompt-lookup with any other.",
             show_default=False,
             rich_help_panel=_MODELS,

@@ -75,7 +75,8 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     name = default if options.drafter is None else options.drafter  # an empty one is a mistake, and is named
     if options.quantize_drafter is not None and name in drafters.names() and name != SHIPPED_DRAFTER:
         raise ParameterError(f"drafter {name!r} has no model to round to {options.quantize_drafter}: leave it out")
-    if name != SHIPPED_DRAFTER:
+    parts = [part.strip() for part in name.split(",")]
+    if SHIPPED_DRAFTER not in parts:
         return engine.make_drafter(name, target, **_drafter_options(options))
     if not shipped:
         raise ParameterError(
@@ -84,7 +85,9 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
         )
     model = load_part("drafter", **_drafter_options(options))
     check_pair(target, model)
-    return DraftModel(model)
+    drafter = DraftModel(model)
+    made = [drafter if part == SHIPPED_DRAFTER else part for part in parts]
+    return drafter if len(made) == 1 else engine.make_drafter(made, target)
 
 
 def _load_target(options: ModelOptions) -> LanguageModel:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
+from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.prompt_lookup import PromptLookup
@@ -15,6 +16,7 @@ from foretoken.errors import ParameterError
 
 __all__ = [
     "Batch",
+    "Cascade",
     "DraftModel",
     "Drafter",
     "Known",
@@ -62,6 +64,11 @@ _DRAFTERS = {
         "counts n-grams of the text and of the target's likeliest predictions; the longest known context drafts",
     ),
     "ngram-storage-one-level": Known(_one_level, "the same with contexts of one length alone: no fallback"),
+    "cascade": Known(
+        Cascade,
+        "several drafters, named with commas: the first that promises as much as the next proposes",
+        needs_model=True,
+    ),
 }
 
 

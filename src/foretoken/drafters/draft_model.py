@@ -57,6 +57,7 @@ class DraftModel:
     def __init__(self, model: Any) -> None:
         """Take a model in any form that `foretoken.load` does; one that is loaded here is rounded where that helps."""
         self.model: LanguageModel = load(model, quantize="auto")
+        self.models = (self.model,)
         self.own_threads: bool = getattr(self.model, "own_threads", False)
         warm_up = getattr(self.model, "warm_up", None)
         if warm_up is not None:

@@ -39,6 +39,8 @@ class PromptLookup:
             )
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
+        self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
         self._tables: WeakKeyDictionary[Sequence, _LastPlaces] = WeakKeyDictionary()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
@@ -48,7 +50,8 @@ class PromptLookup:
             table = self._tables.get(sequence)
             if table is None:
                 table = self._tables[sequence] = _LastPlaces(self.min_ngram, self.max_ngram)
-            rows.append([token for token in table.continuation(sequence, limit) if token < batch.vocab_size])
+            self.matches[sequence], found = table.continuation(sequence, limit)
+            rows.append([token for token in found if token < batch.vocab_size])
         return Draft.from_lists(rows, batch.device)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
@@ -63,15 +66,15 @@ class _LastPlaces:
         self._text: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
 
-    def continuation(self, sequence: Sequence, limit: int) -> list[int]:
-        """Up to `limit` tokens that followed the longest known suffix."""
+    def continuation(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
+        """Tokens of the longest known suffix, and up to `limit` tokens that followed it."""
         self._read(sequence)
         for size in self._sizes:
             if size <= len(self._text):
                 end = self._ends.get(tuple(self._text[-size:]))
                 if end is not None:
-                    return self._text[end : end + limit]
-        return []
+                    return size, self._text[end : end + limit]
+        return 0, []
 
     def _read(self, sequence: Sequence) -> None:
         """Enter the n-grams that end before the last token: those have a continuation."""

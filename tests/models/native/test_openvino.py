@@ -13,9 +13,11 @@ import pytest
 import torch
 
 import tiny
+from foretoken.engine import Engine
 from foretoken.errors import ModelError
 from foretoken.models import load
 from foretoken.models.feed import feed
+from foretoken.sampling import SamplingParams
 from models.native.checkpoints import MODELS, longrope, plain
 
 pytest.importorskip("openvino")
@@ -188,3 +190,74 @@ def test_chains_end_where_scores_are_no_numbers():
     if bad.backend.spec.tied:
         pytest.skip("the broken token spoils all scores")
     assert bad.greedy_chain([[3]], 4, filled(texts_of(4), bad)) == [chain[:2]]
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt-lookup"])
+def test_the_first_round_reads_the_prompt_along(drafter, monkeypatch):
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    passes = []
+    score = model.backend.score
+    monkeypatch.setattr(
+        model.backend, "score", lambda *args: passes.append([len(f.tokens) for f in args[1]]) or score(*args)
+    )
+    params = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
+    prompts = texts_of(7, 1, 30)
+    for engine in (Engine(model, drafter), Engine(model, drafter, reuse_prefixes=False)):
+        passes.clear()
+        assert len(engine.generate(prompts, params)) == 3
+        assert passes == [[7, 1, 30]]
+
+
+def test_texts_that_others_copy_are_read_before_the_first_round(monkeypatch):
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    passes = []
+    score = model.backend.score
+    monkeypatch.setattr(
+        model.backend, "score", lambda *args: passes.append([len(f.tokens) for f in args[1]]) or score(*args)
+    )
+    begins = [(5 * i) % 29 + 1 for i in range(40)]
+    params = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
+    found = Engine(model, None).generate([[*begins, 3], [*begins, 4]], params)
+    alone = [Engine(model, None).generate([*begins, token], params) for token in (3, 4)]
+    assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+    assert passes[0] == [40]  # the first text but its last token
+    assert sum(map(sum, passes)) - 2 * 41 < 41 + 5  # the second one is not read from its beginning
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eight_bits_all_through_is_close_to_the_model(dtype):
+    module = tiny.tiny_llama().to(dtype)
+    exact, rounded = load(module, runner="native", backend="openvino"), load(module, runner="native", quantize="w8a8")
+    assert rounded.quantize == "w8a8"
+    texts = texts_of(9, 20)
+    ours, theirs = (next_logits(model, filled(texts, model), [3, 4]).float() for model in (rounded, exact))
+    assert 0 < (ours - theirs).abs().max() < 0.1 * theirs.abs().max()
+    with pytest.raises(ModelError, match=r"w8a8, which OpenVINO alone does .*use 'int8'"):
+        load(module, runner="native", backend="torch", quantize="w8a8")
+
+
+def test_large_drafters_are_rounded_unless_told_otherwise(tmp_path, monkeypatch):
+    from foretoken.models.native import loader
+
+    tiny.tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
+    target = load(tmp_path)
+    assert Engine(target, str(tmp_path)).drafter.model.quantize is None
+    monkeypatch.setattr(loader, "_LEAST_ROUNDED", 0)
+    assert Engine(target, str(tmp_path)).drafter.model.quantize == "w8a8"
+    assert Engine(target, str(tmp_path), quantize=None).drafter.model.quantize is None
+    assert load(tmp_path).quantize is None
+
+
+def test_torch_works_alone_where_openvino_has_threads():
+    from foretoken.threads import one_thread
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            assert torch.get_num_threads() == 1 or sys.platform != "linux"
+        with one_thread(False):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -18,7 +18,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     import torch
 
     import foretoken
-    from foretoken.drafters import DraftModel
+    from foretoken.drafters import Cascade, DraftModel, PromptLookup
 
     torch.set_num_threads(options["threads"])
     extra = dict(options["options"])
@@ -37,7 +37,9 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     def engine(mode: str, k: Any) -> foretoken.Engine:
         if (mode, k) not in engines:
             named: Any = {"plain": None, "draft-model": None}.get(mode, mode)
-            drafter = DraftModel(model("drafter")) if mode == "draft-model" else named
+            drafter = DraftModel(model("drafter")) if mode in ("draft-model", "cascade") else named
+            if mode == "cascade":
+                drafter = Cascade([PromptLookup(), drafter])
             engines[mode, k] = foretoken.Engine(
                 model("target"),
                 drafter,

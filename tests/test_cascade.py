@@ -1,0 +1,148 @@
+"""Cascades: who proposes, what is learnt from it, and that rows of several drafters make one draft."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.draft import Draft
+from foretoken.drafters import Cascade, DraftModel, PromptLookup
+from foretoken.drafters.cascade import _COUNTED
+from foretoken.engine import Engine
+from foretoken.errors import ModelError, ParameterError
+from foretoken.sampling import SamplingParams
+from tiny import tiny_llama
+
+REPEATING = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3]
+NEW = [1, 9, 4, 7, 2]
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+
+
+class Fixed:
+    """Proposes the same tokens always, and counts how often it is asked and told."""
+
+    def __init__(self, name: str, tokens: list[int], match: int | None = None) -> None:
+        self.name, self.tokens = name, tokens
+        self.asked: list[list[int]] = []
+        self.told: list[list[int]] = []
+        if match is not None:
+            self.match = match
+            self.matches = self
+
+    def get(self, sequence, default):
+        return self.match
+
+    def propose(self, batch, limits):
+        self.asked.append(list(limits))
+        return Draft.from_lists([self.tokens[:limit] for limit in limits])
+
+    def observe(self, batch, draft, verdict, logits):
+        self.told.append(verdict.counts.tolist())
+
+
+def wrong_token(prompt: list[int]) -> int:
+    """One that the target does not say in the next two dozen tokens."""
+    said = Engine(tiny_llama(seed=1), None).generate(prompt, GREEDY).token_ids
+    return next(token for token in range(1, 30) if token not in said)
+
+
+def test_the_first_that_has_a_draft_is_taken_where_it_promises_enough():
+    cheap, dear = Fixed("cheap", [1, 2], match=5), Fixed("dear", [3, 4])
+    Engine(tiny_llama(seed=1), Cascade([cheap, dear]), num_speculative_tokens=2).generate(
+        NEW, SamplingParams(temperature=0.0, max_new_tokens=3, ignore_eos=True)
+    )
+    assert cheap.asked[0] == [2]
+    assert dear.asked == []
+
+
+def test_a_guess_leaves_the_turn_to_the_next():
+    cheap, dear = Fixed("cheap", [1, 2], match=1), Fixed("dear", [3, 4])
+    Engine(tiny_llama(seed=1), Cascade([cheap, dear]), num_speculative_tokens=2).generate(
+        NEW, SamplingParams(temperature=0.0, max_new_tokens=3, ignore_eos=True)
+    )
+    assert cheap.asked[0] == dear.asked[0] == [2]
+    assert cheap.told[0] == [0]  # whatever was accepted was not its
+
+
+def test_a_drafter_that_is_always_wrong_is_no_longer_taken_even_with_long_matches():
+    wrong = wrong_token(NEW)
+    cheap, dear = Fixed("cheap", [wrong] * 3, match=9), DraftModel(tiny_llama(seed=1))
+    stats = Engine(tiny_llama(seed=1), Cascade([cheap, dear]), num_speculative_tokens=3).generate(NEW, GREEDY).stats
+    assert stats.accepted > 12  # the other one is the target itself
+
+
+def test_a_drafter_that_was_not_taken_is_judged_by_what_the_target_said():
+    said = Engine(tiny_llama(seed=1), None).generate(NEW, GREEDY).token_ids
+
+    class Right(Fixed):
+        def propose(self, batch, limits):
+            done = len(batch.sequences[0].tokens) - len(NEW)
+            return Draft.from_lists([said[done : done + limits[0]]])
+
+    cheap, dear = Right("cheap", [], match=1), Fixed("dear", [wrong_token(NEW)] * 4)
+    cascade = Cascade([cheap, dear], margin=0.0)
+    stats = Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=4).generate(NEW, GREEDY).stats
+    assert 0 < len(dear.asked) < 4  # it was preferred until both had shown what they are worth
+    assert stats.accepted >= 12
+
+
+def test_long_drafts_do_not_speak_for_their_drafter():
+    cascade = Cascade([Fixed("cheap", [1] * 9, match=3), Fixed("dear", [2])])
+    assert _COUNTED < 9
+    Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=9).generate(NEW, GREEDY)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("verifier", ["token", "block", "coupled"])
+def test_rows_get_in_a_batch_what_they_get_alone(temperature, verifier):
+    prompts = [REPEATING, NEW, [2, 2, 2, 2], [*NEW, *REPEATING]]
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_new_tokens=20, ignore_eos=True) for seed in range(4)
+    ]
+
+    def engine():
+        parts = [PromptLookup(), DraftModel(tiny_llama(seed=2))]
+        return Engine(tiny_llama(seed=1), Cascade(parts), verifier, 3)
+
+    together = engine().generate(prompts, params)
+    alone = [engine().generate(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert [one.stats.drafted for one in together] == [one.stats.drafted for one in alone]
+
+
+def test_rows_that_are_drafted_by_both_have_the_laws_of_both():
+    class Watching(Cascade):
+        def propose(self, batch, limits):
+            draft = super().propose(batch, limits)
+            seen.append((list(self._turns), draft))
+            return draft
+
+    seen: list = []
+    parts = [PromptLookup(), DraftModel(tiny_llama(seed=2))]
+    params = [SamplingParams(seed=seed, max_new_tokens=4, ignore_eos=True) for seed in range(2)]
+    Engine(tiny_llama(seed=1), Watching(parts), "token", 3).generate([[1, 2, 3, 4, 5, 1, 2, 3], NEW], params)
+    turns, draft = seen[0]
+    assert turns == [[True, False], [False, True]]
+    assert draft.tokens[0].tolist() == [4, 5, 1]
+    assert draft.probs[0, torch.arange(3), draft.tokens[0]].tolist() == [1.0] * 3
+    assert torch.allclose(draft.probs.sum(-1), torch.ones(2, 3))
+    assert draft.probs[1].max() < 0.9
+
+
+def test_how_a_cascade_is_named(tmp_path):
+    model = tiny_llama(seed=2)
+    model.save_pretrained(tmp_path)
+    target = tiny_llama(seed=1)
+    for drafter in (f"prompt-lookup,{tmp_path}", ["prompt-lookup", str(tmp_path)], [PromptLookup(), model]):
+        cascade = Engine(target, drafter).drafter
+        assert isinstance(cascade, Cascade)
+        assert [part.name for part in cascade.drafters] == ["prompt-lookup", "draft-model"]
+        assert len(cascade.models) == 1
+    with pytest.raises(ParameterError, match="is made of others: name them, 'prompt-lookup,path/of/a/model'"):
+        Engine(target, "cascade")
+    with pytest.raises(ParameterError, match="a cascade of 1 drafters: give two or more"):
+        Engine(target, ["prompt-lookup"])
+    with pytest.raises(ParameterError, match=r"margin=-1.*use 0 or more"):
+        Cascade([PromptLookup(), PromptLookup()], margin=-1)
+    with pytest.raises(ModelError, match="vocabular"):
+        Engine(target, ["prompt-lookup", tiny_llama(vocab_size=77)])
