@@ -46,7 +46,7 @@ def test_every_case_is_run_by_every_engine(small: Path, peers: Path, kind: Engin
     assert {run["first_seconds"] for run in runs if run["mode"] == "draft-model"} == {0.5 / 32}
     assert {run["generated"] for run in runs if run["batch"] == 2} == {64}
     assert all(("tokens" in run) == (run["temperature"] == 0) for run in runs)
-    assert [one["repeat"] for one in store.of("bandwidth")] == [0, 1]
+    assert len(store.of("bandwidth")) == len(cases(chosen))
     assert {"engine": "fake", "versions": {"fake": "1.0"}, "kind": "machine"} in store.records
 
 

@@ -89,7 +89,8 @@ class Results:
         ]
         self.runs = [one for one in records if one["kind"] == "run"]
         rates = [one["bytes_per_second"] for one in records if one["kind"] == "bandwidth"]
-        self.bandwidth = max(rates, default=None)
+        self.bandwidth = median(rates) if rates else None
+        self.bandwidths = (min(rates), max(rates)) if rates else None
         self.engines = sorted({one["engine"] for one in self.runs})
         self._told: dict[str, list[Record]] = {}
         for run in self.runs:

@@ -101,7 +101,9 @@ def facts(results: Results) -> list[tuple[str, str]]:
             told.append(("note", f"the machine was busy when the run began (load {busy:.1f}): distrust the numbers"))
     if results.bandwidth is not None:
         limit = limit_rate(settings, results.bandwidth)
-        words = f"{results.bandwidth / 1e9:.1f} GB/s"
+        low, high = results.bandwidths or (results.bandwidth, results.bandwidth)
+        spread = f" ({low / 1e9:.0f} to {high / 1e9:.0f} from case to case)" if high > 1.1 * low else ""
+        words = f"{results.bandwidth / 1e9:.1f} GB/s{spread}"
         told.append(("memory reads", f"{words}: plain decoding of one text up to {limit:,.0f} tokens/s"))
     versions = {name: version for one in results.machines for name, version in one.get("versions", {}).items()}
     if versions:
