@@ -232,7 +232,7 @@ class Controller:
             if self._idle * plain * _PROBE_SHARE >= lost and self._idle >= 8:
                 return self._went(probe)
             # Nothing that is chosen by changes soon, and going through many rows' acceptance takes its time.
-            self._plain = self._rounds + _CURVE_ROUNDS, tuple(map(id, requests))
+            self._plain = self._rounds + max(_CURVE_ROUNDS, self._idle // 8), tuple(map(id, requests))
         return self._went(best)
 
     def learn(

@@ -81,7 +81,8 @@ class ModelOptions:
     quantize: Annotated[
         str | None,
         typer.Option(
-            help="int8: round the target's weights to eight bits. The text follows the rounded target's law.",
+            help="int8: round the target's weights to eight bits; w8a8: the inputs of its layers too, which is faster "
+            "with speculation. The text follows the rounded target's law.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
