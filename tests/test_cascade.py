@@ -146,3 +146,14 @@ def test_how_a_cascade_is_named(tmp_path):
         Cascade([PromptLookup(), PromptLookup()], margin=-1)
     with pytest.raises(ModelError, match="vocabular"):
         Engine(target, ["prompt-lookup", tiny_llama(vocab_size=77)])
+
+
+def test_a_guess_is_better_than_nothing():
+    cheap, dear = Fixed("cheap", [1, 2], match=1), Fixed("dear", [])
+    stats = (
+        Engine(tiny_llama(seed=1), Cascade([cheap, dear]), num_speculative_tokens=2)
+        .generate(NEW, SamplingParams(temperature=0.0, max_new_tokens=3, ignore_eos=True))
+        .stats
+    )
+    assert dear.asked
+    assert stats.drafted >= 2

@@ -94,6 +94,7 @@ class Cascade:
         size = len(limits)
         open_rows = [limit > 0 for limit in limits]
         taken: list[tuple[list[bool], Draft]] = []
+        spare: dict[int, int] = {}  # of a row: the last drafter that had chosen tokens for it
         for place, drafter in enumerate(self.drafters):
             if not any(open_rows):
                 break
@@ -112,7 +113,12 @@ class Cascade:
                     text.proposals.append((record, proposal))
                     takes[row] = self._is_enough(text, record, place)
                     open_rows[row] = not takes[row]
+                    if draft.probs is None:
+                        spare[row] = place
             taken.append((takes, draft))
+        # A guess is better than nothing. Not one that was drawn: which of those are used must not depend on others.
+        for row, place in spare.items():
+            taken[place][0][row] |= open_rows[row]
         self._turns = [takes for takes, _ in taken]
         return _joined(taken, batch, size)
 
