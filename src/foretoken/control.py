@@ -263,7 +263,8 @@ class Controller:
                 self._overall.record(k, count)
             self._offers += ((width > 0) - self._offers) / 32
         # What is done for the first time in a process may be compiled first.
-        new, self._seen = (k, width) not in self._seen, self._seen | {(k, width)}
+        new = (k, width) not in self._seen
+        self._seen.add((k, width))
         if clean and not new:
             self.costs.record("target", rows, width + 1, seconds["target"])
             self.costs.record("rest", rows, width + 1, seconds["verification"] + seconds["other"])
