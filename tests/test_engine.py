@@ -673,7 +673,7 @@ def test_prompt_lookup_copies_the_most_recent_continuation_of_the_longest_suffix
     def proposal(tokens):
         sequence = Sequence(tokens, len(tokens), GREEDY, 0)
         sampler = batch._own_sampler([sequence])
-        one = Batch([sequence], sampler, sampler.seeds, sampler.positions([sequence]), 32, (False,))
+        one = Batch([sequence], sampler, sampler.seeds, sampler.positions([sequence]), 32, (False,), (False,))
         return drafter.propose(one, [4])
 
     assert proposal([1, 2, 3, 4, 5, 2, 3, 9, 1, 2, 3]).tokens.tolist() == [[4, 5, 2, 3]]

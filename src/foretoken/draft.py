@@ -80,6 +80,11 @@ class Draft:
             self, tokens=self.tokens[rows], parents=self.parents[rows], counts=self.counts[rows], probs=probs
         )
 
+    def has_chains(self) -> bool:
+        """Whether no row branches; `is_chain` says so without looking where that is known."""
+        steps = torch.arange(self.width, device=self.parents.device)
+        return self.is_chain or bool(((self.parents == steps) | ~self.used()).all())
+
     def used(self) -> Tensor:
         """``[B, N]`` bool: which entries of `tokens` are part of the draft (not padding)."""
         return torch.arange(self.width, device=self.tokens.device) < self.counts[:, None]

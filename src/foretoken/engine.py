@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
 from foretoken.control import AUTO, Controller, key_of
-from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter
+from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, is_name
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import names as drafter_names
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
@@ -37,7 +37,8 @@ class Engine:
         drafter: what guesses ahead: a name from `foretoken.drafters.names` that needs no model (``"prompt-lookup"``,
             ``"ngram-storage"``, …), a model in any of the forms of `target`, a `Drafter`, None to decode plainly,
             or several of these in a list, the cheapest first: the first one that promises enough proposes (`Cascade`).
-        verifier: a name from `foretoken.verify.names`, or a verifier.
+        verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
+            trees and ``"token"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly. ``"auto"`` takes what
             measured costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; a request that
             names a seed then has a fixed k of 5 where its text would depend on k.
@@ -58,7 +59,7 @@ class Engine:
         self,
         target: Any,
         drafter: Any = None,
-        verifier: str | verify.AnyVerifier = "token",
+        verifier: str | verify.AnyVerifier = AUTO,
         num_speculative_tokens: int | Literal["auto"] = AUTO,
         *,
         max_batch_size: int = 32,
@@ -69,9 +70,12 @@ class Engine:
         self.num_speculative_tokens = check_k(num_speculative_tokens)
         self.max_batch_size = check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
         _check_options(load_options, target, drafter)
-        self.verifier = verify.get(verifier)
+        if verifier != AUTO:
+            verify.get(verifier)  # a wrong name should not cost the time that models take to load
         self.target: LanguageModel = load(target, **load_options)
         self.drafter: Drafter = make_drafter(drafter, self.target, **load_options)
+        trees = getattr(self.drafter, "trees", False)
+        self.verifier = verify.get(("traversal" if trees else "token") if verifier == AUTO else verifier)
         self.reuse_prefixes = reuse_prefixes
         self._idle: list[Rounds] = []  # at most one: of the call that ended last
         self._scheduler: Scheduler | None = None  # while submitted requests are not finished
@@ -325,15 +329,15 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
         if drafter == DraftModel.name:
             raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
         parts = drafter.split(",")
-        if len(parts) > 1 and all(part.strip() in drafter_names() for part in parts[:-1]):
+        if len(parts) > 1 and all(is_name(part.strip()) for part in parts[:-1]):
             drafter = [part.strip() for part in parts]
         elif drafter == Cascade.name:
             raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
     if isinstance(drafter, list | tuple):
         return Cascade([make_drafter(part, target, **load_options) for part in drafter])
     if isinstance(drafter, str):
-        if drafter in drafter_names():
-            return get_drafter(drafter)
+        if is_name(drafter):
+            return get_drafter(drafter, target)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
         meant = get_close_matches(drafter, drafter_names(), n=1, cutoff=0.8)
         if meant and not os.path.exists(drafter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Literal
 
@@ -26,9 +26,9 @@ from foretoken.completion import (
 from foretoken.control import AUTO, DEFAULT_K, Acceptance, Controller
 from foretoken.decision import decide_batch, join
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter, NoDrafter
+from foretoken.drafters.base import Batch, Drafter, FeatureReader, NoDrafter
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
-from foretoken.models.base import LanguageModel
+from foretoken.models.base import LanguageModel, Scores
 from foretoken.models.feed import CHUNK, feed
 from foretoken.sampling import Sampler, all_finite
 from foretoken.sequence import Sequence, shared_beginning
@@ -209,6 +209,7 @@ class Rounds:
         self.drafter = drafter
         self.k = num_speculative_tokens
         self._controller = controller
+        self._hidden_layers = tuple(drafter.hidden_layers) if isinstance(drafter, FeatureReader) else ()
         self._drafted = False  # whether the drafter was called in the last round, and so knows the text
         self.trace = trace
         self._cache = target.open(0)
@@ -256,7 +257,8 @@ class Rounds:
     def _beginnings(self, rows: AbstractSequence[Row]) -> tuple[list[int], list[int | None]]:
         """What new rows start from: a row of the cache and how many of its tokens, or -1 and 0."""
         selection, keep = [-1] * len(rows), list[int | None]([0] * len(rows))
-        if not self.target.shares_prefixes:
+        # A drafter that reads the target's hidden states needs those of every token: there is no copy of them.
+        if not self.target.shares_prefixes or self._hidden_layers:
             return selection, keep
         lengths = self._cache.lengths.tolist()
         donors = [_usable(row) for row in self.rows] or self._left
@@ -293,7 +295,9 @@ class Rounds:
         with clock.part("drafter"), self._memory_guard(f"the drafter {self.drafter.name}"):
             draft = self._propose(batch, limits)
         with clock.part("target"), self._memory_guard(self.target.name):
-            logits = self._score(draft)
+            scores = self._score(draft)
+            assert scores.logits is not None
+            logits = scores.logits
         with clock.part("verification"):
             bad = self._mend(logits)
             verdict, target_probs = self._decide(batch, draft, logits)
@@ -303,8 +307,13 @@ class Rounds:
             self.drafter.observe(batch, draft, verdict, logits)
         with clock.part("target"):
             root = verdict.path.new_zeros((len(self._active), 1))
-            self._cache.commit(self._spread(torch.cat([root, verdict.path], dim=1)), self._spread(verdict.counts + 1))
+            kept = torch.cat([root, verdict.path], dim=1)
+            self._cache.commit(self._spread(kept), self._spread(verdict.counts + 1))
+        starts = [len(row.sequence.tokens) - 1 for row in self._active] if self._hidden_layers else []
         self._extend(draft, path, accepted, following, logits, target_probs, healthy)
+        if self._hidden_layers:
+            with clock.part("drafter"):
+                self._tell(starts, accepted, kept, scores.hidden)
         self._read_again(healthy)
         seconds = clock.stop()
         for row in self._active:
@@ -380,7 +389,7 @@ class Rounds:
 
         Texts that others wait to copy are read at once, for a row may end with its first round.
         """
-        if getattr(self.target, "reads_along", False):
+        if getattr(self.target, "reads_along", False) and not self._hidden_layers:
             awaited = {other for other, _ in self._awaited.values()}
             along = [
                 len(chunk) == len(tokens) and row not in awaited
@@ -389,7 +398,30 @@ class Rounds:
             append: Callable[[list[list[int]]], None] = getattr(self._cache, "append")  # noqa: B009  # such models' caches have it
             append([chunk if last else [] for chunk, last in zip(chunks, along, strict=True)])
             chunks = [[] if last else chunk for chunk, last in zip(chunks, along, strict=True)]
-        feed(self.target, self._cache, chunks)
+        if not self._hidden_layers:
+            feed(self.target, self._cache, chunks)
+            return
+        reader = self.drafter
+        assert isinstance(reader, FeatureReader)
+        sequences = [row.sequence for row in self.rows]
+        feed(
+            self.target,
+            self._cache,
+            chunks,
+            hidden_layers=self._hidden_layers,
+            heard=lambda starts, counts, hidden: reader.read(sequences, starts, counts, hidden),
+        )
+
+    def _tell(self, starts: list[int], accepted: list[int], kept: Tensor, hidden: AbstractSequence[Tensor]) -> None:
+        """Give the drafter the hidden states of the root and of the nodes that were kept, as far as the text goes."""
+        assert isinstance(self.drafter, FeatureReader)
+        lengths = [len(row.sequence.tokens) for row in self._active]
+        counts = [
+            min(count + 1, length - start) for count, length, start in zip(accepted, lengths, starts, strict=True)
+        ]
+        nodes = kept.to(hidden[0].device)[..., None]
+        states = [layer.gather(1, nodes.expand(-1, -1, layer.shape[-1])) for layer in hidden]
+        self.drafter.read([row.sequence for row in self._active], starts, counts, states)
 
     def _spread(self, values: Tensor) -> Tensor:
         """Values of the rows that take part as values of all rows, 0 for the others."""
@@ -429,6 +461,7 @@ class Rounds:
             positions=self._sampler.positions(sequences),
             vocab_size=self.target.vocab_size,
             shared_noise=tuple(is_coupled(row.verifier) for row in self._active),
+            trees=tuple(row.verifier.trees for row in self._active),
         )
 
     def _rules_of(self, sampler: Sampler) -> list[_Rule]:
@@ -452,22 +485,28 @@ class Rounds:
 
     def _propose(self, batch: Batch, limits: list[int]) -> Draft:
         draft = self.drafter.propose(batch, limits) if any(limits) else Draft.empty(len(limits), batch.device)
-        chains_only = next((rule.verifier.name for rule in self._rules if not rule.verifier.trees), None)
-        if not draft.is_chain and chains_only is not None:
-            raise ParameterError(
-                f"verifier {chains_only!r} takes chains, and {self.drafter.name!r} drafts trees: "
-                "use a verifier for trees: 'traversal', 'tree' or 'coupled'"
-            )
+        if draft.is_chain:
+            return draft
+        for rule in self._rules:
+            if not rule.verifier.trees and not draft.part(rule.places).has_chains():
+                raise ParameterError(
+                    f"verifier {rule.verifier.name!r} takes chains, and {self.drafter.name!r} drafts trees: "
+                    "use a verifier for trees: 'traversal', 'tree' or 'coupled'"
+                )
         return draft
 
-    def _score(self, draft: Draft) -> Tensor:
+    def _score(self, draft: Draft) -> Scores:
         roots = torch.tensor([[row.sequence.tokens[-1]] for row in self._active], device=draft.tokens.device)
         tokens = torch.cat([roots, draft.tokens], dim=1)
         parents = torch.cat([torch.full_like(roots, -1), draft.parents], dim=1)
         counts = self._spread(draft.counts + 1)
-        logits = self.target.forward(self._spread(tokens), self._spread(parents), counts, self._cache).logits
-        assert logits is not None
-        return logits if len(self._places) == len(self.rows) else logits[self._places]
+        scores = self.target.forward(
+            self._spread(tokens), self._spread(parents), counts, self._cache, hidden_layers=self._hidden_layers
+        )
+        if len(self._places) == len(self.rows):
+            return scores
+        assert scores.logits is not None
+        return Scores(scores.logits[self._places], tuple(layer[self._places] for layer in scores.hidden))
 
     def _decide(self, batch: Batch, draft: Draft, logits: Tensor) -> tuple[Verdict, Tensor | None]:
         """What every row keeps of its draft, by its own verifier, and the target's law where it is to be shown."""
@@ -477,6 +516,8 @@ class Rounds:
                 return decide_batch(rule.verifier, rule.sampler, batch.sequences, draft, logits, self.trace)
             sequences = [batch.sequences[place] for place in rule.places]
             part, scores = draft.part(rule.places), logits[rule.places]
+            if not rule.verifier.trees:
+                part = replace(part, is_chain=True)
             parts.append(decide_batch(rule.verifier, rule.sampler, sequences, part, scores, self.trace))
         order = torch.tensor([place for rule in self._rules for place in rule.places], device=logits.device).argsort()
         laws = [law for _, law in parts if law is not None]

@@ -27,7 +27,7 @@ from foretoken.verify import AnyVerifier
 
 def custom_generate(
     drafter: Any = None,
-    verifier: str | AnyVerifier = "token",
+    verifier: str | AnyVerifier = "auto",
     num_speculative_tokens: int | Literal["auto"] = "auto",
     *,
     seed: int | None = None,

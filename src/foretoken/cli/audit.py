@@ -65,7 +65,12 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 @command("engine")
 def engine(
     *,
-    verifier: Annotated[str, typer.Option(metavar="NAME", help="A name from 'foretoken verifiers'.")] = "token",
+    verifier: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, else token."
+        ),
+    ] = "auto",
     mode: Annotated[
         str,
         typer.Option(
@@ -80,8 +85,10 @@ def engine(
     """Audit Foretoken's own engine."""
     from foretoken import Engine, verify
     from foretoken.audit import EngineSubject
+    from foretoken.control import AUTO
 
-    verify.get(verifier)
+    if verifier != AUTO:
+        verify.get(verifier)
     k = real.num_speculative_tokens
 
     def make(target: Any, drafter: Any) -> Subject:

@@ -41,8 +41,13 @@ class ModelOptions:
         ),
     ] = None
     verifier: Annotated[
-        str, typer.Option(metavar="NAME", help="A name from 'foretoken verifiers'.", rich_help_panel=_MODELS)
-    ] = "token"
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, token for others.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = "auto"
     num_speculative_tokens: Annotated[
         str,
         typer.Option(

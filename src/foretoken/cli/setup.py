@@ -42,8 +42,10 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
         ForetokenError: a model can't be loaded, or a name or number is wrong.
     """
     from foretoken import verify
+    from foretoken.control import AUTO
 
-    verify.get(options.verifier)  # a wrong name should not cost the time that models take to load
+    if options.verifier != AUTO:
+        verify.get(options.verifier)  # a wrong name should not cost the time that models take to load
     with screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext():
         target = _load_target(options)
         engine = make_engine(options, target, make_drafter(options, target))

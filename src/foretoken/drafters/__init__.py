@@ -13,6 +13,7 @@ from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.errors import ParameterError
+from foretoken.models.base import LanguageModel
 
 __all__ = [
     "Batch",
@@ -24,6 +25,7 @@ __all__ = [
     "NoDrafter",
     "PromptLookup",
     "get",
+    "is_name",
     "known",
     "names",
 ]
@@ -40,6 +42,10 @@ class Known:
     trees: bool = False
     """Whether its drafts branch."""
     needs_model: bool = False
+    needs_target: bool = False
+    """Whether `make` takes the target, as ``target=``."""
+    argument: str = ""
+    """The option that stands behind a colon: ``name:argument``. A number is given as one."""
 
 
 def _one_level(**options: Any) -> NgramStorage:
@@ -72,22 +78,39 @@ _DRAFTERS = {
 }
 
 
-def get(name: str, **options: Any) -> Drafter:
+def get(name: str, target: LanguageModel | None = None, **options: Any) -> Drafter:
     """A new drafter of that name.
 
     Args:
-        name: one of `names`.
+        name: one of `names`; of some, with an argument after a colon.
+        target: the model to draft for; drafters that are made of it need it.
         options: what the drafter's class takes; ``draft-model`` needs ``model=``, a loaded language model.
 
     Raises:
         ParameterError: no drafter has that name, or it does not take an option.
     """
-    if name not in _DRAFTERS:
+    base, colon, argument = name.partition(":")
+    if base not in _DRAFTERS:
         raise ParameterError(f"unknown drafter {name!r}: choose one of {', '.join(_DRAFTERS)}, or give a model's path")
+    found = _DRAFTERS[base]
+    if colon:
+        if not found.argument or not argument:
+            form = f"write {base}:{found.argument.upper()}" if found.argument else "leave out what follows the name"
+            raise ParameterError(f"drafter {name!r} has {'no' if found.argument else 'an'} argument: {form}")
+        options[found.argument] = int(argument) if argument.isdecimal() else argument
+    if found.needs_target:
+        if target is None:
+            raise ParameterError(f"drafter {base!r} is made of the target: give it, get({name!r}, target=model)")
+        options["target"] = target
     try:
-        return _DRAFTERS[name].make(**options)
+        return found.make(**options)
     except TypeError as error:
         raise ParameterError(f"drafter {name!r}: {error}") from error
+
+
+def is_name(text: str) -> bool:
+    """Whether a text names a drafter, with an argument or without."""
+    return text.partition(":")[0] in _DRAFTERS
 
 
 def names() -> tuple[str, ...]:

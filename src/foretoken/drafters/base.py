@@ -28,6 +28,7 @@ class Batch:
         shared_noise: of each row, whether its verifier is a coupled one: there a drafter with a law of its own should
             propose what that law picks under the noise it shares with the target (`Sampler.picks`). What the draft
             says of its law is not looked at in such a row.
+        trees: of each row, whether its verifier takes trees: elsewhere a drafter drafts a chain.
     """
 
     sequences: list[Sequence]
@@ -36,6 +37,7 @@ class Batch:
     positions: Tensor
     vocab_size: int
     shared_noise: tuple[bool, ...]
+    trees: tuple[bool, ...]
 
     @property
     def device(self) -> torch.device:
@@ -70,6 +72,37 @@ class Drafter(Protocol):
             draft: what was proposed.
             verdict: what was kept.
             logits: ``[B, N+1, V]``, the target's raw scores after each node.
+        """
+
+
+@runtime_checkable
+class FeatureReader(Protocol):
+    """What a drafter that works with the target's hidden states has besides: the loop asks the target for them.
+
+    Attributes:
+        hidden_layers: the layers whose output is wanted, as in `LanguageModel.forward`: 0 for the embeddings, the last
+            one normalised.
+    """
+
+    hidden_layers: tuple[int, ...]
+
+    def read(
+        self,
+        sequences: AbstractSequence[Sequence],
+        starts: AbstractSequence[int],
+        counts: AbstractSequence[int],
+        hidden: AbstractSequence[Tensor],
+    ) -> None:
+        """What the target thought of tokens that are part of the text now; of each token once, in order.
+
+        Prompts are read so before the first call of `propose`, and after every round, the sequences extended, the
+        root and the accepted tokens. At `propose`, all tokens but the root have been read.
+
+        Args:
+            sequences: the rows.
+            starts: of each row, the place of the first token that was read.
+            counts: of each row, how many were; 0 is allowed.
+            hidden: of each of the `hidden_layers`, ``[B, N, H]``: entry ``[b, i]`` belongs to token ``starts[b] + i``.
         """
 
 

@@ -92,6 +92,7 @@ class Cascade:
         for text in texts:
             text.proposals.clear()
         size = len(limits)
+        batch = replace(batch, trees=(False,) * size)
         open_rows = [limit > 0 for limit in limits]
         taken: list[tuple[list[bool], Draft]] = []
         spare: dict[int, int] = {}  # of a row: the last drafter that had chosen tokens for it

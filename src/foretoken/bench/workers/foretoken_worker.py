@@ -22,7 +22,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
 
     torch.set_num_threads(options["threads"])
     extra = dict(options["options"])
-    verifier, quantize_drafter = extra.pop("verifier", "token"), extra.pop("quantize_drafter", "auto")
+    verifier, quantize_drafter = extra.pop("verifier", "auto"), extra.pop("quantize_drafter", "auto")
     load = {"dtype": options["dtype"], "device": options["device"], **extra}
     loaded: dict[str, Any] = {}
     engines: dict[tuple[str, Any], foretoken.Engine] = {}
