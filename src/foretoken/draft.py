@@ -57,12 +57,25 @@ class Draft:
         return cls.chain(torch.zeros((batch_size, 0), dtype=torch.int64, device=device))
 
     @classmethod
-    def from_lists(cls, tokens: list[list[int]], device: torch.device | str = "cpu") -> Draft:
-        """Chains of chosen tokens of any lengths, one a row."""
+    def from_lists(
+        cls, tokens: list[list[int]], device: torch.device | str = "cpu", parents: list[list[int]] | None = None
+    ) -> Draft:
+        """Chosen tokens, as many in each row as there are.
+
+        Args:
+            tokens: one list a row.
+            device: where the draft is wanted.
+            parents: node number of each token's parent, parents first; None for chains. Rows that all turn out to be
+                chains make a draft that is known to be one.
+        """
         counts = torch.tensor([len(row) for row in tokens], dtype=torch.int64, device=device)
         width = max((len(row) for row in tokens), default=0)
-        padded = [row + [0] * (width - len(row)) for row in tokens]
-        return cls.chain(torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(tokens), width), counts)
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.int64, device=device)
+        padded = padded.reshape(len(tokens), width)
+        if parents is None or all(row == list(range(len(row))) for row in parents):
+            return cls.chain(padded, counts)
+        links = [row + list(range(len(row), width)) for row in parents]
+        return cls(padded, torch.tensor(links, dtype=torch.int64, device=device), counts)
 
     @property
     def batch_size(self) -> int:

@@ -461,7 +461,7 @@ class Rounds:
             positions=self._sampler.positions(sequences),
             vocab_size=self.target.vocab_size,
             shared_noise=tuple(is_coupled(row.verifier) for row in self._active),
-            trees=tuple(row.verifier.trees for row in self._active),
+            trees=tuple(row.verifier.trees and self.target.supports_trees for row in self._active),
             depths=tuple(_room(row) for row in self._active),
         )
 
@@ -488,6 +488,10 @@ class Rounds:
         draft = self.drafter.propose(batch, limits) if any(limits) else Draft.empty(len(limits), batch.device)
         if draft.is_chain:
             return draft
+        if not self.target.supports_trees and not draft.has_chains():
+            raise ParameterError(
+                f"{self.target.name} scores chains alone, and {self.drafter.name!r} drafts trees: use another drafter"
+            )
         for rule in self._rules:
             if not rule.verifier.trees and not draft.part(rule.places).has_chains():
                 raise ParameterError(

@@ -10,8 +10,11 @@ from typing import Any
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
+from foretoken.drafters.lookahead import Lookahead
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.prompt_lookup import PromptLookup
+from foretoken.drafters.recycling import TokenRecycling
+from foretoken.drafters.suffix import Suffix
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 
@@ -21,9 +24,12 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "Known",
+    "Lookahead",
     "NgramStorage",
     "NoDrafter",
     "PromptLookup",
+    "Suffix",
+    "TokenRecycling",
     "get",
     "is_name",
     "known",
@@ -70,6 +76,25 @@ _DRAFTERS = {
         "counts n-grams of the text and of the target's likeliest predictions; the longest known context drafts",
     ),
     "ngram-storage-one-level": Known(_one_level, "the same with contexts of one length alone: no fallback"),
+    "suffix": Known(
+        Suffix,
+        "what most often followed the longest suffix that occurred before; suffix:N looks in other requests' texts too",
+        "Oliaro et al. 2024, arXiv 2411.04975; Hu et al. 2024, arXiv 2411.10666",
+        trees=True,
+        argument="global_tokens",
+    ),
+    "recycling": Known(
+        TokenRecycling,
+        "the target's likeliest tokens after each token, kept in a table from every pass",
+        "Luo et al. 2024, arXiv 2408.08696",
+        trees=True,
+    ),
+    "lookahead": Known(
+        Lookahead,
+        "n-grams that the target makes in parallel Jacobi windows, in the pass that verifies",
+        "Fu et al. 2024, arXiv 2402.02057",
+        trees=True,
+    ),
     "cascade": Known(
         Cascade,
         "several drafters, named with commas: the first that promises as much as the next proposes",

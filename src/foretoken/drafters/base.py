@@ -28,7 +28,7 @@ class Batch:
         shared_noise: of each row, whether its verifier is a coupled one: there a drafter with a law of its own should
             propose what that law picks under the noise it shares with the target (`Sampler.picks`). What the draft
             says of its law is not looked at in such a row.
-        trees: of each row, whether its verifier takes trees: elsewhere a drafter drafts a chain.
+        trees: of each row, whether its verifier and the target take trees: elsewhere a drafter drafts a chain.
         depths: of each row, the most tokens of a path that the text has room for; empty where nobody counted them.
             Longer ones do no harm.
     """

@@ -11,6 +11,7 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
 from foretoken.drafters.prompt_lookup import LONGEST_NGRAM
+from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
@@ -55,7 +56,7 @@ class NgramStorage:
         if one_level:
             self.name = "ngram-storage-one-level"
         self._shared = _Counts(self._contexts)
-        self._first: dict[int, int] = {}  # by seed, the sequence that takes part in what is shared
+        self._participants = Participants()
         self._own: WeakKeyDictionary[Sequence, _Counts] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens of each that are counted
 
@@ -88,11 +89,8 @@ class NgramStorage:
                     counts.add(context, token)
 
     def _counts(self, sequence: Sequence, shared_noise: bool) -> _Counts:
-        if self.keep:
-            # Under shared noise, and without any, the draft has no influence on the text.
-            harmless = shared_noise or sequence.params.greedy
-            if harmless or self._first.setdefault(sequence.seed, sequence.id) == sequence.id:
-                return self._shared
+        if self.keep and self._participants.takes_part(sequence, shared_noise):
+            return self._shared
         counts = self._own.get(sequence)
         if counts is None:
             counts = self._own[sequence] = _Counts(self._contexts)

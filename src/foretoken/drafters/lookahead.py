@@ -1,0 +1,265 @@
+"""Lookahead decoding: guess several later tokens at once, and remember the n-grams that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as AbstractSequence
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
+from foretoken.sampling.params import check_integer
+from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
+
+_PRIME = 7919
+
+
+class Lookahead:
+    """Jacobi iteration beside verification, in the same pass of the target (Fu et al. 2024, arXiv 2402.02057).
+
+    A window of ``window`` columns and ``ngram - 1`` levels stands behind the root: the token of level l in column j is
+    a guess for position l + j after the root, guessed l times anew. Each pass says what comes after the tokens of the
+    top level; that is the next top level, and with each column's tokens an n-gram, which goes into a pool. Candidates
+    for verification are n-grams of the pool that begin with the root.
+
+    All of it is one draft tree of chosen tokens. Level 0 is a chain under the root, the token of level l and column j a
+    child of that of level l - 1 in the same column (in column 0 of level 0, the root). So a node's ancestors are just
+    what the paper's attention mask lets it see, its own column below it and level 0 up to there, and its depth is its
+    position. Nodes of both parts with the same path are one node, and a guess of the window that turns out right is
+    accepted like any candidate.
+
+    The window has as many columns as there is room for: of the tokens that may be drafted, the candidates get half. A
+    wide window pays where passes over many tokens cost little more than over one. n-grams of the text itself are in the
+    pool too, and so are those that every other node of a draft makes with the target's likeliest token after it.
+
+    Where only chains are taken, there is room for one row: an n-gram of the pool, continued by others, or where none
+    begins with the root plain Jacobi iteration, the target's likeliest tokens after the draft before.
+
+    Args:
+        ngram: tokens of the pool's n-grams, N.
+        window: most columns, W.
+        guesses: n-grams that are kept for each first token, G, the oldest forgotten first.
+    """
+
+    name = "lookahead"
+    trees = True
+
+    def __init__(self, ngram: int = 4, window: int = 15, guesses: int = 8) -> None:
+        self.ngram = check_integer("ngram", ngram, 2, 32, cure="use 4; with 2 the window is plain Jacobi iteration")
+        self.window = check_integer("window", window, 1, cure="use 15, or fewer for smaller drafts")
+        self.guesses = check_integer("guesses", guesses, 1, cure="use 8")
+        self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """Candidates from the pool and the window, in one tree, or a chain."""
+        rows, parents = [], []
+        for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
+            text = self._texts.get(sequence)
+            if text is None:
+                text = self._texts[sequence] = _Text(self.ngram, self.guesses)
+            text.read(sequence)
+            tree = _Tree(limit, batch.vocab_size)
+            if batch.trees[row]:
+                self._branch(text, tree)
+            else:
+                self._go_straight(text, tree)
+            text.proposal = tree.tokens, tree.parents
+            rows.append(tree.tokens)
+            parents.append(tree.parents)
+        return Draft.from_lists(rows, batch.device, parents)
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Enter the n-grams that the target completes, and move the window on."""
+        likely = logits.argmax(-1).tolist()
+        drafted, above, sizes = draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist()
+        for row, sequence in enumerate(batch.sequences):
+            text = self._texts.get(sequence)
+            if text is None:
+                continue
+            paths = [sequence.tokens[1 - self.ngram :]]
+            for node in range(sizes[row]):
+                paths.append([*paths[above[row][node]], drafted[row][node]][1 - self.ngram :])
+            for path, token in zip(paths, likely[row], strict=False):
+                if len(path) == self.ngram - 1:
+                    text.pool.add([*path, token])
+            # The draft may be another drafter's.
+            if text.proposal == (drafted[row][: sizes[row]], above[row][: sizes[row]]):
+                text.window.extend(likely[row])
+            text.proposal = None
+
+    def _branch(self, text: _Text, tree: _Tree) -> None:
+        """Half of the room for candidates, the rest for the window, and what that leaves for candidates again."""
+        window, limit = text.window, tree.limit
+        candidates = text.pool.after(text.root)
+        tree.limit = limit // 2
+        tree.add_all(candidates)
+        tree.limit = limit
+        levels = self.ngram - 1
+        window.fill(min(self.window, (limit - len(tree.tokens) + 1) // levels), levels, text)
+        window.place(tree)
+        tree.add_all(candidates)
+
+    def _go_straight(self, text: _Text, tree: _Tree) -> None:
+        """An n-gram, and n-grams that begin with its last token; else the Jacobi row."""
+        chain = [text.root]
+        while len(chain) <= tree.limit and (known := text.pool.after(chain[-1])):
+            chain.extend(known[0])
+        if len(chain) == 1:
+            text.window.fill(min(self.window, tree.limit + 1), 1, text)
+            chain = text.window.levels[0] if text.window.levels else chain
+        tree.add(chain[1:])
+        # Whatever the chain is, what the target says after its tokens is the next row.
+        text.window.levels = [[text.root, *tree.tokens]]
+        text.window.place(tree)
+
+
+class _Pool:
+    """n-grams by their first token.
+
+    Args:
+        guesses: most of one first token.
+    """
+
+    def __init__(self, guesses: int) -> None:
+        self._guesses = guesses
+        self._rests: dict[int, dict[tuple[int, ...], None]] = {}  # the latest last
+
+    def add(self, ngram: list[int]) -> None:
+        """Enter an n-gram, or renew it."""
+        rests = self._rests.setdefault(ngram[0], {})
+        rest = tuple(ngram[1:])
+        rests.pop(rest, None)
+        rests[rest] = None
+        if len(rests) > self._guesses:
+            del rests[next(iter(rests))]
+
+    def after(self, token: int) -> list[tuple[int, ...]]:
+        """What n-grams that begin with a token go on with, the latest first."""
+        return list(reversed(self._rests.get(token, {})))
+
+
+class _Tree:
+    """A draft tree that grows path by path.
+
+    Args:
+        limit: most nodes.
+        vocab_size: tokens from there on are not drafted, nor what would stand below them.
+    """
+
+    def __init__(self, limit: int, vocab_size: int) -> None:
+        self.limit = limit
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._vocab_size = vocab_size
+        self._children: dict[tuple[int, int], int] = {}
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The node of a token below another node, new if there is none; None where there is no room for one."""
+        node = self._children.get((parent, token))
+        if node is None and len(self.tokens) < self.limit and token < self._vocab_size:
+            self.tokens.append(token)
+            self.parents.append(parent)
+            node = self._children[parent, token] = len(self.tokens)
+        return node
+
+    def add(self, path: AbstractSequence[int], parent: int = 0) -> None:
+        """Nodes for the tokens of a path, as far as there is room."""
+        for token in path:
+            node = self.child(parent, token)
+            if node is None:
+                return
+            parent = node
+
+    def add_all(self, paths: AbstractSequence[AbstractSequence[int]]) -> None:
+        """Several paths from the root."""
+        for path in paths:
+            self.add(path)
+
+
+class _Window:
+    """The guesses of one text.
+
+    Attributes:
+        levels: the token of level l and column j, a guess for position l + j after the root. Column 0 of level 0 is the
+            root. Levels may be of different lengths until they are filled up.
+    """
+
+    def __init__(self) -> None:
+        self.levels: list[list[int]] = []
+        self._full = 1  # levels of a full window
+        self._top: list[int] = []  # nodes of the top level in the draft
+
+    def fill(self, columns: int, levels: int, text: _Text) -> None:
+        """Bring the levels that there are to `columns` columns, `levels` levels at most; the first begins a window."""
+        self._full = levels
+        del self.levels[:-levels]
+        if not self.levels:
+            self.levels.append([])
+        guesses = text.guesses()
+        for level, row in enumerate(self.levels):
+            if level == 0:
+                row[:1] = [text.root]
+            del row[columns:]
+            while len(row) < columns:
+                before = self.levels[level - 1][len(row)] if level else row[-1]
+                known = text.pool.after(before)
+                row.append(known[0][0] if known else next(guesses))
+
+    def place(self, tree: _Tree) -> None:
+        """Enter the window into a draft."""
+        nodes: list[int] = []
+        for level, row in enumerate(self.levels):
+            above = nodes
+            nodes = [0] if level == 0 and row else []
+            for column in range(len(nodes), len(row)):
+                if level and column >= len(above):
+                    break
+                node = tree.child(above[column] if level else nodes[-1], row[column])
+                if node is None:
+                    break
+                nodes.append(node)
+        self._top = nodes
+
+    def extend(self, likely: list[int]) -> None:
+        """Put what the target says after the top level's nodes on top."""
+        self.levels.append([likely[node] for node in self._top])
+
+    def move(self, steps: int) -> None:
+        """Follow the root, which has gone on by `steps` tokens."""
+        if len(self.levels) > self._full:  # without its lowest level the window stands one position further on
+            del self.levels[0]
+            steps -= 1
+        self.levels = [row[steps:] for row in self.levels]
+
+
+class _Text:
+    """What is known of one request: its n-grams, its window, and what was proposed for it last."""
+
+    def __init__(self, ngram: int, guesses: int) -> None:
+        self.pool = _Pool(guesses)
+        self.window = _Window()
+        self.proposal: tuple[list[int], list[int]] | None = None
+        self.root = -1
+        self._ngram = ngram
+        self._tokens: list[int] = []
+
+    def read(self, sequence: Sequence) -> None:
+        """Catch up with the text."""
+        known = len(self._tokens)
+        new = sequence.context if not known else sequence.tokens[known - len(sequence.source or ()) :]
+        for token in new:
+            self._tokens.append(token)
+            if len(self._tokens) >= self._ngram:
+                self.pool.add(self._tokens[-self._ngram :])
+        self.root = self._tokens[-1]
+        self.window.move(len(new) if known else 0)
+
+    def guesses(self) -> Iterator[int]:
+        """Tokens of the text from all over it; the same ones each time for the same text."""
+        place = size = len(self._tokens)
+        while True:
+            place = (place * _PRIME + 1) % size
+            yield self._tokens[place]

@@ -1,0 +1,149 @@
+"""Token recycling: what the target nearly said after a token is drafted when that token comes again."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as AbstractSequence
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import pairwise
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
+from foretoken.drafters.sharing import Participants
+from foretoken.sampling.params import check_integer
+from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
+
+# How often the target says the candidate of each rank, given that all above it on its path were right.
+_RATES = (0.40, 0.13, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
+
+
+class TokenRecycling:
+    """Drafts from a table of the target's likeliest tokens after each token (Luo et al. 2024, arXiv 2408.08696).
+
+    Every pass scores all nodes of a draft, and the likeliest tokens after each of them, rejected ones too, are entered
+    as the successors of the node's token. A draft follows the table from the root on: where trees are taken in a tree
+    of a fixed shape, wide at the top and deepest along first ranks, else along the first rank alone. The tokens are
+    chosen, not drawn.
+
+    The prompt is not scored node by node where a drafter could see it: until the target was heard on a token, its
+    successors are those that it had in the prompt, the latest first.
+
+    Takes some 200 bytes for each token that came up, and at most that for each of the vocabulary.
+
+    Args:
+        candidates: successors that are kept of each token, at most 8.
+        shared: one table for all requests, in place of one for each. Better from a request's beginning on; but which
+            tokens a request drafts, and with a rejection verifier which tokens it samples, then depends on the requests
+            before it and beside it (their law does not). Requests that share a seed share their coins, so that what
+            one said would tell another's drafts of them: where coins decide, only the first request of each seed takes
+            part.
+    """
+
+    name = "recycling"
+    trees = True
+
+    def __init__(self, candidates: int = 8, *, shared: bool = False) -> None:
+        self.candidates = check_integer("candidates", candidates, 1, len(_RATES), cure="use 8")
+        self.shared = shared
+        self._common = _Table()
+        self._own: WeakKeyDictionary[Sequence, _Table] = WeakKeyDictionary()
+        self._read: WeakSet[Sequence] = WeakSet()  # whose prompts are entered
+        self._participants = Participants()
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """A tree of successors, a chain of first ones where chains are wanted; nothing after an unknown token."""
+        rows, parents = [], []
+        for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
+            table = self._table(sequence, batch.shared_noise[row])
+            if sequence not in self._read:
+                self._read.add(sequence)
+                table.read(sequence.context, self.candidates, batch.vocab_size)
+            branches = self.candidates if batch.trees[row] else 1
+            tokens, links = table.grow(sequence.tokens[-1], tree_shape(limit, branches))
+            rows.append(tokens)
+            parents.append(links)
+        return Draft.from_lists(rows, batch.device, parents)
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Enter the target's likeliest tokens after every node."""
+        likely = logits.topk(min(self.candidates, logits.shape[-1]), dim=-1).indices.tolist()
+        drafted, sizes = draft.tokens.tolist(), draft.counts.tolist()
+        paths, accepted = verdict.path.tolist(), verdict.counts.tolist()
+        for row, sequence in enumerate(batch.sequences):
+            heard = self._table(sequence, batch.shared_noise[row]).heard
+            tokens = [sequence.tokens[-1], *drafted[row][: sizes[row]]]
+            # What was said where the text really went on counts most, so that it comes last.
+            for node in (*range(len(tokens)), 0, *paths[row][: accepted[row]]):
+                heard[tokens[node]] = array("i", likely[row][node])
+
+    def _table(self, sequence: Sequence, shared_noise: bool) -> _Table:
+        if self.shared and self._participants.takes_part(sequence, shared_noise):
+            return self._common
+        table = self._own.get(sequence)
+        if table is None:
+            table = self._own[sequence] = _Table()
+        return table
+
+
+class _Table:
+    """The successors of each token, the likeliest first.
+
+    Attributes:
+        heard: the target's.
+        found: those in prompts.
+    """
+
+    def __init__(self) -> None:
+        self.heard: dict[int, array[int]] = {}
+        self.found: dict[int, list[int]] = {}
+
+    def read(self, text: list[int], candidates: int, vocab_size: int) -> None:
+        """Enter a prompt."""
+        for token, following in pairwise(text):
+            if following < vocab_size:
+                known = self.found.setdefault(token, [])
+                if following in known:
+                    known.remove(following)
+                known.insert(0, following)
+                del known[candidates:]
+
+    def grow(self, root: int, shape: tuple[tuple[int, int], ...]) -> tuple[list[int], list[int]]:
+        """A tree of that shape as far as successors are known: tokens, and node numbers of their parents."""
+        tokens, parents = [root], [-1]
+        numbers = [0]  # of each node of the shape; -1 where there is none
+        for above, rank in shape:
+            parent = numbers[above]
+            token = -1
+            if parent >= 0:
+                known = self.heard.get(tokens[parent]) or self.found.get(tokens[parent]) or ()
+                token = known[rank] if rank < len(known) else -1
+            if token < 0:
+                numbers.append(-1)
+                continue
+            numbers.append(len(tokens))
+            tokens.append(token)
+            parents.append(parent)
+        return tokens[1:], parents[1:]
+
+
+@lru_cache(maxsize=1024)
+def tree_shape(size: int, candidates: int) -> tuple[tuple[int, int], ...]:
+    """The `size` paths of ranks that are likeliest to be right, as a tree.
+
+    Returns:
+        For each node, parents first, its parent's number (0 = root) and its rank among the parent's successors.
+    """
+    shape: list[tuple[int, int]] = []
+    heap = [(-_RATES[0], 0, 0, 1.0)]  # minus the chance, parent, rank, the parent's chance
+    while len(shape) < size:
+        chance, parent, rank, above = heappop(heap)
+        shape.append((parent, rank))
+        heappush(heap, (chance * _RATES[0], len(shape), 0, -chance))
+        if rank + 1 < candidates:
+            heappush(heap, (-above * _RATES[rank + 1], parent, rank + 1, above))
+    return tuple(shape)
