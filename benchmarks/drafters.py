@@ -32,7 +32,6 @@ from foretoken.bench.store import Record, Store
 from foretoken.bench.summary import Spread
 from foretoken.bench.workload import Prompt
 from foretoken.completion import PARTS
-from foretoken.engine import make_drafter
 from foretoken.errors import ForetokenError, ParameterError
 from foretoken.models import LanguageModel, load
 
@@ -60,24 +59,34 @@ def make_engine(word: str, target: LanguageModel, model: LanguageModel | None) -
     """What measures a drafter.
 
     Args:
-        word: as `Engine` takes it; ``draft-model`` in it stands for `model`. ``@K`` behind it sets the number of tokens
-            drafted a round, ``@auto`` leaves it to the controller; without, `CHAIN` or `TREE`.
+        word: as `Engine` takes it; ``draft-model`` in it stands for `model`. ``;NAME=VALUE`` behind it is an option of
+            `Engine`, such as ``;verifier=block``. ``@K`` at the end sets the number of tokens drafted a round,
+            ``@auto`` leaves it to the controller; without, it is `CHAIN` or `TREE`.
         target: loaded.
         model: likewise.
 
     Raises:
         ForetokenError: there is no such drafter for this target.
     """
-    name, at, number = word.partition("@")
+    described, at, number = word.partition("@")
     if at and number != "auto" and not number.isdecimal():
         raise ParameterError(f"drafter {word!r}: write a number of tokens after the @, or auto")
+    name, *given = described.split(";")
+    options: dict[str, Any] = {}
+    for option in given:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise ParameterError(f"drafter {word!r}: write an option as NAME=VALUE")
+        options[key] = value
     parts: list[Any] = [model if part == MODEL else part for part in name.split(",")]
     if None in parts:
         raise ParameterError(f"drafter {word!r} needs a model: name it with --drafter")
-    drafter = make_drafter(None if name == PLAIN else parts if len(parts) > 1 else parts[0], target)
-    default = TREE if getattr(drafter, "trees", False) else CHAIN
-    k = int(number) if number.isdecimal() else "auto" if at else default
-    return Engine(target, drafter, num_speculative_tokens=k, reuse_prefixes=False)
+    drafter = None if name == PLAIN else parts if len(parts) > 1 else parts[0]
+    k = int(number) if number.isdecimal() else "auto"
+    engine = Engine(target, drafter, num_speculative_tokens=k, reuse_prefixes=False, **options)
+    if not at:
+        engine.num_speculative_tokens = TREE if getattr(engine.drafter, "trees", False) else CHAIN
+    return engine
 
 
 def prompts_of(name: str, spec_bench: Path | None, limit: int, target: LanguageModel, room: int) -> list[Prompt]:
@@ -367,7 +376,7 @@ class Bench:
         with Progress(console=self.console, disable=not self.console.is_terminal) as bar:
             for block, words in bar.track(blocks, description="drafters"):
                 engines = self.engines(block.workload, words, block.prompts[0])
-                if list(engines) != [PLAIN]:
+                if words == [PLAIN] or list(engines) != [PLAIN]:  # plain decoding alone is nothing to compare with
                     for word, measured in block.measure(engines, self.arguments.max_new_tokens).items():
                         store.add(block.record(word, session, measured))
 
@@ -384,7 +393,10 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--drafter", type=Path, default=pair / "drafter", help=f"what {MODEL!r} stands for")
     parser.add_argument("--copy-edit-target", type=Path, help="target of that workload; see recipes/copy_edit")
     parser.add_argument(
-        "--drafters", type=listed, default=default_drafters(), help="with + between; @K sets the tokens drafted"
+        "--drafters",
+        type=listed,
+        default=default_drafters(),
+        help="+ between; ;NAME=VALUE and @K as in make_engine",
     )
     parser.add_argument("--workloads", type=listed, default=list(WORKLOADS), help="with + between")
     parser.add_argument("--spec-bench", type=Path, help="its question.jsonl; all workloads but copy-edit need it")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from foretoken import Engine, load
+from foretoken import Engine, load, verify
 from foretoken.completion import PARTS
 from foretoken.errors import ParameterError
 
@@ -173,6 +173,9 @@ def test_words_become_engines(bench: ModuleType, folder: Path) -> None:
     assert bench.make_engine("prompt-lookup@auto", target, None).num_speculative_tokens == "auto"
     assert bench.make_engine("prompt-lookup", target, None).num_speculative_tokens == bench.CHAIN
     assert bench.make_engine("none", target, None).drafter.name == "none"
+    assert bench.make_engine("prompt-lookup;verifier=coupled@4", target, None).verifier is verify.get("coupled")
+    with pytest.raises(ParameterError, match="an option as NAME=VALUE"):
+        bench.make_engine("prompt-lookup;coupled", target, None)
     with pytest.raises(ParameterError, match="name it with --drafter"):
         bench.make_engine("draft-model", target, None)
     with pytest.raises(ParameterError, match="number of tokens after the @"):
