@@ -67,7 +67,8 @@ def test_a_guess_leaves_the_turn_to_the_next():
 def test_a_drafter_that_is_always_wrong_is_no_longer_taken_even_with_long_matches():
     wrong = wrong_token(NEW)
     cheap, dear = Fixed("cheap", [wrong] * 3, match=9), DraftModel(tiny_llama(seed=1))
-    stats = Engine(tiny_llama(seed=1), Cascade([cheap, dear]), num_speculative_tokens=3).generate(NEW, GREEDY).stats
+    cascade = Cascade([cheap, dear], costs=[0.0, 0.2])
+    stats = Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=3).generate(NEW, GREEDY).stats
     assert stats.accepted > 12  # the other one is the target itself
 
 
@@ -80,7 +81,7 @@ def test_a_drafter_that_was_not_taken_is_judged_by_what_the_target_said():
             return Draft.from_lists([said[done : done + limits[0]]])
 
     cheap, dear = Right("cheap", [], match=1), Fixed("dear", [wrong_token(NEW)] * 4)
-    cascade = Cascade([cheap, dear], margin=0.0)
+    cascade = Cascade([cheap, dear], costs=[0.0, 0.0])
     stats = Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=4).generate(NEW, GREEDY).stats
     assert 0 < len(dear.asked) < 4  # it was preferred until both had shown what they are worth
     assert stats.accepted >= 12
@@ -107,7 +108,10 @@ def test_rows_get_in_a_batch_what_they_get_alone(temperature, verifier):
     together = engine().generate(prompts, params)
     alone = [engine().generate(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
-    assert [one.stats.drafted for one in together] == [one.stats.drafted for one in alone]
+    if (
+        temperature and verifier != "coupled"
+    ):  # elsewhere the text does not depend on the drafts, which follow the clock
+        assert [one.stats.drafted for one in together] == [one.stats.drafted for one in alone]
 
 
 def test_rows_that_are_drafted_by_both_have_the_laws_of_both():
@@ -144,6 +148,9 @@ def test_how_a_cascade_is_named(tmp_path):
         Engine(target, ["prompt-lookup"])
     with pytest.raises(ParameterError, match=r"margin=-1.*use 0 or more"):
         Cascade([PromptLookup(), PromptLookup()], margin=-1)
+    for costs in ([0.1], [0.1, -1.0], [0.1, float("nan")]):
+        with pytest.raises(ParameterError, match=r"costs=.*0 or more target passes for each of 2"):
+            Cascade([PromptLookup(), PromptLookup()], costs=costs)
     with pytest.raises(ModelError, match="vocabular"):
         Engine(target, ["prompt-lookup", tiny_llama(vocab_size=77)])
 
@@ -157,3 +164,65 @@ def test_a_guess_is_better_than_nothing():
     )
     assert dear.asked
     assert stats.drafted >= 2
+
+
+def said_by_the_target(prompt: list[int], count: int = 24) -> list[int]:
+    params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
+    return Engine(tiny_llama(seed=1), None).generate(prompt, params).token_ids
+
+
+class Right(Fixed):
+    """Knows what the target will say."""
+
+    def __init__(self, name: str, prompt: list[int]) -> None:
+        super().__init__(name, said_by_the_target(prompt))
+        self.start = len(prompt)
+
+    def propose(self, batch, limits):
+        done = len(batch.sequences[0].tokens) - self.start
+        self.asked.append(list(limits))
+        return Draft.from_lists([self.tokens[done : done + limits[0]]])
+
+
+@pytest.mark.parametrize(("cost", "asked"), [(0.1, True), (9.0, False)])
+def test_a_better_drafter_is_asked_where_its_time_pays(cost, asked):
+    # Four tokens more in each round are worth a tenth of a pass, and not nine.
+    cheap, dear = Fixed("cheap", [wrong_token(NEW)], match=1), Right("dear", NEW)
+    cascade = Cascade([cheap, dear], costs=[0.0, cost])
+    stats = Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=4).generate(NEW, GREEDY).stats
+    assert (stats.rounds < 7) == asked
+    assert bool(dear.asked) == asked
+
+
+def test_a_drafter_that_does_not_pay_is_asked_again_now_and_then():
+    cheap, dear = Fixed("cheap", []), Fixed("dear", [wrong_token(NEW)])
+    params = SamplingParams(temperature=0.0, max_new_tokens=100, ignore_eos=True)
+    Engine(tiny_llama(seed=1), Cascade([cheap, dear], costs=[0.0, 2.0]), num_speculative_tokens=4).generate(NEW, params)
+    assert len(cheap.asked) == 99
+    assert len(dear.asked) == 2  # at first, and 64 rounds later
+
+
+def test_what_a_text_taught_helps_the_next_one():
+    wrong = wrong_token(NEW)
+    cheap, dear = Fixed("cheap", [wrong], match=5), Right("dear", NEW)
+    engine = Engine(tiny_llama(seed=1), Cascade([cheap, dear], costs=[0.0, 0.1]), num_speculative_tokens=4)
+    first = engine.generate(NEW, GREEDY).stats
+    second = engine.generate(NEW, GREEDY).stats
+    assert second.rounds < first.rounds
+    assert second.drafted_by_position[0] - second.accepted_by_position[0] == 0
+
+
+def test_a_seed_gives_the_same_drafts_whatever_came_before():
+    def engine():
+        parts = [PromptLookup(), DraftModel(tiny_llama(seed=2))]
+        return Engine(tiny_llama(seed=1), Cascade(parts), "token", 3, reuse_prefixes=False)
+
+    params = SamplingParams(seed=5, max_new_tokens=24, ignore_eos=True)
+    fresh, used = engine(), engine()
+    for prompt in (REPEATING, NEW):
+        used.generate(prompt, SamplingParams(temperature=0.0, max_new_tokens=30, ignore_eos=True))
+        used.generate(prompt, SamplingParams(max_new_tokens=30, ignore_eos=True))
+    one, other = fresh.generate(REPEATING, params), used.generate(REPEATING, params)
+    assert one.token_ids == other.token_ids
+    assert one.stats.drafted_by_position == other.stats.drafted_by_position
+    assert one.stats.rounds == other.stats.rounds

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench import builtin
+from foretoken.bench import builtin, copy_edit
 from foretoken.errors import ParameterError
 
-NAMES = ("builtin", "spec_bench", "humaneval", "file")
+NAMES = ("builtin", "copy_edit", "spec_bench", "humaneval", "file")
 MIXED = "mixed"
 """Category of a batch whose prompts are of several."""
 
@@ -51,8 +51,9 @@ def load(name: str, data: Path | None = None) -> list[Item]:
     """The items of a workload.
 
     Args:
-        name: ``builtin``; ``spec_bench`` or ``humaneval``, which need their file; or ``file``, JSON lines with
-            ``prompt`` (and ``category``, ``id``, if wanted) or one prompt a line.
+        name: ``builtin``, or ``copy_edit`` (see `foretoken.bench.copy_edit`); ``spec_bench`` or ``humaneval``, which
+            need their file; or ``file``, JSON lines with ``prompt`` (and ``category``, ``id``, if wanted) or one prompt
+            a line.
         data: the file.
 
     Raises:
@@ -60,10 +61,10 @@ def load(name: str, data: Path | None = None) -> list[Item]:
     """
     if name not in NAMES:
         raise ParameterError(f"unknown workload {name!r}: choose one of {', '.join(NAMES)}")
-    if name == "builtin":
+    if name in _MADE:
         if data is not None:
-            raise ParameterError(f"workload builtin reads no file: name another one for {str(data)!r}, such as file")
-        return list(_builtin())
+            raise ParameterError(f"workload {name} reads no file: name another one for {str(data)!r}, such as file")
+        return list(_MADE[name]())
     if data is None:
         raise ParameterError(f"workload {name} needs its file: name it with --data FILE")
     try:
@@ -84,6 +85,15 @@ def _builtin() -> Iterator[Item]:
     for category, texts, chat in kinds:
         for number, text in enumerate(texts):
             yield Item(f"{category}-{number}", category, text, chat)
+
+
+def _copy_edit() -> Iterator[Item]:
+    for number in range(copy_edit.COUNT):
+        task = copy_edit.task(number)
+        yield Item(f"{task.kind}-{number}", task.kind, task.prompt, chat=True)
+
+
+_MADE = {"builtin": _builtin, "copy_edit": _copy_edit}
 
 
 def _objects(lines: Sequence[str], data: Path) -> Iterator[dict[str, Any]]:

@@ -68,7 +68,8 @@ class PlanOptions:
         ),
     ] = "auto,5"
     workload: Annotated[
-        str, typer.Option(metavar="NAME", help="builtin, spec_bench, humaneval or file.", rich_help_panel=_WHAT)
+        str,
+        typer.Option(metavar="NAME", help="builtin, copy_edit, spec_bench, humaneval or file.", rich_help_panel=_WHAT),
     ] = "builtin"
     data: Annotated[
         Path | None,

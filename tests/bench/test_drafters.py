@@ -1,0 +1,192 @@
+"""The table of drafters and workloads: its arithmetic on made-up runs, and the measurement itself on a tiny model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from foretoken import Engine, load, verify
+from foretoken.completion import PARTS
+from foretoken.errors import ParameterError
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        yield importlib.import_module("drafters")
+        sys.modules.pop("drafters", None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, shipped: Path) -> Path:
+    """A random model of two layers with the shipped pair's tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+        eos_token_id=0,
+        pad_token_id=3,
+        bos_token_id=None,
+    )
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    LlamaForCausalLM(config).save_pretrained(path)
+    AutoTokenizer.from_pretrained(shipped).save_pretrained(path)
+    return path
+
+
+def run(word: str, rounds: int, emitted: int, seconds: float, repeat: int = 0, session: int = 0, **more: Any) -> Any:
+    """A run of two texts whose seconds are spread evenly over the parts, a fifth of them in the first rounds."""
+    return {
+        "kind": "run",
+        "engine": word,
+        "workload": "maths",
+        "temperature": 0.0,
+        "repeat": repeat,
+        "session": session,
+        "rounds": rounds,
+        "emitted": emitted,
+        "drafted": 0,
+        "accepted": 0,
+        "seconds": dict.fromkeys(PARTS, seconds / 4),
+        "first_seconds": dict.fromkeys(PARTS, seconds / 20),
+        "texts": ["x", "y"],
+        **more,
+    }
+
+
+def test_lengths_costs_rates_and_ratios(bench: ModuleType) -> None:
+    runs = [
+        run("none", 100, 100, 1.0),
+        run("suffix", 22, 100, 0.5),
+        run("none", 100, 100, 2.0, repeat=1),
+        run("suffix", 30, 100, 0.5, repeat=1, texts=["x", "z"]),
+    ]
+    cell = bench.cells(runs)["maths", 0.0, "suffix"]
+    assert cell.mean_acceptance_length == pytest.approx(200 / 52)
+    # Both repeats: 1 second, of it 0.2 in the first rounds of four texts.
+    assert cell.milliseconds == pytest.approx(1e3 * 0.8 / (52 - 4))
+    assert cell.round_seconds["drafter"] == pytest.approx(0.2 / 48)
+    assert cell.rate.middle == pytest.approx(200)
+    assert (cell.over_plain.low, cell.over_plain.high) == (pytest.approx(2.0), pytest.approx(4.0))
+    assert cell.same_texts == 0.75
+    plain = bench.cells(runs)["maths", 0.0, "none"]
+    assert (plain.mean_acceptance_length, plain.over_plain.middle) == (1.0, 1.0)
+
+
+def test_ratios_are_formed_within_a_session(bench: ModuleType) -> None:
+    runs = [
+        run("none", 100, 100, 1.0),
+        run("one", 50, 100, 0.5),
+        run("none", 100, 100, 10.0, session=1),  # the machine was ten times slower when this drafter was added
+        run("other", 50, 100, 5.0, session=1),
+    ]
+    found = bench.cells(runs)
+    assert found["maths", 0.0, "one"].over_plain.middle == pytest.approx(2.0)
+    assert found["maths", 0.0, "other"].over_plain.middle == pytest.approx(2.0)
+    assert found["maths", 0.0, "none"].rate.low == pytest.approx(10.0)
+
+
+def test_markdown_marks_the_fastest(bench: ModuleType) -> None:
+    runs = [run("none", 100, 100, 1.0), run("one", 50, 100, 0.5), run("two", 40, 100, 0.25)]
+    runs.append(run("none", 10, 10, 1.0, workload="code"))
+    told = bench.markdown(bench.cells(runs)).splitlines()
+    assert told[0] == "Greedy:"
+    assert told[2] == "| drafter | maths | code |"
+    rows = dict(line.strip("| ").split(" | ", 1) for line in told[4:7])
+    assert rows["`two`"].endswith("| –")
+    assert rows["`two`"].startswith("2.50; 5.3 (1.3) ms; **4.00×**")
+    assert "; 2.00× |" in rows["`one`"]
+    assert rows["`none`"] == "1.00; 8.2 (2.0) ms; 100/s | 1.00; 100.0 (25.0) ms; 10/s"
+
+
+def command(folder: Path, json_file: Path, drafters: str, *more: str) -> list[str]:
+    options = ["--target", str(folder), "--drafter", str(folder), "--json", str(json_file), "--drafters", drafters]
+    return [*options, "--workloads", "copy-edit", "--limit", "2", "--repeats", "2", "--max-new-tokens", "12", *more]
+
+
+def test_a_run_goes_on_and_takes_in_further_drafters(
+    bench: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, tables = tmp_path / "out.jsonl", tmp_path / "tables.md"
+    bench.main(command(folder, out, "prompt-lookup+draft-model"))
+    told = [json.loads(line) for line in out.read_text().splitlines()]
+    runs = [one for one in told if one["kind"] == "run"]
+    # Two repeats at two temperatures, of two drafters and of plain decoding.
+    assert len(runs) == 12
+    assert {one["session"] for one in runs} == {0}
+    for one in runs:
+        assert sum(one["seconds"].values()) > sum(one["first_seconds"].values()) > 0
+        if one["engine"] == "none":
+            assert one["rounds"] == one["emitted"]
+    found = bench.cells(runs)
+    assert found["copy-edit", 0.0, "draft-model"].mean_acceptance_length > 3  # it drafts with the target itself
+    assert found["copy-edit", 0.0, "draft-model"].same_texts == 1.0
+
+    # The same again measures nothing; a further drafter brings plain decoding along.
+    out.write_text("".join(json.dumps(one) + "\n" for one in told[:-1]))  # as if it had been interrupted
+    bench.main(command(folder, out, "prompt-lookup+draft-model"))
+    bench.main(command(folder, out, "prompt-lookup+draft-model"))
+    bench.main(command(folder, out, "ngram-storage@3", "--markdown", str(tables)))
+    runs = [one for line in out.read_text().splitlines() if (one := json.loads(line))["kind"] == "run"]
+    sessions = [[one["engine"] for one in runs if one["session"] == session] for session in range(4)]
+    assert len(sessions[0]) == 11
+    assert sessions[1] == ["none", "draft-model"]
+    assert sorted(sessions[2]) == ["ngram-storage@3"] * 4 + ["none"] * 4
+    assert sessions[3] == []
+    assert "`ngram-storage@3`" in tables.read_text()
+    assert "ngram-storage@3" in capsys.readouterr().out
+
+
+def test_what_cant_be_run_is_said_and_left_out(
+    bench: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    bench.main(command(folder, out, "prompt-loopup+prompt-lookup", "--temperatures", "0"))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "not run: prompt-loopup: unknown drafter" in told
+    runs = [one for line in out.read_text().splitlines() if (one := json.loads(line))["kind"] == "run"]
+    assert {one["engine"] for one in runs} == {"none", "prompt-lookup"}
+
+
+def test_words_become_engines(bench: ModuleType, folder: Path) -> None:
+    target = load(folder)
+    made = bench.make_engine("prompt-lookup,draft-model@7", target, load(folder))
+    assert isinstance(made, Engine)
+    assert [part.name for part in made.drafter.drafters] == ["prompt-lookup", "draft-model"]
+    assert made.num_speculative_tokens == 7
+    assert bench.make_engine("prompt-lookup@auto", target, None).num_speculative_tokens == "auto"
+    assert bench.make_engine("prompt-lookup", target, None).num_speculative_tokens == bench.CHAIN
+    assert bench.make_engine("none", target, None).drafter.name == "none"
+    assert bench.make_engine("prompt-lookup;verifier=coupled@4", target, None).verifier is verify.get("coupled")
+    with pytest.raises(ParameterError, match="an option as NAME=VALUE"):
+        bench.make_engine("prompt-lookup;coupled", target, None)
+    with pytest.raises(ParameterError, match="name it with --drafter"):
+        bench.make_engine("draft-model", target, None)
+    with pytest.raises(ParameterError, match="number of tokens after the @"):
+        bench.make_engine("prompt-lookup@few", target, None)
+
+
+def test_bad_input(bench: ModuleType, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(SystemExit, match=r"unknown workload 'cooking'.*maths, code, summarising"):
+        bench.main([*command(folder, out, "none"), "--workloads", "cooking"])
+    with pytest.raises(SystemExit, match="needs its file"):
+        bench.main([*command(folder, out, "none"), "--workloads", "maths"])
+    with pytest.raises(SystemExit, match="max_new_tokens 12, and now it is 13"):
+        bench.main([*command(folder, out, "none"), "--max-new-tokens", "13"])
