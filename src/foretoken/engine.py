@@ -47,7 +47,8 @@ class Engine:
             requests start from a copy where they begin alike: the same system prompt, or a conversation that goes on.
             The memory is the engine's until `release`.
         cache_memory: most bytes for the caches of target and drafter (a number, or ``"4GiB"``), by the lengths that
-            texts may reach: requests wait until they fit. None sets no limit. Weights and passes come on top.
+            texts may reach: requests wait until they fit; where only a stream that was begun could make room, they are
+            refused. None sets no limit. Weights and passes come on top.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:
@@ -67,22 +68,50 @@ class Engine:
         cache_memory: int | str | None = None,
         **load_options: Any,
     ) -> None:
-        self.num_speculative_tokens = check_k(num_speculative_tokens)
+        self.num_speculative_tokens = num_speculative_tokens
         self.max_batch_size = check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
         _check_options(load_options, target, drafter)
         if verifier != AUTO:
             verify.get(verifier)  # a wrong name should not cost the time that models take to load
         self.target: LanguageModel = load(target, **load_options)
-        self.drafter: Drafter = make_drafter(drafter, self.target, **load_options)
+        self._load_options = load_options
+        self._limit = None if cache_memory is None else parse_bytes(cache_memory)
+        self._budget: Budget | None = None
+        self.drafter = drafter
         trees = getattr(self.drafter, "trees", False)
         self.verifier = verify.get(("traversal" if trees else "token") if verifier == AUTO else verifier)
         self.reuse_prefixes = reuse_prefixes
         self._idle: list[Rounds] = []  # at most one: of the call that ended last
         self._scheduler: Scheduler | None = None  # while submitted requests are not finished
         self._submitted = 0
-        models = [self.target, *getattr(self.drafter, "models", ())]
-        self._budget = None if cache_memory is None else Budget(parse_bytes(cache_memory), models)
-        self._controller = Controller(_controller_key(self.target, self.drafter))
+
+    @property
+    def num_speculative_tokens(self) -> int | Literal["auto"]:
+        """Most tokens that are drafted a round, from the next call on; requests that run keep theirs."""
+        return self._k
+
+    @num_speculative_tokens.setter
+    def num_speculative_tokens(self, value: int | Literal["auto"]) -> None:
+        self._k = check_k(value)
+
+    @property
+    def drafter(self) -> Drafter:
+        """What guesses ahead, from the next call on; requests that run keep theirs.
+
+        Set to anything that `Engine` takes as one; the verifier stays. What was learnt about the last one's costs does
+        not count for the new one, and `cache_memory` holds for the new one's caches.
+        """
+        return self._drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Any) -> None:
+        self._drafter = make_drafter(drafter, self.target, **self._load_options)
+        self._controller = Controller(_controller_key(self.target, self._drafter))
+        if self._limit is not None:
+            models = [self.target, *getattr(self._drafter, "models", ())]
+            if self._budget is None:
+                self._budget = Budget(self._limit, models)
+            self._budget.models = models  # what runs goes on holding its share of the same memory
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
@@ -162,9 +191,10 @@ class Engine:
 
     def _take(self, trace: bool = False) -> Rounds:
         """Rounds without rows, those of the last call where nobody else has them and nothing was set anew since."""
+        now = self.target, self._drafter, self._k, self._controller
         while self._idle:
             rounds = self._idle.pop()
-            if (rounds.target, rounds.drafter, rounds.k) == (self.target, self.drafter, self.num_speculative_tokens):
+            if (rounds.target, rounds.drafter, rounds.k, rounds.controller) == now:
                 rounds.trace = trace
                 return rounds
         return self.rounds(trace)
@@ -174,7 +204,9 @@ class Engine:
         self._idle.clear()
 
     def _put_back(self, rounds: Rounds) -> None:
-        if self.reuse_prefixes and self.target.shares_prefixes:
+        # Under a limit, nothing is kept beside what others hold: they may be about to need it.
+        alone = self._budget is None or not self._budget.held()
+        if self.reuse_prefixes and self.target.shares_prefixes and alone:
             self._idle[:] = [rounds]
 
     def _complete(
@@ -277,7 +309,7 @@ class Engine:
             trace: see `stream`.
             make_sampler: what turns logits into laws, for rows of these sequences; None uses their sampling parameters.
         """
-        return Rounds(self.target, self.drafter, self.num_speculative_tokens, self._controller, trace, make_sampler)
+        return Rounds(self.target, self.drafter, self._k, self._controller, trace, make_sampler)
 
 
 MAX_SPECULATIVE_TOKENS = 256

@@ -208,7 +208,7 @@ class Rounds:
         self.target = target
         self.drafter = drafter
         self.k = num_speculative_tokens
-        self._controller = controller
+        self.controller = controller
         self._hidden_layers = tuple(drafter.hidden_layers) if isinstance(drafter, FeatureReader) else ()
         self._drafted = False  # whether the drafter was called in the last round, and so knows the text
         self.trace = trace
@@ -328,7 +328,7 @@ class Rounds:
         k = 0
         if None in self._numbers:
             free = [place for place, number in enumerate(self._numbers) if number is None]
-            k = self._controller.choose(
+            k = self.controller.choose(
                 [self._active[place].acceptance for place in free], max(most[place] for place in free)
             )
         return [min(k if number is None else number, limit) for number, limit in zip(self._numbers, most, strict=True)]
@@ -357,7 +357,7 @@ class Rounds:
         if fixed == {None} or (self.k == AUTO and len(fixed) == 1):
             clean = clean and (k == 0 or self._drafted)
             requests = [row.acceptance for row in self._active]
-            self._controller.learn(len(self._active), k, width, accepted, requests, seconds, clean)
+            self.controller.learn(len(self._active), k, width, accepted, requests, seconds, clean)
         self._drafted = k > 0
 
     def _prefill(self) -> bool:
