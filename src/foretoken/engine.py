@@ -20,12 +20,15 @@ from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptE
 from foretoken.memory import Budget, parse_bytes
 from foretoken.models import LanguageModel, load
 from foretoken.models.loading import check_pair
+from foretoken.profile import Profile
+from foretoken.profile import read as read_profile
 from foretoken.request import Prompt, check_params, is_single, make_sequence
 from foretoken.rounds import Rounds, Row
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sampling.params import check_integer
 from foretoken.scheduler import Request, Scheduler
 from foretoken.sequence import Sequence
+from foretoken.shipped import is_shipped, load_part
 
 
 class Engine:
@@ -84,6 +87,38 @@ class Engine:
         self._idle: list[Rounds] = []  # at most one: of the call that ended last
         self._scheduler: Scheduler | None = None  # while submitted requests are not finished
         self._submitted = 0
+
+    @classmethod
+    def from_profile(cls, profile: str | Path | Profile, target: Any = None, **options: Any) -> Engine:
+        """The engine that a profile of `foretoken tune` describes.
+
+        Args:
+            profile: a profile, or the file that holds one.
+            target: the target in any form that `Engine` takes; None for the one that the profile names.
+            options: of `Engine`; those that are given here win over the profile's.
+
+        Raises:
+            ProfileError: the profile can't be read, or was made for another target.
+            ModelError: a model can't be loaded, or does not fit the target.
+            ParameterError: a wrong option.
+        """
+        name = str(getattr(profile, "target", profile))
+        if not isinstance(profile, Profile):
+            profile = read_profile(profile)
+        target = profile.target if target is None else target
+        source = target if target is None or isinstance(target, str | Path) else _source(target)
+        profile.check_target(source, name)
+        own = set(signature(cls).parameters)
+        load_options = {option: value for option, value in options.items() if option not in own}
+        model = _load_target(target, {**profile.load, **load_options})
+        settings = {
+            "drafter": profile.drafter,
+            "verifier": profile.verifier,
+            "num_speculative_tokens": profile.num_speculative_tokens,
+            **{option: value for option, value in options.items() if option in own},
+        }
+        drafter = make_drafter(settings.pop("drafter"), model, **{**profile.load_drafter, **load_options})
+        return cls(model, drafter, **settings)
 
     @property
     def num_speculative_tokens(self) -> int | Literal["auto"]:
@@ -330,6 +365,17 @@ def check_k(value: Any) -> int | Literal["auto"]:
     )
 
 
+def _load_target(target: Any, options: dict[str, Any]) -> LanguageModel:
+    return load_part("target", **options) if target is None else load(target, **options)
+
+
+def _source(model: Any) -> str | None:
+    """What a loaded model was loaded from; None for the shipped target."""
+    if is_shipped(model):
+        return None
+    return str(getattr(model, "name", None) or getattr(getattr(model, "config", None), "name_or_path", ""))
+
+
 def _controller_key(target: LanguageModel, drafter: Drafter) -> str:
     models = [target, *getattr(drafter, "models", ())]
     described = [f"{type(model).__name__} {model.name} {model.dtype} {model.device}" for model in models]
@@ -358,6 +404,8 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
     if drafter is None:
         return NoDrafter()
     if isinstance(drafter, str):
+        if drafter == DraftModel.name and is_shipped(target):
+            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target)
         if drafter == DraftModel.name:
             raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
         parts = drafter.split(",")
@@ -392,6 +440,10 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
                 f"unknown drafter {drafter!r}: choose one of {', '.join(drafter_names())}, or give a model ({error})"
             ) from error
         raise
+    return _of_model(model, target)
+
+
+def _of_model(model: LanguageModel, target: LanguageModel) -> DraftModel:
     _check_drafter(target, model)
     return DraftModel(model)
 

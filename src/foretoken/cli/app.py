@@ -17,10 +17,11 @@ from typer.core import TyperGroup
 import foretoken
 from foretoken.cli import tables
 from foretoken.cli.audit import audit_app
-from foretoken.cli.bench import bench_app
-from foretoken.cli.options import ListOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
+from foretoken.cli.bench import NoColor, bench_app
+from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
+from foretoken.cli.tune import TuneOptions
 from foretoken.errors import ForetokenError
 
 INTERRUPTED = 130  # the exit status of a process that SIGINT ended
@@ -160,11 +161,12 @@ def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptio
     Questions come from the terminal, or line by line from a pipe. With --json each answer is a line of JSON.
     """
     from foretoken.cli.chat import Chat
-    from foretoken.cli.setup import keep_quiet, load_engine
+    from foretoken.cli.setup import keep_quiet, load_engine, settled
 
     screen = Screen(output.no_color)
     keep_quiet(screen)
     sampling.params()
+    models = settled(models)
     interactive = standard_input().isatty()
     engine = load_engine(models, screen)
     session = Chat(engine, models, sampling, output, screen)
@@ -175,6 +177,20 @@ def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptio
         )
     if session.converse(read_lines(screen), interactive):
         raise typer.Exit(INTERRUPTED)
+
+
+@command
+def tune(*, options: TuneOptions, load: LoadOptions, no_color: NoColor = False) -> None:
+    """Find the fastest drafter for a target, and write a profile for --profile.
+
+    All drafters that apply take turns with plain decoding on the same prompts; slow ones drop out early.
+    """
+    from foretoken.cli.setup import keep_quiet
+    from foretoken.cli.tune import tune as measure
+
+    screen = Screen(no_color)
+    keep_quiet(screen)
+    measure(options, load, screen)
 
 
 @command
