@@ -9,13 +9,16 @@ from difflib import get_close_matches
 from inspect import isclass, signature
 from pathlib import Path
 from typing import Any, Literal, overload
+from zlib import crc32
 
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
-from foretoken.control import AUTO, Controller, key_of
+from foretoken.control import AUTO, MAX_SPECULATIVE_TOKENS, Controller, TreeController, key_of
 from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, is_name
 from foretoken.drafters import get as get_drafter
+from foretoken.drafters import known as known_drafters
 from foretoken.drafters import names as drafter_names
+from foretoken.drafters.growth import Tree, TreePlan, plan_of
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 from foretoken.memory import Budget, parse_bytes
 from foretoken.models import LanguageModel, load
@@ -44,7 +47,12 @@ class Engine:
             trees and ``"token"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly. ``"auto"`` takes what
             measured costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; a request that
-            names a seed then has a fixed k of 5 where its text would depend on k.
+            names a seed then has a fixed k of 5 where its text would depend on k. For drafters of trees this is the
+            number of nodes, and the fixed one is 8.
+        tree: what a drafter does that can grow trees, a model among others: ``"none"`` for chains, ``"static"`` for
+            the shape that is best for the number of nodes, drawn, ``"dynamic"`` for the likeliest nodes, or what
+            `foretoken.drafters.growth.plan_of` takes besides, such as a file with measured rates. None leaves it to the
+            drafter; models draft chains then.
         max_batch_size: most rows that are decoded at once; further requests wait for a free row.
         reuse_prefixes: keep what the target has read when the last request of a call has ended, so that the next call's
             requests start from a copy where they begin alike: the same system prompt, or a conversation that goes on.
@@ -66,6 +74,7 @@ class Engine:
         verifier: str | verify.AnyVerifier = AUTO,
         num_speculative_tokens: int | Literal["auto"] = AUTO,
         *,
+        tree: Tree | None = None,
         max_batch_size: int = 32,
         reuse_prefixes: bool = True,
         cache_memory: int | str | None = None,
@@ -76,11 +85,13 @@ class Engine:
         _check_options(load_options, target, drafter)
         if verifier != AUTO:
             verify.get(verifier)  # a wrong name should not cost the time that models take to load
+        if tree is not None:
+            tree = plan_of(tree)  # nor should a wrong tree
         self.target: LanguageModel = load(target, **load_options)
         self._load_options = load_options
         self._limit = None if cache_memory is None else parse_bytes(cache_memory)
         self._budget: Budget | None = None
-        self.drafter = drafter
+        self._draft_with(drafter, tree)
         trees = getattr(self.drafter, "trees", False)
         self.verifier = verify.get(("traversal" if trees else "token") if verifier == AUTO else verifier)
         self.reuse_prefixes = reuse_prefixes
@@ -117,7 +128,13 @@ class Engine:
             "num_speculative_tokens": profile.num_speculative_tokens,
             **{option: value for option, value in options.items() if option in own},
         }
-        drafter = make_drafter(settings.pop("drafter"), model, **{**profile.load_drafter, **load_options})
+        tree = settings.pop("tree", None if "drafter" in options else profile.tree_plan())
+        drafter = make_drafter(
+            settings.pop("drafter"),
+            model,
+            tree=None if tree is None else plan_of(tree),
+            **{**profile.load_drafter, **load_options},
+        )
         return cls(model, drafter, **settings)
 
     @property
@@ -140,8 +157,12 @@ class Engine:
 
     @drafter.setter
     def drafter(self, drafter: Any) -> None:
-        self._drafter = make_drafter(drafter, self.target, **self._load_options)
-        self._controller = Controller(_controller_key(self.target, self._drafter))
+        self._draft_with(drafter)
+
+    def _draft_with(self, drafter: Any, tree: TreePlan | None = None) -> None:
+        self._drafter = make_drafter(drafter, self.target, tree=tree, **self._load_options)
+        trees = getattr(self._drafter, "trees", False)
+        self._controller = (TreeController if trees else Controller)(_controller_key(self.target, self._drafter))
         if self._limit is not None:
             models = [self.target, *getattr(self._drafter, "models", ())]
             if self._budget is None:
@@ -347,9 +368,6 @@ class Engine:
         return Rounds(self.target, self.drafter, self._k, self._controller, trace, make_sampler)
 
 
-MAX_SPECULATIVE_TOKENS = 256
-
-
 def check_k(value: Any) -> int | Literal["auto"]:
     """A number of tokens to draft, or ``"auto"``.
 
@@ -379,7 +397,9 @@ def _source(model: Any) -> str | None:
 def _controller_key(target: LanguageModel, drafter: Drafter) -> str:
     models = [target, *getattr(drafter, "models", ())]
     described = [f"{type(model).__name__} {model.name} {model.dtype} {model.device}" for model in models]
-    return key_of(*described, drafter.name)
+    plan = getattr(drafter, "tree", None)
+    grown = f"trees {crc32(repr(plan).encode()):08x}" if getattr(plan, "branches", False) else ""
+    return key_of(*described, drafter.name, *filter(None, [grown]))
 
 
 def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
@@ -394,18 +414,19 @@ def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
                 )
 
 
-def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Drafter:
+def make_drafter(drafter: Any, target: LanguageModel, *, tree: TreePlan | None = None, **load_options: Any) -> Drafter:
     """The drafter that `Engine` was asked for; see there.
 
     Raises:
-        ParameterError: neither a known name nor a model.
+        ParameterError: neither a known name nor a model, or it can't grow the trees that are asked for.
         ModelError: the model can't be loaded, or has another vocabulary than the target.
     """
     if drafter is None:
+        _refuse_trees(tree, "no drafter")
         return NoDrafter()
     if isinstance(drafter, str):
         if drafter == DraftModel.name and is_shipped(target):
-            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target)
+            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree)
         if drafter == DraftModel.name:
             raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
         parts = drafter.split(",")
@@ -414,9 +435,13 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
         elif drafter == Cascade.name:
             raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
     if isinstance(drafter, list | tuple):
+        _refuse_trees(tree, "a cascade")
         return Cascade([make_drafter(part, target, **load_options) for part in drafter])
     if isinstance(drafter, str):
         if is_name(drafter):
+            if tree is not None and known_drafters()[drafter.partition(":")[0]].takes_tree:
+                return get_drafter(drafter, target, tree=tree)
+            _refuse_trees(tree, f"drafter {drafter!r}")
             return get_drafter(drafter, target)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
         meant = get_close_matches(drafter, drafter_names(), n=1, cutoff=0.8)
@@ -428,6 +453,8 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
     if isclass(drafter):
         raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):
+        if tree is not None and tree != getattr(drafter, "tree", TreePlan()):
+            raise ParameterError("tree= is for drafters that are made here: give it to the drafter itself instead")
         for model in getattr(drafter, "models", ()):
             _check_drafter(target, model)
         return drafter
@@ -440,12 +467,20 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
                 f"unknown drafter {drafter!r}: choose one of {', '.join(drafter_names())}, or give a model ({error})"
             ) from error
         raise
-    return _of_model(model, target)
+    return _of_model(model, target, tree)
 
 
-def _of_model(model: LanguageModel, target: LanguageModel) -> DraftModel:
+def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None) -> DraftModel:
     _check_drafter(target, model)
-    return DraftModel(model)
+    return DraftModel(model, tree or TreePlan())
+
+
+def _refuse_trees(tree: TreePlan | None, what: str) -> None:
+    if tree is not None and tree.branches:
+        takers = [name for name, one in known_drafters().items() if one.takes_tree]
+        raise ParameterError(
+            f"tree= is given, but {what} takes no shape of trees: leave it out, or use {', '.join(takers)}"
+        )
 
 
 def _check_drafter(target: LanguageModel, model: LanguageModel) -> None:

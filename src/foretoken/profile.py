@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,14 @@ from typing import Any
 import huggingface_hub
 
 from foretoken.bench import machine
+from foretoken.drafters.growth import TreePlan, plan_of
+from foretoken.drafters.shapes import AcceptanceTable
 from foretoken.errors import ForetokenError
 from foretoken.shipped import tiny_pair_path
 
 VERSION = 1
 _KEY = "foretoken_profile"  # holds the version, and tells a profile from other JSON
+MEASURED = "measured"
 LOAD_OPTIONS = ("dtype", "device", "runner", "quantize")
 """Options of `foretoken.load` that a profile may hold."""
 
@@ -41,6 +44,8 @@ class Profile:
         drafter: as `Engine` takes it: a name, a path or hub id, or several with commas.
         verifier: its name.
         num_speculative_tokens: most tokens drafted a round, or "auto".
+        tree: as `Engine` takes it, or "measured" for trees by `acceptance`; None for the drafter's own way.
+        acceptance: rates by depth and rank of `AcceptanceTable`, as they were measured for the drafter.
         load: options of `foretoken.load` that the target was measured with.
         load_drafter: the same of models that draft; empty where none does.
         machine: what it was measured on.
@@ -52,10 +57,22 @@ class Profile:
     drafter: str
     verifier: str
     num_speculative_tokens: int | str
+    tree: str | None = None
+    acceptance: Sequence[Sequence[float]] | None = None
     load: Mapping[str, Any] = field(default_factory=dict)
     load_drafter: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
+
+    def tree_plan(self) -> TreePlan | None:
+        """What trees the drafter grows; None for its own way.
+
+        Raises:
+            ParameterError: the profile names none.
+        """
+        if self.tree == MEASURED:
+            return plan_of(AcceptanceTable(tuple(map(tuple, self.acceptance or ()))))
+        return None if self.tree is None else plan_of(self.tree)
 
     def save(self, file: str | Path) -> None:
         """Write a file that `read` takes; a file that is there is replaced whole.

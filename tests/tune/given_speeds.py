@@ -24,6 +24,10 @@ class Track:
     now: float = 0.0
     calls: list = field(default_factory=list)
     stop_after: int | None = None
+    grown: tuple = ()
+    """Drafters of chains that can grow trees."""
+    measured: list = field(default_factory=list)
+    rates: dict = field(default_factory=dict)
 
     def trees(self, drafter):
         found = self.speeds.get(drafter)
@@ -33,6 +37,17 @@ class Track:
 
     def models(self, drafter):
         return sum(part in self.models_of for part in drafter.split(","))
+
+    def grows(self, drafter):
+        return drafter in self.grown
+
+    def measure(self, drafter, turns):
+        assert all(turn.temperature > 0 for turn in turns)
+        self.measured.append(drafter)
+        return [[0.5, 0.25], [0.25, 0.125]]
+
+    def use(self, drafter, rates):
+        self.rates[drafter] = rates
 
     def run(self, candidate, turn):
         if self.stop_after is not None and len(self.calls) >= self.stop_after:

@@ -22,12 +22,27 @@ def models(tmp_path_factory):
     return {name: str(folder / name) for name in ("target", "drafter", "other")}
 
 
+@pytest.mark.parametrize("tree", ["dynamic", "measured"])
+def test_trees_of_a_profile(models, tree):
+    rates = ((0.5, 0.25), (0.25, 0.125))
+    profile = Profile(
+        models["target"], fingerprint(models["target"]), models["drafter"], "traversal", 12, tree, rates,
+        machine=this_machine(),
+    )  # fmt: skip
+    engine = Engine.from_profile(profile)
+    assert engine.drafter.trees
+    assert engine.drafter.tree.dynamic == (tree == "dynamic")
+    assert tree == "dynamic" or engine.drafter.tree.shape.rates == rates
+    assert not Engine.from_profile(profile, tree="none").drafter.trees
+    assert Engine.from_profile(profile, drafter="prompt-lookup").drafter.name == "prompt-lookup"
+
+
 @pytest.fixture
 def profile(models):
     drafter = f"prompt-lookup,{models['drafter']}"
     return Profile(
-        models["target"], fingerprint(models["target"]), drafter, "block", 4, {"runner": "hf"}, {"runner": "hf"},
-        this_machine(),
+        models["target"], fingerprint(models["target"]), drafter, "block", 4, None, None, {"runner": "hf"},
+        {"runner": "hf"}, this_machine(),
     )  # fmt: skip
 
 

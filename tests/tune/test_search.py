@@ -82,6 +82,29 @@ def test_drafters_of_trees_are_tried_with_trees_and_with_chains(race):
     assert tried == {("traversal", k) for k in ("auto", 8, 16, 32)} | {("block", "auto")}
 
 
+def test_trees_are_measured_and_tried_where_they_can_be_grown(race, tmp_path):
+    measured = Candidate("model", "traversal", 12, "measured")
+    track = Track({"model": 1.5, measured: 1.9}, grown=("model",))
+    results = race(track, file=tmp_path / "state")
+    assert results.ranked[0].candidate == measured
+    assert track.measured == ["model"]
+    assert track.rates == results.acceptance == {"model": [[0.5, 0.25], [0.25, 0.125]]}
+    assert {candidate.tree for candidate, _ in track.calls} == {None, "dynamic", "measured"}
+    again = Track(track.speeds, grown=("model",))
+    race(again, file=tmp_path / "state")
+    assert (again.measured, again.rates) == ([], track.rates)
+
+
+@pytest.mark.parametrize(("seconds", "temperatures", "trees"), [
+    (1e9, (0.0,), {None, "dynamic"}), (120.0, (0.0, 1.0), {None, "dynamic", "static"}),
+])  # fmt: skip
+def test_trees_are_not_measured_where_nothing_is_drawn_or_time_is_short(race, seconds, temperatures, trees):
+    track = Track({"model": 1.5}, grown=("model",))
+    race(track, plan(["model"], seconds=seconds, temperatures=temperatures))
+    assert track.measured == []
+    assert {candidate.tree for candidate, _ in track.calls} == trees
+
+
 def test_greedy_texts_alone_need_one_verifier(race):
     track = Track({"good": 1.5})
     race(track, plan(["good"], temperatures=(0.0,)))

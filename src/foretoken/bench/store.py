@@ -10,7 +10,7 @@ from typing import Any
 from foretoken.bench.errors import BenchError
 
 Record = dict[str, Any]
-KINDS = ("settings", "machine", "bandwidth", "run", "skipped")
+KINDS = ("settings", "machine", "bandwidth", "run", "skipped", "acceptance")
 
 
 class Store:

@@ -57,6 +57,9 @@ def settled(options: ModelOptions) -> ModelOptions:
             "num_speculative_tokens": str(given.num_speculative_tokens),
             **given.load,
         }
+        if options.drafter is None:
+            # A profile holds its table as a file of trees does.
+            found["tree"] = str(options.profile) if given.tree == profile.MEASURED else given.tree
         rounding = given.load_drafter.get("quantize", AUTO)
         if options.drafter is None and rounding != AUTO:
             found["quantize_drafter"] = "none" if rounding is None else rounding
@@ -71,10 +74,13 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
     """
     from foretoken import verify
     from foretoken.control import AUTO
+    from foretoken.drafters.growth import plan_of
 
     options = settled(options)
     if options.verifier is not None and options.verifier != AUTO:
         verify.get(options.verifier)  # a wrong name should not cost the time that models take to load
+    if options.tree is not None:
+        plan_of(options.tree)
     with loading(screen):
         target = load_target(options)
         engine = make_engine(options, target, make_drafter(options, target))
@@ -104,6 +110,7 @@ def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> E
 def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     """The drafter that the options name, loaded."""
     from foretoken import drafters, engine
+    from foretoken.drafters.growth import plan_of
 
     shipped = options.target is None
     default = SHIPPED_DRAFTER if shipped else MODEL_FREE_DRAFTER
@@ -111,12 +118,13 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     if options.quantize_drafter is not None and name in drafters.names() and name != SHIPPED_DRAFTER:
         raise ParameterError(f"drafter {name!r} has no model to round to {options.quantize_drafter}: leave it out")
     parts = [part.strip() for part in name.split(",")]
+    tree = None if options.tree is None else plan_of(options.tree)
     if SHIPPED_DRAFTER in parts and not shipped:
         raise ParameterError(
             f"drafter {SHIPPED_DRAFTER!r} is the shipped drafter, which fits the shipped target alone: for "
             f"{options.target} name a drafter model's folder or hub id, or one of 'foretoken drafters'"
         )
-    return engine.make_drafter(name, target, **drafter_options(options))
+    return engine.make_drafter(name, target, tree=tree, **drafter_options(options))
 
 
 def load_target(options: LoadOptions) -> LanguageModel:

@@ -41,6 +41,8 @@ class Known:
     citation: str = ""
     trees: bool = False
     """Whether its drafts branch."""
+    takes_tree: bool = False
+    """Whether `make` takes what trees to grow, as ``tree=``."""
     needs_model: bool = False
     needs_target: bool = False
     """Whether `make` takes the target, as ``target=``."""
@@ -56,8 +58,10 @@ _DRAFTERS = {
     "none": Known(NoDrafter, "proposes nothing: plain decoding"),
     "draft-model": Known(
         DraftModel,
-        "a smaller model with the target's vocabulary, one token a step",
-        "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318",
+        "a smaller model with the target's vocabulary, one token a step; as a tree, one depth a step",
+        "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318; trees: Chen et al. 2024, "
+        "arXiv 2402.12374; Li et al. 2024, arXiv 2406.16858",
+        takes_tree=True,
         needs_model=True,
     ),
     "prompt-lookup": Known(

@@ -11,6 +11,7 @@ from foretoken.control import AUTO
 
 _CHAINS = (3, 6, 10)  # tokens of a chain that are tried besides what the controller chooses
 _TREES = (8, 16, 32)  # nodes of a tree, likewise
+_GROWN = 12  # nodes of a tree where chains are tried too
 
 
 @dataclass(frozen=True)
@@ -21,18 +22,21 @@ class Candidate:
         drafter: as `foretoken.Engine` takes it, in words.
         verifier: a name.
         num_speculative_tokens: most tokens drafted a round.
+        tree: what trees it grows, in the words of `Profile.tree`; None for its own way.
     """
 
     drafter: str
     verifier: str
     num_speculative_tokens: int | Literal["auto"]
+    tree: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """For records."""
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.drafter}, {self.verifier}, k = {self.num_speculative_tokens}"
+        tree = f", {self.tree} tree" if self.tree else ""
+        return f"{self.drafter}, {self.verifier}, k = {self.num_speculative_tokens}{tree}"
 
 
 PLAIN = Candidate("none", "token", AUTO)
@@ -74,6 +78,17 @@ def settings(drafter: str, trees: bool, sampled: bool) -> list[Candidate]:
     if trees or sampled:
         found.append(Candidate(drafter, "block", AUTO))  # chains, of drafters of trees too
     return found
+
+
+def grown(drafter: str, static: str | None) -> list[Candidate]:
+    """Trees of a drafter that drafts chains by itself: dynamic ones, and static ones where texts are drawn.
+
+    Args:
+        drafter: its name.
+        static: the word for the static ones; None where texts are greedy, for which those are not made.
+    """
+    kinds = ["dynamic", static] if static else ["dynamic"]
+    return [Candidate(drafter, "traversal", k, tree) for tree in kinds for k in (AUTO, _GROWN)]
 
 
 def cascade(cheap: str, better: str) -> str:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 from foretoken.drafters import Cascade, Drafter
+from foretoken.drafters.growth import TreePlan, plan_of
+from foretoken.drafters.shapes import AcceptanceTable
 from foretoken.engine import Engine, make_drafter
 from foretoken.models import LanguageModel
+from foretoken.profile import MEASURED
 from foretoken.sampling import SamplingParams
+from foretoken.shaping import GrowsTrees, measure_acceptance
 from foretoken.tune.candidates import PLAIN, Candidate
 from foretoken.tune.plan import Turn
 
 _WARM_UP_TOKENS = 16
+_DEPTH, _RANKS = 5, 6  # of the nodes whose acceptance is measured
+
+Rates = list[list[float]]
+"""Of an `AcceptanceTable`: by depth, by rank."""
 
 
 class Meter:
@@ -31,6 +39,8 @@ class Meter:
         self._load_drafter = dict(load_drafter)
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[Candidate, Engine] = {}
+        self._own: dict[str, TreePlan] = {}
+        self._plans: dict[str, TreePlan] = {}
 
     def trees(self, drafter: str) -> bool:
         """Whether a drafter's drafts may branch.
@@ -44,6 +54,29 @@ class Meter:
         """How many models a drafter needs besides the target."""
         return len(getattr(self._drafter(drafter), "models", ()))
 
+    def grows(self, drafter: str) -> bool:
+        """Whether a drafter that drafts chains can be told to grow trees."""
+        made = self._drafter(drafter)
+        return isinstance(made, GrowsTrees) and not made.tree.branches
+
+    def measure(self, drafter: str, turns: Sequence[Turn]) -> Rates:
+        """How often the drafter's child of each rank is accepted at each depth, see `measure_acceptance`."""
+        prompts = [list(turn.prompt.tokens) for turn in turns]
+        params = [
+            SamplingParams(
+                temperature=turn.temperature, max_new_tokens=self._max_new_tokens, ignore_eos=True, seed=turn.seed
+            )
+            for turn in turns
+        ]
+        table = measure_acceptance(
+            self._target, self._drafter(drafter), prompts, params, depth=_DEPTH, ranks=_RANKS, max_batch_size=4
+        )
+        return [list(ranks) for ranks in table.rates]
+
+    def use(self, drafter: str, rates: Rates) -> None:
+        """Have candidates with measured trees go by these rates."""
+        self._plans[drafter] = plan_of(AcceptanceTable(tuple(map(tuple, rates))))
+
     def run(self, candidate: Candidate, turn: Turn) -> dict[str, Any]:
         """What one text took.
 
@@ -54,6 +87,7 @@ class Meter:
         Raises:
             Exception: whatever the candidate fails with.
         """
+        self._shape(candidate)
         engine = self._engines.get(candidate)
         if engine is None:
             engine = self._engines[candidate] = self._make(candidate)
@@ -69,6 +103,20 @@ class Meter:
             "seconds": seconds,
             "drafting": stats.seconds["drafter"],
         }
+
+    def _shape(self, candidate: Candidate) -> None:
+        """Set the drafter, which its other candidates share, to the candidate's trees."""
+        drafter = self._drafter(candidate.drafter)
+        if isinstance(drafter, GrowsTrees):
+            own = self._own.setdefault(candidate.drafter, drafter.tree)
+            measured = candidate.tree == MEASURED
+            drafter.tree = (
+                self._plans[candidate.drafter]
+                if measured
+                else own
+                if candidate.tree is None
+                else plan_of(candidate.tree)
+            )
 
     def _timed(self, engine: Engine, turn: Turn, tokens: int) -> tuple[Any, float]:
         # Where the number of tokens is chosen by the clock, a request that names a seed would have a fixed one.

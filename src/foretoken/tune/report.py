@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import foretoken
-from foretoken.profile import Profile
+from foretoken.profile import MEASURED, Profile
 from foretoken.tune.candidates import PLAIN, Candidate
 from foretoken.tune.plan import Plan
 from foretoken.tune.results import Outcome, Results
@@ -38,6 +38,8 @@ def profile_of(
         drafter=best.drafter,
         verifier=best.verifier,
         num_speculative_tokens=best.num_speculative_tokens,
+        tree=best.tree,
+        acceptance=results.acceptance[best.drafter] if best.tree == MEASURED else None,
         load=load,
         load_drafter=load_drafter,
         machine=plan.about["machine"],
@@ -80,7 +82,7 @@ def show(results: Results, plan: Plan, console: Console) -> None:
 def _cells(outcome: Outcome, temperatures: Sequence[float]) -> list[str]:
     candidate, plain = outcome.candidate, outcome.candidate == PLAIN
     return [
-        "plain decoding" if plain else _label(candidate.drafter, ",\n"),
+        "plain decoding" if plain else _label(candidate.drafter, ",\n") + _tree(candidate),
         "" if plain else candidate.verifier,
         "" if plain else str(candidate.num_speculative_tokens),
         *(f"{outcome.ratios[at].middle:.2f}" if at in outcome.ratios else "–" for at in temperatures),
@@ -111,7 +113,7 @@ def _verdict(best: Outcome) -> str:
         return "Nothing that was tried is faster than plain decoding here."
     gains = ", ".join(f"{spread.middle:.2f}× ({_called(at)})" for at, spread in sorted(best.ratios.items()))
     one = best.candidate
-    return f"Fastest: {_label(one.drafter, ',')}, verifier {one.verifier}, k = {one.num_speculative_tokens}: {gains}."
+    return f"Fastest: {_label(one.drafter, ',')}{_tree(one)}, verifier {one.verifier}, k = {one.num_speculative_tokens}: {gains}."
 
 
 def _called(temperature: float) -> str:
@@ -121,6 +123,10 @@ def _called(temperature: float) -> str:
 def _label(drafter: str, comma: str) -> str:
     """A drafter with the last part of a path alone."""
     return comma.join(Path(part).name if Path(part).is_absolute() else part for part in drafter.split(","))
+
+
+def _tree(candidate: Candidate) -> str:
+    return f" ({candidate.tree} tree)" if candidate.tree else ""
 
 
 def _failures(failed: Mapping[Candidate, str]) -> list[tuple[str, str]]:

@@ -68,6 +68,10 @@ class Results:
         self._runs: dict[tuple[int, Candidate], dict[int, Record]] = {}
         self.failed: dict[Candidate, str] = {}
         """What could not be measured, and why."""
+        self.acceptance: dict[str, list[list[float]]] = {
+            record["drafter"]: record["rates"] for record in records if record["kind"] == "acceptance"
+        }
+        """Of drafters that were made to grow trees: rates by depth and rank."""
         for record in records:
             if record["kind"] not in ("run", "skipped"):
                 continue

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from foretoken.bench.store import Store
+from foretoken.profile import MEASURED
 from foretoken.tune import candidates
 from foretoken.tune.candidates import PLAIN, Candidate
 from foretoken.tune.plan import SHARES, Plan, Turn
@@ -22,6 +23,8 @@ from foretoken.tune.results import Outcome, Results
 
 _FINALISTS = 4
 _CLOSE = 0.97  # who comes so close to the last one that goes on goes on too
+_TO_MEASURE = 16  # texts that a drafter's acceptance by depth and rank is measured on
+_MEASURING = 0.1  # of the time may go into that
 _SLOW = 0.8  # who has less than this of the best one's speed has no further turn
 
 Progress = Callable[[float, str], None]
@@ -36,6 +39,15 @@ class Measures(Protocol):
 
     def models(self, drafter: str) -> int:
         """How many models a drafter needs besides the target."""
+
+    def grows(self, drafter: str) -> bool:
+        """Whether a drafter that drafts chains can be told to grow trees."""
+
+    def measure(self, drafter: str, turns: Sequence[Turn]) -> list[list[float]]:
+        """Acceptance of the drafter's guesses by depth and rank."""
+
+    def use(self, drafter: str, rates: list[list[float]]) -> None:
+        """Have candidates with measured trees go by these rates."""
 
     def run(self, candidate: Candidate, turn: Turn) -> dict[str, Any]:
         """What one text took."""
@@ -113,8 +125,28 @@ class _Race:
         return [
             candidate
             for drafter in dict.fromkeys(chosen)
-            for candidate in self._made(drafter, lambda name, trees: candidates.settings(name, trees, sampled))
+            for candidate in self._made(
+                drafter, lambda name, trees: candidates.settings(name, trees, sampled) + self._grown(name)
+            )
         ]
+
+    def _grown(self, drafter: str) -> list[Candidate]:
+        """Candidates with trees of a drafter that drafts chains by itself, if it can grow any."""
+        if not self._meter.grows(drafter):
+            return []
+        turns = [turn for turn in self._plan.turns(len(SHARES) - 1) if turn.temperature > 0][:_TO_MEASURE]
+        if not turns:
+            return candidates.grown(drafter, None)
+        rates = self._results().acceptance.get(drafter)
+        if rates is None:
+            # Passes over so many nodes take their time: the typical rates have to do where it would be too much.
+            if len(turns) * self._expected(PLAIN) > _MEASURING * self._plan.seconds:
+                return candidates.grown(drafter, "static")
+            self._progress(self._share(), f"measuring trees of {drafter}")
+            rates = self._meter.measure(drafter, turns)
+            self._store.add({"kind": "acceptance", "drafter": drafter, "rates": rates})
+        self._meter.use(drafter, rates)
+        return candidates.grown(drafter, MEASURED)
 
     def _finalists(self) -> list[Candidate]:
         return [one.candidate for one in _best(_without_plain(self._results().ranked), _FINALISTS)]
