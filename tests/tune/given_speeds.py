@@ -35,8 +35,8 @@ class Track:
             raise found
         return drafter in self.trees_of
 
-    def models(self, drafter):
-        return sum(part in self.models_of for part in drafter.split(","))
+    def heavy(self, drafter):
+        return any(part in self.models_of for part in drafter.split(","))
 
     def grows(self, drafter):
         return drafter in self.grown

@@ -118,7 +118,7 @@ def tune(options: TuneOptions, load: LoadOptions, screen: Screen) -> None:
         raise
     _check(results, plan)
     best = results.ranked[0].candidate.drafter
-    rounding = drafter_options(load) if meter.models(best) else {}
+    rounding = drafter_options(load) if meter.heavy(best) else {}
     profile_of(results, plan, absolute(load.target), load_options(load), rounding).save(options.output)
     show(results, plan, screen.out)
     with suppress(OSError):

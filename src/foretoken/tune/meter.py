@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 from foretoken.drafters import Cascade, Drafter
+from foretoken.drafters.base import FeatureReader
 from foretoken.drafters.growth import TreePlan, plan_of
 from foretoken.drafters.shapes import AcceptanceTable
 from foretoken.engine import Engine, make_drafter
@@ -39,7 +40,7 @@ class Meter:
         self._load_drafter = dict(load_drafter)
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[Candidate, Engine] = {}
-        self._own: dict[str, TreePlan] = {}
+        self._own: dict[int, TreePlan] = {}
         self._plans: dict[str, TreePlan] = {}
 
     def trees(self, drafter: str) -> bool:
@@ -50,9 +51,10 @@ class Meter:
         """
         return bool(getattr(self._drafter(drafter), "trees", False))
 
-    def models(self, drafter: str) -> int:
-        """How many models a drafter needs besides the target."""
-        return len(getattr(self._drafter(drafter), "models", ()))
+    def heavy(self, drafter: str) -> bool:
+        """Whether a drafter computes with weights: a model, or a head on the target's hidden states."""
+        made = self._drafter(drafter)
+        return bool(getattr(made, "models", ())) or isinstance(made, FeatureReader)
 
     def grows(self, drafter: str) -> bool:
         """Whether a drafter that drafts chains can be told to grow trees."""
@@ -105,18 +107,17 @@ class Meter:
         }
 
     def _shape(self, candidate: Candidate) -> None:
-        """Set the drafter, which its other candidates share, to the candidate's trees."""
-        drafter = self._drafter(candidate.drafter)
-        if isinstance(drafter, GrowsTrees):
-            own = self._own.setdefault(candidate.drafter, drafter.tree)
-            measured = candidate.tree == MEASURED
-            drafter.tree = (
-                self._plans[candidate.drafter]
-                if measured
-                else own
-                if candidate.tree is None
-                else plan_of(candidate.tree)
-            )
+        """Set the drafter, or those of a cascade, which other candidates share, to the candidate's trees."""
+        made = self._drafter(candidate.drafter)
+        for drafter in made.drafters if isinstance(made, Cascade) else (made,):
+            if not isinstance(drafter, GrowsTrees):
+                continue
+            own = self._own.setdefault(id(drafter), drafter.tree)
+            if candidate.tree is None:
+                drafter.tree = own
+            else:
+                measured = candidate.tree == MEASURED
+                drafter.tree = self._plans[candidate.drafter] if measured else plan_of(candidate.tree)
 
     def _timed(self, engine: Engine, turn: Turn, tokens: int) -> tuple[Any, float]:
         # Where the number of tokens is chosen by the clock, a request that names a seed would have a fixed one.
@@ -143,9 +144,8 @@ class Meter:
     def _drafter(self, words: str) -> Drafter:
         found = self._drafters.get(words)
         if found is None:
-            known: Callable[[str], bool] = self._drafters.__contains__
             parts = words.split(",")
-            if len(parts) > 1 and all(map(known, parts)):  # of drafters that are loaded already
+            if len(parts) > 1 and all(part in self._drafters for part in parts):  # which are loaded already
                 found = Cascade([self._drafters[part] for part in parts])
             else:
                 found = make_drafter(words, self._target, **self._load_drafter)

@@ -113,7 +113,8 @@ def _verdict(best: Outcome) -> str:
         return "Nothing that was tried is faster than plain decoding here."
     gains = ", ".join(f"{spread.middle:.2f}× ({_called(at)})" for at, spread in sorted(best.ratios.items()))
     one = best.candidate
-    return f"Fastest: {_label(one.drafter, ',')}{_tree(one)}, verifier {one.verifier}, k = {one.num_speculative_tokens}: {gains}."
+    drafter, k = _label(one.drafter, ",") + _tree(one), one.num_speculative_tokens
+    return f"Fastest: {drafter}, verifier {one.verifier}, k = {k}: {gains}."
 
 
 def _called(temperature: float) -> str:

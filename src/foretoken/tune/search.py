@@ -37,8 +37,8 @@ class Measures(Protocol):
     def trees(self, drafter: str) -> bool:
         """Whether a drafter's drafts may branch."""
 
-    def models(self, drafter: str) -> int:
-        """How many models a drafter needs besides the target."""
+    def heavy(self, drafter: str) -> bool:
+        """Whether a drafter computes with weights of its own."""
 
     def grows(self, drafter: str) -> bool:
         """Whether a drafter that drafts chains can be told to grow trees."""
@@ -118,10 +118,10 @@ class _Race:
         ranked = _without_plain(self._results().ranked)
         sampled = any(self._plan.temperatures)
         chosen = [one.candidate.drafter for one in _best(ranked, max(2, -(-len(ranked) // 2)))]
-        free = [one.candidate.drafter for one in ranked if not self._meter.models(one.candidate.drafter)]
-        models = [one.candidate.drafter for one in ranked if self._meter.models(one.candidate.drafter)]
-        if free and models:
-            chosen.append(candidates.cascade(free[0], models[0]))
+        heavy = {one.candidate.drafter: self._meter.heavy(one.candidate.drafter) for one in ranked}
+        light, models = ([name for name in heavy if heavy[name] == wanted] for wanted in (False, True))
+        if light and models:
+            chosen.append(candidates.cascade(light[0], models[0]))
         return [
             candidate
             for drafter in dict.fromkeys(chosen)
