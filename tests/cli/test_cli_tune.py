@@ -72,6 +72,19 @@ def test_generate_and_chat_take_a_profile_and_options_win(call, models, tmp_path
     assert refused.stderr.count("\n") == 1
 
 
+def test_measured_trees_come_from_the_profile(models, tmp_path):
+    from foretoken.cli.options import ModelOptions
+    from foretoken.cli.screen import Screen
+    from foretoken.cli.setup import load_engine
+    from foretoken.profile import Profile, fingerprint
+
+    path, rates = tmp_path / "profile.json", ((0.5, 0.25), (0.25, 0.125))
+    Profile(models.target, fingerprint(models.target), models.drafter, "traversal", 12, "measured", rates).save(path)
+    drafter = load_engine(ModelOptions(profile=path), Screen()).drafter
+    assert drafter.tree.shape.rates == rates
+    assert not load_engine(ModelOptions(profile=path, tree="none"), Screen()).drafter.trees
+
+
 def test_an_interrupted_run_goes_on(tune, tmp_path, file, monkeypatch):
     whole, calls = Meter.run, []
 
