@@ -127,3 +127,54 @@ def test_a_request_that_never_fits_is_refused_alone():
     bad, good = engine.generate([[1, 2], [1, 2]], [large, small])
     assert isinstance(bad.error, OutOfMemory)
     assert len(good.token_ids) == 9
+
+
+def test_one_limit_holds_for_streams_and_calls_together():
+    target = load(tiny_llama(seed=1))
+    params = SamplingParams(seed=1, max_new_tokens=20, ignore_eos=True)
+    wanted = Engine(target, None).generate([5, 6, 7], params).token_ids
+    limit = 2 * Budget(1, [target]).needs([23])
+    engine = Engine(target, None, cache_memory=limit)
+    streams = [engine.stream([5, 6, 7], params) for _ in range(3)]
+    for stream in streams[:2]:
+        next(stream)
+    for refused in (lambda: next(streams[2]), lambda: engine.generate([5, 6, 7], params)):
+        with pytest.raises(OutOfMemory, match=r"other requests of this engine hold .*finish or close the streams"):
+            refused()
+    assert list(streams[0])[-1].completion.token_ids == wanted
+    # One stream is left: a batch has room for one row at a time beside it.
+    requests = [engine.submit([5, 6, 7], params) for _ in range(2)]
+    assert len(engine.step()) == 1
+    while engine.busy:
+        engine.step()
+    assert [request.completion.token_ids for request in requests] == [wanted, wanted]
+    streams[1].close()
+    assert not engine._budget.held()
+
+
+def test_another_drafter_changes_what_fits_and_what_is_known_of_costs():
+    target, drafter = (load(model) for model in (tiny_llama(seed=1), tiny_llama(seed=2)))
+    params = SamplingParams(seed=1, max_new_tokens=20, ignore_eos=True)
+    engine = Engine(target, drafter, "coupled", "auto", cache_memory=Budget(1, [target, drafter]).needs([23, 23]))
+
+    def most_at_once():
+        requests = [engine.submit([5, 6, 7], params) for _ in range(5)]
+        most = 0
+        while engine.busy:
+            most = max(most, len(engine.step()))
+        return most, [request.completion.token_ids for request in requests]
+
+    before, texts = most_at_once()
+    learnt = engine._controller
+    engine.drafter = "prompt-lookup"
+    assert engine._controller is not learnt
+    assert engine._controller.key != learnt.key
+    assert most_at_once() == (4, texts)
+    assert before == 2
+    engine.drafter = drafter
+    assert most_at_once() == (2, texts)
+    with pytest.raises(ParameterError, match="unknown drafter 'prompt-lokup'"):
+        engine.drafter = "prompt-lokup"
+    assert engine.drafter.models == (drafter,)
+    with pytest.raises(ParameterError, match="num_speculative_tokens is 1000"):
+        engine.num_speculative_tokens = 1000

@@ -23,12 +23,15 @@ from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptE
 from foretoken.memory import Budget, parse_bytes
 from foretoken.models import LanguageModel, load
 from foretoken.models.loading import check_pair
+from foretoken.profile import Profile
+from foretoken.profile import read as read_profile
 from foretoken.request import Prompt, check_params, is_single, make_sequence
 from foretoken.rounds import Rounds, Row
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sampling.params import check_integer
 from foretoken.scheduler import Request, Scheduler
 from foretoken.sequence import Sequence
+from foretoken.shipped import is_shipped, load_part
 
 
 class Engine:
@@ -55,7 +58,8 @@ class Engine:
             requests start from a copy where they begin alike: the same system prompt, or a conversation that goes on.
             The memory is the engine's until `release`.
         cache_memory: most bytes for the caches of target and drafter (a number, or ``"4GiB"``), by the lengths that
-            texts may reach: requests wait until they fit. None sets no limit. Weights and passes come on top.
+            texts may reach: requests wait until they fit; where only a stream that was begun could make room, they are
+            refused. None sets no limit. Weights and passes come on top.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:
@@ -76,7 +80,7 @@ class Engine:
         cache_memory: int | str | None = None,
         **load_options: Any,
     ) -> None:
-        self.num_speculative_tokens = check_k(num_speculative_tokens)
+        self.num_speculative_tokens = num_speculative_tokens
         self.max_batch_size = check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
         _check_options(load_options, target, drafter)
         if verifier != AUTO:
@@ -84,16 +88,86 @@ class Engine:
         if tree is not None:
             tree = plan_of(tree)  # nor should a wrong tree
         self.target: LanguageModel = load(target, **load_options)
-        self.drafter: Drafter = make_drafter(drafter, self.target, tree=tree, **load_options)
+        self._load_options = load_options
+        self._limit = None if cache_memory is None else parse_bytes(cache_memory)
+        self._budget: Budget | None = None
+        self._draft_with(drafter, tree)
         trees = getattr(self.drafter, "trees", False)
         self.verifier = verify.get(("traversal" if trees else "token") if verifier == AUTO else verifier)
         self.reuse_prefixes = reuse_prefixes
         self._idle: list[Rounds] = []  # at most one: of the call that ended last
         self._scheduler: Scheduler | None = None  # while submitted requests are not finished
         self._submitted = 0
-        models = [self.target, *getattr(self.drafter, "models", ())]
-        self._budget = None if cache_memory is None else Budget(parse_bytes(cache_memory), models)
-        self._controller = (TreeController if trees else Controller)(_controller_key(self.target, self.drafter))
+
+    @classmethod
+    def from_profile(cls, profile: str | Path | Profile, target: Any = None, **options: Any) -> Engine:
+        """The engine that a profile of `foretoken tune` describes.
+
+        Args:
+            profile: a profile, or the file that holds one.
+            target: the target in any form that `Engine` takes; None for the one that the profile names.
+            options: of `Engine`; those that are given here win over the profile's.
+
+        Raises:
+            ProfileError: the profile can't be read, or was made for another target.
+            ModelError: a model can't be loaded, or does not fit the target.
+            ParameterError: a wrong option.
+        """
+        name = str(getattr(profile, "target", profile))
+        if not isinstance(profile, Profile):
+            profile = read_profile(profile)
+        target = profile.target if target is None else target
+        source = target if target is None or isinstance(target, str | Path) else _source(target)
+        profile.check_target(source, name)
+        own = set(signature(cls).parameters)
+        load_options = {option: value for option, value in options.items() if option not in own}
+        model = _load_target(target, {**profile.load, **load_options})
+        settings = {
+            "drafter": profile.drafter,
+            "verifier": profile.verifier,
+            "num_speculative_tokens": profile.num_speculative_tokens,
+            **{option: value for option, value in options.items() if option in own},
+        }
+        tree = settings.pop("tree", None if "drafter" in options else profile.tree_plan())
+        drafter = make_drafter(
+            settings.pop("drafter"),
+            model,
+            tree=None if tree is None else plan_of(tree),
+            **{**profile.load_drafter, **load_options},
+        )
+        return cls(model, drafter, **settings)
+
+    @property
+    def num_speculative_tokens(self) -> int | Literal["auto"]:
+        """Most tokens that are drafted a round, from the next call on; requests that run keep theirs."""
+        return self._k
+
+    @num_speculative_tokens.setter
+    def num_speculative_tokens(self, value: int | Literal["auto"]) -> None:
+        self._k = check_k(value)
+
+    @property
+    def drafter(self) -> Drafter:
+        """What guesses ahead, from the next call on; requests that run keep theirs.
+
+        Set to anything that `Engine` takes as one; the verifier stays. What was learnt about the last one's costs does
+        not count for the new one, and `cache_memory` holds for the new one's caches.
+        """
+        return self._drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Any) -> None:
+        self._draft_with(drafter)
+
+    def _draft_with(self, drafter: Any, tree: TreePlan | None = None) -> None:
+        self._drafter = make_drafter(drafter, self.target, tree=tree, **self._load_options)
+        trees = getattr(self._drafter, "trees", False)
+        self._controller = (TreeController if trees else Controller)(_controller_key(self.target, self._drafter))
+        if self._limit is not None:
+            models = [self.target, *getattr(self._drafter, "models", ())]
+            if self._budget is None:
+                self._budget = Budget(self._limit, models)
+            self._budget.models = models  # what runs goes on holding its share of the same memory
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
@@ -173,9 +247,10 @@ class Engine:
 
     def _take(self, trace: bool = False) -> Rounds:
         """Rounds without rows, those of the last call where nobody else has them and nothing was set anew since."""
+        now = self.target, self._drafter, self._k, self._controller
         while self._idle:
             rounds = self._idle.pop()
-            if (rounds.target, rounds.drafter, rounds.k) == (self.target, self.drafter, self.num_speculative_tokens):
+            if (rounds.target, rounds.drafter, rounds.k, rounds.controller) == now:
                 rounds.trace = trace
                 return rounds
         return self.rounds(trace)
@@ -185,7 +260,9 @@ class Engine:
         self._idle.clear()
 
     def _put_back(self, rounds: Rounds) -> None:
-        if self.reuse_prefixes and self.target.shares_prefixes:
+        # Under a limit, nothing is kept beside what others hold: they may be about to need it.
+        alone = self._budget is None or not self._budget.held()
+        if self.reuse_prefixes and self.target.shares_prefixes and alone:
             self._idle[:] = [rounds]
 
     def _complete(
@@ -288,7 +365,7 @@ class Engine:
             trace: see `stream`.
             make_sampler: what turns logits into laws, for rows of these sequences; None uses their sampling parameters.
         """
-        return Rounds(self.target, self.drafter, self.num_speculative_tokens, self._controller, trace, make_sampler)
+        return Rounds(self.target, self.drafter, self._k, self._controller, trace, make_sampler)
 
 
 def check_k(value: Any) -> int | Literal["auto"]:
@@ -304,6 +381,17 @@ def check_k(value: Any) -> int | Literal["auto"]:
     return check_integer(
         "num_speculative_tokens", value, 0, MAX_SPECULATIVE_TOKENS, cure="use 0 for no speculation, or 'auto'"
     )
+
+
+def _load_target(target: Any, options: dict[str, Any]) -> LanguageModel:
+    return load_part("target", **options) if target is None else load(target, **options)
+
+
+def _source(model: Any) -> str | None:
+    """What a loaded model was loaded from; None for the shipped target."""
+    if is_shipped(model):
+        return None
+    return str(getattr(model, "name", None) or getattr(getattr(model, "config", None), "name_or_path", ""))
 
 
 def _controller_key(target: LanguageModel, drafter: Drafter) -> str:
@@ -337,6 +425,8 @@ def make_drafter(drafter: Any, target: LanguageModel, *, tree: TreePlan | None =
         _refuse_trees(tree, "no drafter")
         return NoDrafter()
     if isinstance(drafter, str):
+        if drafter == DraftModel.name and is_shipped(target):
+            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree)
         if drafter == DraftModel.name:
             raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
         parts = drafter.split(",")
@@ -377,6 +467,10 @@ def make_drafter(drafter: Any, target: LanguageModel, *, tree: TreePlan | None =
                 f"unknown drafter {drafter!r}: choose one of {', '.join(drafter_names())}, or give a model ({error})"
             ) from error
         raise
+    return _of_model(model, target, tree)
+
+
+def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None) -> DraftModel:
     _check_drafter(target, model)
     return DraftModel(model, tree or TreePlan())
 

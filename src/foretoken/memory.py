@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Protocol
+from weakref import WeakSet
 
 from foretoken.errors import OutOfMemory, ParameterError
 from foretoken.models.base import LanguageModel
@@ -42,25 +44,42 @@ def show_bytes(size: int) -> str:
     return f"{size:.4g} GiB"
 
 
+class Holder(Protocol):
+    """Whoever decodes rows in caches of its own."""
+
+    @property
+    def reaches(self) -> list[int]:
+        """Tokens that each of the rows may come to hold."""
+
+
 class Budget:
     """Decides which requests fit into memory together, by the lengths that their texts may reach.
 
     Args:
         limit: bytes that the caches of all models may take.
         models: that keep caches.
+
+    Attributes:
+        holders: all whose rows share the memory; those that are gone leave by themselves.
     """
 
     def __init__(self, limit: int, models: Sequence[LanguageModel]) -> None:
         self.limit = limit
-        self._models = models
+        self.models = models
+        self.holders: WeakSet[Holder] = WeakSet()
 
     def needs(self, lengths: Sequence[int]) -> int:
         """Most bytes that the caches take when rows reach these lengths."""
-        return sum(model.cache_bytes([length + TENTATIVE for length in lengths]) for model in self._models)
+        return sum(model.cache_bytes([length + TENTATIVE for length in lengths]) for model in self.models)
 
-    def fits(self, lengths: Sequence[int]) -> bool:
-        """Whether these rows may be decoded together."""
-        return self.needs(lengths) <= self.limit
+    def fits(self, lengths: Sequence[int], holder: Holder | None = None) -> bool:
+        """Whether a holder may decode these rows together, beside what the others hold."""
+        return self.needs(lengths) + self.held(holder) <= self.limit
+
+    def held(self, apart_from: Holder | None = None) -> int:
+        """Most bytes that all holders' rows come to take, one holder's left out."""
+        lengths = [other.reaches for other in self.holders if other is not apart_from]
+        return sum(self.needs(rows) for rows in lengths if rows)
 
     def check(self, length: int) -> None:
         """Refuse a request that would not fit with the memory to itself.

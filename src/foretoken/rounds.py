@@ -208,7 +208,7 @@ class Rounds:
         self.target = target
         self.drafter = drafter
         self.k = num_speculative_tokens
-        self._controller = controller
+        self.controller = controller
         self._branches: bool = getattr(drafter, "trees", False)
         self._hidden_layers = tuple(drafter.hidden_layers) if isinstance(drafter, FeatureReader) else ()
         self._drafted = False  # whether the drafter was called in the last round, and so knows the text
@@ -337,14 +337,14 @@ class Rounds:
         k = 0
         if None in self._numbers:
             free = [place for place, number in enumerate(self._numbers) if number is None]
-            k = self._controller.choose(
+            k = self.controller.choose(
                 [self._acceptance(self._active[place]) for place in free], max(room[place] for place in free)
             )
         return [min(k if number is None else number, limit) for number, limit in zip(self._numbers, most, strict=True)]
 
     def _acceptance(self, row: Row) -> Acceptance:
         if row.acceptance is None:
-            row.acceptance = self._controller.new_record(memory=30)
+            row.acceptance = self.controller.new_record(memory=30)
         return row.acceptance
 
     def _fixed(self, row: Row) -> int | None:
@@ -354,7 +354,7 @@ class Rounds:
         number = self.k if row.num_speculative_tokens is None else row.num_speculative_tokens
         if number != AUTO:
             return number
-        return self._controller.first if self._depends_on_k(row) else None
+        return self.controller.first if self._depends_on_k(row) else None
 
     def _depends_on_k(self, row: Row) -> bool:
         """Whether a seed that the request names would give another text with another number."""
@@ -371,7 +371,7 @@ class Rounds:
         if fixed == {None} or (self.k == AUTO and len(fixed) == 1):
             clean = clean and (k == 0 or self._drafted)
             requests = [self._acceptance(row) for row in self._active]
-            self._controller.learn(len(self._active), k, width, accepted, requests, seconds, clean)
+            self.controller.learn(len(self._active), k, width, accepted, requests, seconds, clean)
         self._drafted = k > 0
 
     def _prefill(self) -> bool:

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from foretoken.completion import Completion, StreamEvent
-from foretoken.errors import ForetokenError
-from foretoken.memory import Budget
+from foretoken.errors import ForetokenError, OutOfMemory
+from foretoken.memory import Budget, show_bytes
 from foretoken.rounds import Rounds, Row
 
 
@@ -51,7 +51,8 @@ class Scheduler:
     Args:
         rounds: the loop, with no rows of anybody else's.
         max_batch_size: most rows that are decoded at once.
-        budget: for the memory of the rows; requests wait until they fit. None sets no limit.
+        budget: for the memory of the rows, shared with other schedulers; requests wait until they fit. None sets no
+            limit.
         first: number of the first request.
     """
 
@@ -62,6 +63,13 @@ class Scheduler:
         self._budget = budget
         self._waiting: deque[tuple[Request, Row]] = deque()
         self._running: list[tuple[Request, Row]] = []
+        if budget is not None:
+            budget.holders.add(self)
+
+    @property
+    def reaches(self) -> list[int]:
+        """See `Holder`."""
+        return [row.reach for _, row in self._running]
 
     @property
     def busy(self) -> bool:
@@ -82,7 +90,8 @@ class Scheduler:
 
         Raises:
             OutOfMemory: the round did not fit. The running requests end with that error; those that wait stay. The same
-                goes for any other error, and for an interruption such as Ctrl-C.
+                goes for any other error, and for an interruption such as Ctrl-C. Or nothing runs here, and what waits
+                does not fit beside the requests of another scheduler, which only its own steps can end.
         """
         joining: list[Row] = []
         cancelled = [(request, row) for request, row in self._waiting if row.finished]
@@ -92,6 +101,8 @@ class Scheduler:
             request, row = self._waiting.popleft()
             self._running.append((request, row))
             joining.append(row)
+        if self._waiting and not self._running:
+            self._refuse_to_wait(self._waiting[0][1])
         lengths = {request.number: len(row.sequence.tokens) for request, row in self._running}
         try:
             self.rounds.join(joining)
@@ -117,9 +128,16 @@ class Scheduler:
     def _has_room(self, row: Row) -> bool:
         if len(self._running) >= self._max_batch_size:
             return False
-        if self._budget is None or not self._running:
-            return True
-        return self._budget.fits([*(other.reach for _, other in self._running), row.reach])
+        return self._budget is None or self._budget.fits([*self.reaches, row.reach], self)
+
+    def _refuse_to_wait(self, row: Row) -> None:
+        assert self._budget is not None
+        needs, held = self._budget.needs([row.reach]), self._budget.held(self)
+        raise OutOfMemory(
+            f"a text of up to {row.reach:,} tokens needs {show_bytes(needs)} of caches, and other requests of this "
+            f"engine hold {show_bytes(held)} of the {show_bytes(self._budget.limit)} of cache_memory: finish or close "
+            "the streams that were begun, or raise cache_memory"
+        )
 
     def run(self, each: Callable[[Request, StreamEvent], None] | None = None) -> None:
         """Steps until nothing is left to do."""

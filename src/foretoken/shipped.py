@@ -45,8 +45,17 @@ def tiny_pair(dtype: Any = "float32", **load_options: Any) -> tuple[LanguageMode
     return load_part("target", dtype, **load_options), load_part("drafter", dtype, **load_options)
 
 
+def is_shipped(model: Any, part: Part = "target") -> bool:
+    """Whether a model is one of the two, as `load_part` loads it."""
+    return getattr(model, "name", None) == _name(part)
+
+
+def _name(part: Part) -> str:
+    return f"tiny_pair/{part}"
+
+
 def load_part(part: Part, dtype: Any = "float32", **load_options: Any) -> LanguageModel:
     """One of the two; see `tiny_pair`."""
     from foretoken.models import load
 
-    return load(tiny_pair_path() / part, **{"dtype": dtype, "name": f"tiny_pair/{part}", **load_options})
+    return load(tiny_pair_path() / part, **{"dtype": dtype, "name": _name(part), **load_options})

@@ -115,6 +115,19 @@ def test_a_full_disk_is_named():
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["verifiers"], ["bench", "peers"], ["generate", "hello", "-n", "9"]])
+def test_a_reader_that_wants_no_more_is_no_error(arguments, models):
+    if arguments[0] == "generate":
+        arguments = [*arguments, "--target", models.target, "--drafter", models.drafter]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*COMMAND, *arguments], stdout=writer, stderr=subprocess.PIPE, env=environment())
+    os.close(writer)
+    assert done.returncode == 141
+    assert b"Traceback" not in done.stderr
+    assert b"error" not in done.stderr.lower()
+
+
 @pytest.mark.parametrize("arguments", [["generate", "-"], ["chat"]])
 def test_a_closed_standard_input_is_named(arguments):
     code = (

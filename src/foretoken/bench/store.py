@@ -10,7 +10,7 @@ from typing import Any
 from foretoken.bench.errors import BenchError
 
 Record = dict[str, Any]
-KINDS = ("settings", "machine", "bandwidth", "run", "skipped")
+KINDS = ("settings", "machine", "bandwidth", "run", "skipped", "acceptance")
 
 
 class Store:
@@ -45,7 +45,7 @@ class Store:
             if old.get(name) != json.loads(json.dumps(value)):
                 raise BenchError(
                     f"{str(file)!r} holds results with {name} {old.get(name)!r}, and now it is {value!r}: name another "
-                    "file, or the same settings to go on"
+                    "file, or the same settings to go on, or delete it"
                 )
         # A line that was being written when the run was interrupted would spoil the next one.
         text = "".join(json.dumps(record) + "\n" for record in self.records)
@@ -100,8 +100,8 @@ def read(file: Path) -> list[Record]:
         except ValueError as error:
             if number == len(lines):
                 break
-            raise BenchError(f"line {number} of {str(file)!r} is no JSON: name a file of 'foretoken bench'") from error
+            raise BenchError(f"line {number} of {str(file)!r} is no JSON: name a file of results") from error
         if not isinstance(record, dict) or record.get("kind") not in KINDS:
-            raise BenchError(f"line {number} of {str(file)!r} is no result: name a file of 'foretoken bench'")
+            raise BenchError(f"line {number} of {str(file)!r} is no result: name a file of results")
         records.append(record)
     return records

@@ -5,26 +5,64 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import foretoken
 from foretoken.cli import tables
 from foretoken.cli.audit import audit_app
-from foretoken.cli.bench import bench_app
-from foretoken.cli.options import ListOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
+from foretoken.cli.bench import NoColor, bench_app
+from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
+from foretoken.cli.tune import TuneOptions
 from foretoken.errors import ForetokenError
 
 INTERRUPTED = 130  # the exit status of a process that SIGINT ended
+CLOSED_PIPE = 141  # that of one that SIGPIPE ended
 BAD_INPUT = 2
 
+
+class _Group(TyperGroup):
+    """Says what became of output that can't be written, by whatever command."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with _output():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _output() -> Iterator[None]:
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, so that what can't be written is said as below
+    except BrokenPipeError:
+        # Whoever reads it, such as head, wants no more, which is no error.
+        _drop_output()
+        raise typer.Exit(CLOSED_PIPE) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        Screen().error(f"the output can't be written: {error.strerror}")
+        _drop_output()
+        raise typer.Exit(BAD_INPUT) from None
+
+
+def _drop_output() -> None:
+    """What is left in the buffers would fail once more at the end of the process."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 app = typer.Typer(
+    cls=_Group,
     name="foretoken",
     help="Make a language model write faster without changing what it writes.",
     no_args_is_help=True,
@@ -44,17 +82,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def guarded(**values: Any) -> None:
         try:
             inner(**values)
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, so that what can't be written is said as below
         except ForetokenError as error:
             Screen(values.get("no_color", False)).error(error)
-            raise typer.Exit(BAD_INPUT) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-                raise
-            Screen(values.get("no_color", False)).error(f"the output can't be written: {error.strerror}")
-            # What is left in the buffer would fail once more at the end of the process.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
             Screen().notes.print()
@@ -132,11 +161,12 @@ def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptio
     Questions come from the terminal, or line by line from a pipe. With --json each answer is a line of JSON.
     """
     from foretoken.cli.chat import Chat
-    from foretoken.cli.setup import keep_quiet, load_engine
+    from foretoken.cli.setup import keep_quiet, load_engine, settled
 
     screen = Screen(output.no_color)
     keep_quiet(screen)
     sampling.params()
+    models = settled(models)
     interactive = standard_input().isatty()
     engine = load_engine(models, screen)
     session = Chat(engine, models, sampling, output, screen)
@@ -147,6 +177,20 @@ def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptio
         )
     if session.converse(read_lines(screen), interactive):
         raise typer.Exit(INTERRUPTED)
+
+
+@command
+def tune(*, options: TuneOptions, load: LoadOptions, no_color: NoColor = False) -> None:
+    """Find the fastest drafter for a target, and write a profile for --profile.
+
+    All drafters that apply take turns with plain decoding on the same prompts; slow ones drop out early.
+    """
+    from foretoken.cli.setup import keep_quiet
+    from foretoken.cli.tune import tune as measure
+
+    screen = Screen(no_color)
+    keep_quiet(screen)
+    measure(options, load, screen)
 
 
 @command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -18,53 +19,14 @@ _MODELS, _SAMPLING, _OUTPUT = "Models and speculation", "Sampling and length", "
 
 
 @dataclass(kw_only=True)
-class ModelOptions:
-    """Which models run, and how they speculate."""
+class LoadOptions:
+    """Which target runs, and how it and the models that draft are loaded."""
 
     target: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
             help="Folder or hub id of the target. Default: the shipped pair's.",
-            show_default=False,
-            rich_help_panel=_MODELS,
-        ),
-    ] = None
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|MODEL",
-            help="A name from 'foretoken drafters', folder or hub id of a model, or several with commas (a cascade). "
-            "Default: draft-model with the shipped target, prompt-lookup with any other.",
-            show_default=False,
-            rich_help_panel=_MODELS,
-        ),
-    ] = None
-    verifier: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, token for others.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = "auto"
-    num_speculative_tokens: Annotated[
-        str,
-        typer.Option(
-            "--num-speculative-tokens",
-            "-k",
-            metavar="N|auto",
-            help="Most tokens drafted a round; 0 decodes plainly, auto takes what is fastest, round by round (with "
-            "--seed 5, so that the seed gives one text).",
-            rich_help_panel=_MODELS,
-        ),
-    ] = "auto"
-    tree: Annotated[
-        str | None,
-        typer.Option(
-            metavar="none|static|dynamic|FILE",
-            help="Trees of drafters that can grow them: the best shape for -k nodes, drawn; the likeliest nodes; or by "
-            "measured rates in a file. Default: the drafter's own way, chains with a draft model.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -108,6 +70,62 @@ class ModelOptions:
             help="The same for the drafter, which changes no law; also w8a8 (inputs of layers too), none, or auto: "
             "w8a8 where it is faster.",
             show_default="auto",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+
+
+@dataclass(kw_only=True)
+class ModelOptions(LoadOptions):
+    """Which models run, and how they speculate."""
+
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|MODEL",
+            help="A name from 'foretoken drafters', folder or hub id of a model, or several with commas (a cascade). "
+            "Default: draft-model with the shipped target, prompt-lookup with any other.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    verifier: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, token for others.",
+            show_default="auto",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    num_speculative_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--num-speculative-tokens",
+            "-k",
+            metavar="N|auto",
+            help="Most tokens drafted a round; 0 decodes plainly, auto takes what is fastest, round by round (with "
+            "--seed 5, so that the seed gives one text).",
+            show_default="auto",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|static|dynamic|FILE",
+            help="Trees of drafters that can grow them: the best shape for -k nodes, drawn; the likeliest nodes; or by "
+            "measured rates in a file. Default: the drafter's own way, chains with a draft model.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take what 'foretoken tune' found fastest; options that are given win over it.",
+            show_default=False,
             rich_help_panel=_MODELS,
         ),
     ] = None
@@ -256,6 +274,8 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         types = get_type_hints(kind, include_extras=True)
         for option in fields(kind):
             default = option.default if option.default_factory is MISSING else option.default_factory()
+            if default is MISSING:
+                default = inspect.Parameter.empty  # must be given
             parameters.append(
                 inspect.Parameter(
                     option.name, inspect.Parameter.KEYWORD_ONLY, annotation=types[option.name], default=default

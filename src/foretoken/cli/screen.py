@@ -13,12 +13,17 @@ from rich.console import Console
 from foretoken.errors import ForetokenError
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # called where one is handled; the console's own way is to end the process with status 1
+
+
 def make_console(file: IO[str], no_color: bool = False, width: int | None = None, record: bool = False) -> Console:
     """A console that writes escape codes to a terminal only, and none at all where colours are unwanted."""
     plain = no_color or bool(os.environ.get("NO_COLOR"))
     if width is None and os.environ.get("COLUMNS") == "0":  # "unknown"; taken at its word nothing would be shown
         width = 80
-    return Console(
+    return _Console(
         file=file,
         color_system=None if plain else "auto",
         highlight=False,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from foretoken.cli.options import ModelOptions
+from foretoken.cli.options import LoadOptions, ModelOptions
 from foretoken.cli.screen import Screen
 from foretoken.errors import ParameterError
 
@@ -35,6 +36,36 @@ def keep_quiet(screen: Screen) -> None:
     warnings.showwarning = show
 
 
+def settled(options: ModelOptions) -> ModelOptions:
+    """The options with all that they leave open, by their profile where they name one.
+
+    Raises:
+        ProfileError: the profile can't be used for the target.
+    """
+    from foretoken import profile
+    from foretoken.control import AUTO
+
+    found: dict[str, Any] = {"verifier": AUTO, "num_speculative_tokens": AUTO}
+    if options.profile is not None:
+        given = profile.read(options.profile)
+        target = options.target or given.target
+        given.check_target(target, str(options.profile))
+        found = {
+            "target": target,
+            "drafter": given.drafter,
+            "verifier": given.verifier,
+            "num_speculative_tokens": str(given.num_speculative_tokens),
+            **given.load,
+        }
+        if options.drafter is None:
+            # A profile holds its table as a file of trees does.
+            found["tree"] = str(options.profile) if given.tree == profile.MEASURED else given.tree
+        rounding = given.load_drafter.get("quantize", AUTO)
+        if options.drafter is None and rounding != AUTO:
+            found["quantize_drafter"] = "none" if rounding is None else rounding
+    return replace(options, profile=None, **{n: value for n, value in found.items() if getattr(options, n) is None})
+
+
 def load_engine(options: ModelOptions, screen: Screen) -> Engine:
     """The engine that the options describe.
 
@@ -45,12 +76,13 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
     from foretoken.control import AUTO
     from foretoken.drafters.growth import plan_of
 
-    if options.verifier != AUTO:
+    options = settled(options)
+    if options.verifier is not None and options.verifier != AUTO:
         verify.get(options.verifier)  # a wrong name should not cost the time that models take to load
     if options.tree is not None:
         plan_of(options.tree)
-    with screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext():
-        target = _load_target(options)
+    with loading(screen):
+        target = load_target(options)
         engine = make_engine(options, target, make_drafter(options, target))
     if options.quantize is not None:
         screen.note(
@@ -60,10 +92,17 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
     return engine
 
 
+def loading(screen: Screen) -> AbstractContextManager[Any]:
+    """Says that models are being loaded."""
+    return screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext()
+
+
 def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> Engine:
-    """An engine of loaded parts."""
+    """An engine of loaded parts, by options that are `settled`."""
     from foretoken.engine import Engine
 
+    assert options.verifier is not None
+    assert options.num_speculative_tokens is not None
     k = options.num_speculative_tokens.strip()
     return Engine(target, drafter, options.verifier, int(k) if k.lstrip("-").isdecimal() else k)  # type: ignore[arg-type]
 
@@ -71,10 +110,7 @@ def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> E
 def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     """The drafter that the options name, loaded."""
     from foretoken import drafters, engine
-    from foretoken.drafters import DraftModel
     from foretoken.drafters.growth import plan_of
-    from foretoken.models import check_pair
-    from foretoken.shipped import load_part
 
     shipped = options.target is None
     default = SHIPPED_DRAFTER if shipped else MODEL_FREE_DRAFTER
@@ -83,34 +119,31 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
         raise ParameterError(f"drafter {name!r} has no model to round to {options.quantize_drafter}: leave it out")
     parts = [part.strip() for part in name.split(",")]
     tree = None if options.tree is None else plan_of(options.tree)
-    if SHIPPED_DRAFTER not in parts:
-        return engine.make_drafter(name, target, tree=tree, **_drafter_options(options))
-    if not shipped:
+    if SHIPPED_DRAFTER in parts and not shipped:
         raise ParameterError(
             f"drafter {SHIPPED_DRAFTER!r} is the shipped drafter, which fits the shipped target alone: for "
             f"{options.target} name a drafter model's folder or hub id, or one of 'foretoken drafters'"
         )
-    model = load_part("drafter", **_drafter_options(options))
-    check_pair(target, model)
-    if len(parts) == 1:
-        return DraftModel(model, tree or "none")
-    return engine.make_drafter([model if part == SHIPPED_DRAFTER else part for part in parts], target, tree=tree)
+    return engine.make_drafter(name, target, tree=tree, **drafter_options(options))
 
 
-def _load_target(options: ModelOptions) -> LanguageModel:
+def load_target(options: LoadOptions) -> LanguageModel:
+    """The target that the options name, loaded."""
     from foretoken.models import load
     from foretoken.shipped import load_part
 
     if options.target is None:
-        return load_part("target", **_load_options(options, options.quantize))
-    return load(options.target, **_load_options(options, options.quantize))
+        return load_part("target", **load_options(options))
+    return load(options.target, **load_options(options))
 
 
-def _drafter_options(options: ModelOptions) -> dict[str, Any]:
+def drafter_options(options: LoadOptions) -> dict[str, Any]:
+    """How the options have models loaded that draft."""
     quantize = options.quantize_drafter or "auto"
-    return {**_load_options(options), "quantize": None if quantize == "none" else quantize}
+    return {**load_options(options), "quantize": None if quantize == "none" else quantize}
 
 
-def _load_options(options: ModelOptions, quantize: str | None = None) -> dict[str, Any]:
-    given = {"dtype": options.dtype, "device": options.device, "runner": options.runner, "quantize": quantize}
-    return {name: value for name, value in given.items() if value is not None}
+def load_options(options: LoadOptions) -> dict[str, Any]:
+    """How the options have the target loaded."""
+    names = ("dtype", "device", "runner", "quantize")
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}

@@ -1,0 +1,134 @@
+"""What the measurements say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import fmean, median
+from typing import Any
+
+from foretoken.bench.store import Record
+from foretoken.bench.summary import Spread
+from foretoken.tune.candidates import PLAIN, Candidate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One candidate's measurements in the last rung that it took part in.
+
+    Attributes:
+        candidate: what was measured.
+        rung: from 0.
+        ratios: by temperature, tokens a second over those of plain decoding in the same turn.
+        rates: by temperature, median tokens a second.
+        acceptance_length: mean tokens a target pass.
+        drafting: share of the time that the drafter took.
+        round_seconds: what a round took.
+        runs: how many texts.
+    """
+
+    candidate: Candidate
+    rung: int
+    ratios: Mapping[float, Spread]
+    rates: Mapping[float, float]
+    acceptance_length: float
+    drafting: float
+    round_seconds: float
+    runs: int
+
+    @property
+    def score(self) -> float:
+        """The geometric mean of the median ratios, one a temperature."""
+        return exp(fmean(log(ratio.middle) for ratio in self.ratios.values()))
+
+    def as_json(self) -> dict[str, Any]:
+        """For the profile."""
+        return {
+            **self.candidate.as_json(),
+            "score": round(self.score, 4),
+            "times_plain": {f"{at:g}": round(ratio.middle, 4) for at, ratio in self.ratios.items()},
+            "tokens_per_second": {f"{at:g}": round(rate, 2) for at, rate in self.rates.items()},
+            "mean_acceptance_length": round(self.acceptance_length, 4),
+            "drafting_share": round(self.drafting, 4),
+            "round_seconds": round(self.round_seconds, 6),
+            "runs": self.runs,
+        }
+
+
+class Results:
+    """Measurements, put together.
+
+    Args:
+        records: of the runs, and of what was left out.
+        contenders: of each rung that was begun.
+    """
+
+    def __init__(self, records: Sequence[Record], contenders: Sequence[Sequence[Candidate]]) -> None:
+        self._runs: dict[tuple[int, Candidate], dict[int, Record]] = {}
+        self.failed: dict[Candidate, str] = {}
+        """What could not be measured, and why."""
+        self.acceptance: dict[str, list[list[float]]] = {
+            record["drafter"]: record["rates"] for record in records if record["kind"] == "acceptance"
+        }
+        """Of drafters that were made to grow trees: rates by depth and rank."""
+        for record in records:
+            if record["kind"] not in ("run", "skipped"):
+                continue
+            candidate = Candidate(**record["candidate"])
+            if record["kind"] == "run":
+                self._runs.setdefault((record["rung"], candidate), {})[record["turn"]] = record
+            else:
+                self.failed[candidate] = record["reason"]
+        self.contenders = contenders
+
+    @property
+    def ranked(self) -> list[Outcome]:
+        """The best first: those that got further before those that dropped out, each rung by score."""
+        found: dict[Candidate, Outcome] = {}
+        for rung in range(len(self.contenders)):
+            outcomes = {candidate: self.outcome(rung, candidate) for candidate in self.contenders[rung]}
+            # A rung that time ran out in counts if nobody was left behind who had come this far.
+            behind = [one for one, outcome in outcomes.items() if outcome is None and one in found]
+            if all(one in self.failed for one in behind):
+                found.update({candidate: one for candidate, one in outcomes.items() if one is not None})
+        return sorted(
+            (one for one in found.values() if one.candidate not in self.failed), key=lambda one: (-one.rung, -one.score)
+        )
+
+    @property
+    def unmeasured(self) -> list[Candidate]:
+        """What there was no time for."""
+        measured = {one.candidate for one in self.ranked}
+        known = dict.fromkeys(candidate for rung in self.contenders for candidate in rung)
+        return [candidate for candidate in known if candidate not in measured and candidate not in self.failed]
+
+    def outcome(self, rung: int, candidate: Candidate) -> Outcome | None:
+        """What a candidate did in a rung; None before it had a turn at every temperature at which others had one."""
+        plain, mine = self._runs.get((rung, PLAIN), {}), self._runs.get((rung, candidate), {})
+        both = [(plain[turn], mine[turn]) for turn in sorted(mine) if turn in plain]
+        temperatures = sorted({record["temperature"] for record in plain.values()})
+        ratios = {
+            at: Spread.of(_rate(one) / _rate(other) for other, one in both if one["temperature"] == at)
+            for at in temperatures
+        }
+        told = {at: ratio for at, ratio in ratios.items() if ratio is not None}
+        if not told or len(told) < len(temperatures):
+            return None
+        runs = [one for _, one in both]
+        seconds = sum(run["seconds"] for run in runs)
+        rounds = max(1, sum(run["rounds"] for run in runs))
+        return Outcome(
+            candidate,
+            rung,
+            told,
+            {at: median(_rate(run) for run in runs if run["temperature"] == at) for at in told},
+            sum(run["tokens"] for run in runs) / rounds,
+            sum(run["drafting"] for run in runs) / seconds,
+            seconds / rounds,
+            len(runs),
+        )
+
+
+def _rate(run: Record) -> float:
+    return float(run["tokens"] / max(run["seconds"], 1e-9))

@@ -1,0 +1,80 @@
+"""Candidates on tiny models."""
+
+from __future__ import annotations
+
+import pytest
+
+import tiny
+from foretoken import load
+from foretoken.bench.workload import Item, Prompt
+from foretoken.errors import ModelError
+from foretoken.tune import Candidate, Meter
+from foretoken.tune.candidates import PLAIN
+from foretoken.tune.plan import Turn
+
+
+def turn(number=0, temperature=0.0):
+    return Turn(0, number, Prompt(Item("one", "kind", ""), (5, 6, 7)), temperature)
+
+
+@pytest.fixture(scope="module")
+def meter(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    tiny.tiny_llama(seed=1).save_pretrained(folder / "same")
+    tiny.tiny_llama(seed=1, vocab_size=40).save_pretrained(folder / "foreign")
+    meter = Meter(load(tiny.tiny_llama(seed=1)), 30, {"runner": "hf"})
+    meter.folder = folder
+    return meter
+
+
+def test_what_a_text_takes(meter):
+    plain = meter.run(PLAIN, turn())
+    assert (plain["tokens"], plain["rounds"], plain["drafted"]) == (30, 30, 0)
+    assert 0 <= plain["drafting"] < plain["seconds"]
+    same = meter.run(Candidate(str(meter.folder / "same"), "token", 3), turn())
+    assert (same["tokens"], same["rounds"]) == (30, 8)  # all is accepted: four tokens a pass
+    assert same["accepted"] == same["drafted"] == 22
+    assert same["drafting"] > 0
+
+
+def test_candidates_share_a_drafter_and_not_its_trees(meter):
+    same = str(meter.folder / "same")
+    assert meter.grows(same)
+    assert meter.heavy(same)
+    assert not meter.trees(same)
+    assert not meter.grows("prompt-lookup")
+    assert not meter.heavy("prompt-lookup")
+    rates = meter.measure(same, [turn(number, 1.0) for number in range(4)])
+    assert rates[0][0] == pytest.approx(1.0, abs=0.15)  # the target itself: the first child is the one
+    meter.use(same, rates)
+    drafter = meter._drafter(same)
+    for tree in ("measured", None, "dynamic", "static", None):
+        candidate = Candidate(same, "traversal" if tree else "token", 6, tree)
+        meter.run(candidate, turn())
+        assert drafter.trees == (tree is not None)
+    meter.run(Candidate(same, "traversal", 6, "dynamic"), turn())
+    cascade = f"prompt-lookup,{same}"
+    meter.run(Candidate(cascade, "token", 3), turn())
+    assert not drafter.trees
+    assert meter._drafter(cascade).drafters[1] is drafter
+
+
+def test_the_number_of_tokens_is_free_where_it_is_chosen(meter, monkeypatch):
+    seeds = []
+    generate = type(meter._make(PLAIN)).generate
+
+    def spy(self, prompt, params):
+        seeds.append(params.seed)
+        return generate(self, prompt, params)
+
+    monkeypatch.setattr("foretoken.engine.Engine.generate", spy)
+    meter.run(Candidate("prompt-lookup", "token", 3), turn(7, 1.0))
+    assert set(seeds) == {7}
+    seeds.clear()
+    meter.run(Candidate("prompt-lookup", "token", "auto"), turn(7, 1.0))
+    assert set(seeds) == {None}
+
+
+def test_what_does_not_fit_says_so(meter):
+    with pytest.raises(ModelError, match="40"):
+        meter.trees(str(meter.folder / "foreign"))
