@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
 from foretoken.control import AUTO, Controller, key_of
-from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, is_name
+from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, Vocab, draft_with, is_name
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import names as drafter_names
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
@@ -37,6 +37,7 @@ class Engine:
         drafter: what guesses ahead: a name from `foretoken.drafters.names` that needs no model (``"prompt-lookup"``,
             ``"ngram-storage"``, …), a model in any of the forms of `target`, a `Drafter`, None to decode plainly,
             or several of these in a list, the cheapest first: the first one that promises enough proposes (`Cascade`).
+            A model may have another vocabulary than the target: see `vocab`.
         verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
             trees and ``"token"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly. ``"auto"`` takes what
@@ -48,10 +49,13 @@ class Engine:
             The memory is the engine's until `release`.
         cache_memory: most bytes for the caches of target and drafter (a number, or ``"4GiB"``), by the lengths that
             texts may reach: requests wait until they fit. None sets no limit. Weights and passes come on top.
+        vocab: what a drafter model of another vocabulary drafts: ``"intersection"``, the tokens that both have
+            (`SharedTokens`); ``"text"``, text that is put into the target's tokens (`DraftedText`); ``"auto"`` the
+            first if at least half of the drafter's tokens are shared, else the second; ``"same"`` refuses such a model.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:
-        ModelError: a model can't be loaded, or the two don't share a vocabulary.
+        ModelError: a model can't be loaded, or the two don't fit together.
         ParameterError: an unknown drafter or verifier, or a number out of its range.
     """
 
@@ -65,6 +69,7 @@ class Engine:
         max_batch_size: int = 32,
         reuse_prefixes: bool = True,
         cache_memory: int | str | None = None,
+        vocab: Vocab = "auto",
         **load_options: Any,
     ) -> None:
         self.num_speculative_tokens = check_k(num_speculative_tokens)
@@ -73,7 +78,7 @@ class Engine:
         if verifier != AUTO:
             verify.get(verifier)  # a wrong name should not cost the time that models take to load
         self.target: LanguageModel = load(target, **load_options)
-        self.drafter: Drafter = make_drafter(drafter, self.target, **load_options)
+        self.drafter: Drafter = make_drafter(drafter, self.target, vocab, **load_options)
         trees = getattr(self.drafter, "trees", False)
         self.verifier = verify.get(("traversal" if trees else "token") if verifier == AUTO else verifier)
         self.reuse_prefixes = reuse_prefixes
@@ -316,12 +321,12 @@ def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
                 )
 
 
-def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Drafter:
+def make_drafter(drafter: Any, target: LanguageModel, vocab: Vocab = "auto", **load_options: Any) -> Drafter:
     """The drafter that `Engine` was asked for; see there.
 
     Raises:
         ParameterError: neither a known name nor a model.
-        ModelError: the model can't be loaded, or has another vocabulary than the target.
+        ModelError: the model can't be loaded, or doesn't fit to the target.
     """
     if drafter is None:
         return NoDrafter()
@@ -334,7 +339,7 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
         elif drafter == Cascade.name:
             raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
     if isinstance(drafter, list | tuple):
-        return Cascade([make_drafter(part, target, **load_options) for part in drafter])
+        return Cascade([make_drafter(part, target, vocab, **load_options) for part in drafter])
     if isinstance(drafter, str):
         if is_name(drafter):
             return get_drafter(drafter, target)
@@ -349,7 +354,7 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
         raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):
         for model in getattr(drafter, "models", ()):
-            _check_drafter(target, model)
+            check_pair(target, getattr(model, "target", model))  # a translated model reads its target's tokens
         return drafter
     try:
         # A drafter's rounding changes nothing but how often it is right.
@@ -360,14 +365,4 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
                 f"unknown drafter {drafter!r}: choose one of {', '.join(drafter_names())}, or give a model ({error})"
             ) from error
         raise
-    _check_drafter(target, model)
-    return DraftModel(model)
-
-
-def _check_drafter(target: LanguageModel, model: LanguageModel) -> None:
-    check_pair(target, model)
-    if (model.decoder_start_token_id is None) != (target.decoder_start_token_id is None):
-        raise ModelError(
-            f"{model.name} can't draft for {target.name}: one is an encoder-decoder model and the other is not; "
-            "use a drafter of the target's kind, or prompt-lookup"
-        )
+    return draft_with(model, target, vocab)

@@ -48,6 +48,16 @@ class ModelOptions:
             rich_help_panel=_MODELS,
         ),
     ] = "auto"
+    vocab: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="What a drafter model of another vocabulary drafts: intersection (the tokens that both have), text "
+            "(which is put into the target's tokens), same (nothing: it is refused), or auto: intersection where at "
+            "least half of its tokens are shared.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = "auto"
     num_speculative_tokens: Annotated[
         str,
         typer.Option(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.cli.options import ModelOptions
 from foretoken.cli.screen import Screen
 from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
+    from foretoken.drafters import Vocab
     from foretoken.engine import Engine
     from foretoken.models import LanguageModel
 
@@ -48,7 +49,7 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
         verify.get(options.verifier)  # a wrong name should not cost the time that models take to load
     with screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext():
         target = _load_target(options)
-        engine = make_engine(options, target, make_drafter(options, target))
+        engine = make_engine(options, target, make_drafter(options, target, screen))
     if options.quantize is not None:
         screen.note(
             f"{target.name} has been rounded to {options.quantize}: the text follows the law of the rounded target, "
@@ -65,8 +66,16 @@ def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> E
     return Engine(target, drafter, options.verifier, int(k) if k.lstrip("-").isdecimal() else k)  # type: ignore[arg-type]
 
 
-def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
-    """The drafter that the options name, loaded."""
+def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -> Any:
+    """The drafter that the options name, loaded; a note says what people would not expect of it."""
+    drafter = _make_drafter(options, target)
+    for part in getattr(drafter, "drafters", (drafter,)):
+        if hasattr(part, "note"):
+            screen.note(part.note)
+    return drafter
+
+
+def _make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     from foretoken import drafters, engine
     from foretoken.drafters import DraftModel
     from foretoken.models import check_pair
@@ -79,7 +88,7 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
         raise ParameterError(f"drafter {name!r} has no model to round to {options.quantize_drafter}: leave it out")
     parts = [part.strip() for part in name.split(",")]
     if SHIPPED_DRAFTER not in parts:
-        return engine.make_drafter(name, target, **_drafter_options(options))
+        return engine.make_drafter(name, target, cast("Vocab", options.vocab), **_drafter_options(options))
     if not shipped:
         raise ParameterError(
             f"drafter {SHIPPED_DRAFTER!r} is the shipped drafter, which fits the shipped target alone: for "

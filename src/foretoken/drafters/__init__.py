@@ -11,6 +11,7 @@ from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.ngram_storage import NgramStorage
+from foretoken.drafters.other_vocabulary import DraftedText, SharedTokens, Vocab, draft_with
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
@@ -19,11 +20,15 @@ __all__ = [
     "Batch",
     "Cascade",
     "DraftModel",
+    "DraftedText",
     "Drafter",
     "Known",
     "NgramStorage",
     "NoDrafter",
     "PromptLookup",
+    "SharedTokens",
+    "Vocab",
+    "draft_with",
     "get",
     "is_name",
     "known",
@@ -56,8 +61,9 @@ _DRAFTERS = {
     "none": Known(NoDrafter, "proposes nothing: plain decoding"),
     "draft-model": Known(
         DraftModel,
-        "a smaller model with the target's vocabulary, one token a step",
-        "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318",
+        "a smaller model, one token a step; one of another vocabulary drafts shared tokens, or text (--vocab)",
+        "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318; Timor et al. 2025, "
+        "arXiv 2502.05202",
         needs_model=True,
     ),
     "prompt-lookup": Known(
