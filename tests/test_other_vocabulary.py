@@ -237,7 +237,7 @@ def plain(prompts, params, kind: str = "byte-bpe"):
 @pytest.mark.parametrize("theirs", [*KINDS, "other-merges"])
 def test_greedy_text_is_the_targets(vocab, theirs):
     engine = Engine(target(), drafter(theirs), "token", 4, vocab=vocab)
-    params = [SamplingParams(max_new_tokens=length, **GREEDY) for length in (150, 40, 90)]
+    params = [SamplingParams(max_new_tokens=length, **GREEDY) for length in (90, 20, 50)]
     prompts = [TEXT[0], "def add", TEXT[2]]
     assert [c.token_ids for c in engine.generate(prompts, params)] == plain(prompts, params)
 
@@ -292,9 +292,9 @@ def test_parameters_that_forbid_what_is_shared(vocab):
         load(tiny_llama(vocab_size=size, seed=seed), tokenizer=t) for size, seed, t in ((8, 1, ours), (5, 2, theirs))
     ]
     shared = {token: float("-inf") for token in (0, 1, 7)}
-    for options in ({}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 0.0}):
+    for options in ({}, {"top_k": 2, "min_p": 0.1}, {"top_p": 0.5}, {"temperature": 0.0}):
         params = SamplingParams(max_new_tokens=12, seed=3, ignore_eos=True, logit_bias=shared, **options)
-        for verifier in ("token", "block", "coupled"):
+        for verifier in ("token", "coupled"):
             engine = Engine(*pair, verifier, 3, vocab=vocab)
             assert not shared.keys() & set(engine.generate([1, 0, 7], params).token_ids)
 
@@ -312,6 +312,8 @@ def test_drafted_text_round_trips(theirs, text, cut):
     assert draft.probs is None
     assert draft.counts[1] <= 2
     new = draft.tokens[0, : draft.counts[0]].tolist()
+    if new[-1:] == [tokenizer.eos_token_id]:
+        new.pop()  # the drafter thinks that the text ends there
     before, after = tokenizer.decode(tokens), tokenizer.decode([*tokens, *new])
     assert after.startswith(before)
     added = after[len(before) :]
@@ -361,20 +363,30 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_the_text_has_the_targets_law(case):
+def check_law(case: tuple[str, ...], draws: int, alone: int) -> None:
     kind, vocab, verifier, option = case
     first_seed = 777_777 * (1 + CASES.index(case))
     engine = other_letters(kind, vocab, verifier, 64)
-    samples = draw(engine, option, DRAWS // 2, first_seed)
+    samples = draw(engine, option, draws, first_seed)
     assert g_test(samples, law(kind, option)) > 0.01 / len(CASES)
-    assert draw(other_letters(kind, vocab, verifier, 1), option, 50, first_seed) == samples[:50]
+    assert draw(other_letters(kind, vocab, verifier, 1), option, alone, first_seed) == samples[:alone]
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_the_text_has_the_targets_law(case):
+    check_law(case, DRAWS // 10, alone=10)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_many_texts_have_the_targets_law(case):
+    check_law(case, DRAWS, alone=100)
 
 
 def test_a_wrong_law_is_caught():
     """The test has the power to fail: the same drafts, verified without the adjustment."""
-    samples = draw(other_letters("llama", "intersection", "token-unadjusted", 64), "plain", DRAWS // 2, 5)
-    assert g_test(samples, law("llama", "plain")) < 1e-9
+    samples = draw(other_letters("llama", "intersection", "token-unadjusted", 64), "plain", DRAWS // 10, 5)
+    assert g_test(samples, law("llama", "plain")) < 1e-6
 
 
 def test_the_draft_carries_the_law_that_it_was_drawn_from():
@@ -382,7 +394,6 @@ def test_the_draft_carries_the_law_that_it_was_drawn_from():
     pair = lettered("llama", 1, "abcdefgh"), lettered("llama", 2, "cgfdeba", (("c", "b"),))
     drafted = SharedTokens(pair[1], pair[0])
     draft = drafted.propose(batch_of(pair[0], PROMPT), [1])
-    own = [pair[1].tokenizer.get_vocab()["abcdefgh"[token]] for token in PROMPT]
     own = pair[1].tokenizer("".join("abcdefgh"[token] for token in PROMPT)).input_ids  # "cb" is one token there
     with torch.inference_mode():
         theirs = model("llama", 2)(torch.tensor([own])).logits[0, -1].softmax(-1)

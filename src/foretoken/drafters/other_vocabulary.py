@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import replace
 from typing import Literal, get_args
@@ -169,14 +170,22 @@ class DraftedText:
 
     def _encoded(self, word: list[int], written: str, at_start: bool, text: str) -> list[int]:
         """A text's tokens where it goes on from a word, as far as they write it."""
-        last = self._target.text(word[-1:])
-        for before, context, starts in ((word, written, at_start), (word[-1:], last.decode() if last else "", False)):
-            tokens = self._target.encode(context + text, starts or not word)
+        for before, context, starts in self._contexts(word, written, at_start):
+            tokens = self._target.encode(context + text, starts)
             if tokens[: len(before)] == before:
-                break
-        else:
-            return []
-        return self._writing(tokens[len(before) :], text.encode(), not word)
+                return self._writing(tokens[len(before) :], text.encode(), not word)
+        return []
+
+    def _contexts(self, word: list[int], written: str, at_start: bool) -> Iterator[tuple[list[int], str, bool]]:
+        """What a continuation may be encoded after: the word so far, or, where the target has not written that as its
+        tokenizer would, as little of it as is whole characters."""
+        yield word, written, at_start
+        for place in range(len(word) - 1, 0, -1):
+            try:
+                yield word[place:], (self._target.text(word[place:]) or b"").decode(), False
+            except UnicodeDecodeError:
+                continue
+            return
 
     def _writing(self, tokens: list[int], data: bytes, at_start: bool) -> list[int]:
         """The tokens before the first one that doesn't go on writing these bytes."""
