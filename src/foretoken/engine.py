@@ -14,7 +14,7 @@ from zlib import crc32
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
 from foretoken.control import AUTO, MAX_SPECULATIVE_TOKENS, Controller, TreeController, key_of
-from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, is_name
+from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, Vocab, draft_with, is_name
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import known as known_drafters
 from foretoken.drafters import names as drafter_names
@@ -43,6 +43,7 @@ class Engine:
         drafter: what guesses ahead: a name from `foretoken.drafters.names` that needs no model (``"prompt-lookup"``,
             ``"ngram-storage"``, …), a model in any of the forms of `target`, a `Drafter`, None to decode plainly,
             or several of these in a list, the cheapest first: the first one that promises enough proposes (`Cascade`).
+            A model may have another vocabulary than the target: see `vocab`.
         verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
             trees and ``"token"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly. ``"auto"`` takes what
@@ -60,10 +61,13 @@ class Engine:
         cache_memory: most bytes for the caches of target and drafter (a number, or ``"4GiB"``), by the lengths that
             texts may reach: requests wait until they fit; where only a stream that was begun could make room, they are
             refused. None sets no limit. Weights and passes come on top.
+        vocab: what a drafter model of another vocabulary drafts: ``"intersection"``, the tokens that both have
+            (`SharedTokens`); ``"text"``, text that is put into the target's tokens (`DraftedText`); ``"auto"`` the
+            first if at least half of the drafter's tokens are shared, else the second; ``"same"`` refuses such a model.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:
-        ModelError: a model can't be loaded, or the two don't share a vocabulary.
+        ModelError: a model can't be loaded, or the two don't fit together.
         ParameterError: an unknown drafter or verifier, or a number out of its range.
     """
 
@@ -78,6 +82,7 @@ class Engine:
         max_batch_size: int = 32,
         reuse_prefixes: bool = True,
         cache_memory: int | str | None = None,
+        vocab: Vocab = "auto",
         **load_options: Any,
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens
@@ -91,6 +96,7 @@ class Engine:
         self._load_options = load_options
         self._limit = None if cache_memory is None else parse_bytes(cache_memory)
         self._budget: Budget | None = None
+        self._vocab = vocab
         self._draft_with(drafter, tree)
         trees = getattr(self.drafter, "trees", False)
         self.verifier = verify.get(("traversal" if trees else "token") if verifier == AUTO else verifier)
@@ -133,6 +139,7 @@ class Engine:
             settings.pop("drafter"),
             model,
             tree=None if tree is None else plan_of(tree),
+            vocab=settings.get("vocab", "auto"),
             **{**profile.load_drafter, **load_options},
         )
         return cls(model, drafter, **settings)
@@ -160,7 +167,7 @@ class Engine:
         self._draft_with(drafter)
 
     def _draft_with(self, drafter: Any, tree: TreePlan | None = None) -> None:
-        self._drafter = make_drafter(drafter, self.target, tree=tree, **self._load_options)
+        self._drafter = make_drafter(drafter, self.target, tree=tree, vocab=self._vocab, **self._load_options)
         trees = getattr(self._drafter, "trees", False)
         self._controller = (TreeController if trees else Controller)(_controller_key(self.target, self._drafter))
         if self._limit is not None:
@@ -414,19 +421,26 @@ def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
                 )
 
 
-def make_drafter(drafter: Any, target: LanguageModel, *, tree: TreePlan | None = None, **load_options: Any) -> Drafter:
+def make_drafter(
+    drafter: Any,
+    target: LanguageModel,
+    *,
+    tree: TreePlan | None = None,
+    vocab: Vocab = "auto",
+    **load_options: Any,
+) -> Drafter:
     """The drafter that `Engine` was asked for; see there.
 
     Raises:
         ParameterError: neither a known name nor a model, or it can't grow the trees that are asked for.
-        ModelError: the model can't be loaded, or has another vocabulary than the target.
+        ModelError: the model can't be loaded, or doesn't fit the target.
     """
     if drafter is None:
         _refuse_trees(tree, "no drafter")
         return NoDrafter()
     if isinstance(drafter, str):
         if drafter == DraftModel.name and is_shipped(target):
-            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree)
+            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree, vocab)
         if drafter == DraftModel.name:
             raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
         parts = drafter.split(",")
@@ -436,7 +450,7 @@ def make_drafter(drafter: Any, target: LanguageModel, *, tree: TreePlan | None =
             raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
     if isinstance(drafter, list | tuple):
         _refuse_trees(tree, "a cascade")
-        return Cascade([make_drafter(part, target, **load_options) for part in drafter])
+        return Cascade([make_drafter(part, target, vocab=vocab, **load_options) for part in drafter])
     if isinstance(drafter, str):
         if is_name(drafter):
             if tree is not None and known_drafters()[drafter.partition(":")[0]].takes_tree:
@@ -456,7 +470,7 @@ def make_drafter(drafter: Any, target: LanguageModel, *, tree: TreePlan | None =
         if tree is not None and tree != getattr(drafter, "tree", TreePlan()):
             raise ParameterError("tree= is for drafters that are made here: give it to the drafter itself instead")
         for model in getattr(drafter, "models", ()):
-            _check_drafter(target, model)
+            check_pair(target, getattr(model, "target", model))  # a translated model reads its target's tokens
         return drafter
     try:
         # A drafter's rounding changes nothing but how often it is right.
@@ -467,12 +481,14 @@ def make_drafter(drafter: Any, target: LanguageModel, *, tree: TreePlan | None =
                 f"unknown drafter {drafter!r}: choose one of {', '.join(drafter_names())}, or give a model ({error})"
             ) from error
         raise
-    return _of_model(model, target, tree)
+    return _of_model(model, target, tree, vocab)
 
 
-def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None) -> DraftModel:
-    _check_drafter(target, model)
-    return DraftModel(model, tree or TreePlan())
+def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None, vocab: Vocab) -> Drafter:
+    made = draft_with(model, target, vocab, tree or TreePlan())
+    if not isinstance(made, DraftModel) or made.tree != (tree or TreePlan()):
+        _refuse_trees(tree, "a drafter of another vocabulary")
+    return made
 
 
 def _refuse_trees(tree: TreePlan | None, what: str) -> None:
@@ -480,13 +496,4 @@ def _refuse_trees(tree: TreePlan | None, what: str) -> None:
         takers = [name for name, one in known_drafters().items() if one.takes_tree]
         raise ParameterError(
             f"tree= is given, but {what} takes no shape of trees: leave it out, or use {', '.join(takers)}"
-        )
-
-
-def _check_drafter(target: LanguageModel, model: LanguageModel) -> None:
-    check_pair(target, model)
-    if (model.decoder_start_token_id is None) != (target.decoder_start_token_id is None):
-        raise ModelError(
-            f"{model.name} can't draft for {target.name}: one is an encoder-decoder model and the other is not; "
-            "use a drafter of the target's kind, or prompt-lookup"
         )

@@ -216,10 +216,27 @@ def test_quantised_models_say_so(call, models):
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(call, models):
-    result = call("generate", "hello", "--drafter", models.foreign)
+    result = call("generate", "hello", "--drafter", models.foreign, "--vocab", "same")
     assert result.exit_code == 2
     assert "vocabular" in result.stderr
     assert models.foreign in result.stderr
+
+
+@pytest.mark.parametrize("vocab", ["auto", "intersection", "text"])
+def test_a_drafter_of_another_vocabulary_is_told_of(call, models, vocab):
+    options = ["--drafter", models.foreign, "-n", "8", "-t", "0", "--ignore-eos", "--vocab", vocab]
+    result = call("generate", "hello", *options)
+    assert result.exit_code == 0, result.stderr
+    said = " ".join(result.stderr.split())
+    assert f"drafter {models.foreign} has another vocabulary than {models.target}" in said
+    assert ("vocab=text" if vocab == "text" else "vocab=intersection") in said
+    assert result.stdout == call("generate", "hello", "-n", "8", "-t", "0", "--ignore-eos").stdout
+
+
+def test_a_wrong_way_to_use_a_vocabulary_is_named(call, models):
+    result = call("generate", "hello", "--vocab", "both")
+    assert result.exit_code == 2
+    assert "vocab is 'both': use one of 'auto', 'same', 'intersection', 'text'" in " ".join(result.stderr.split())
 
 
 def test_a_file_that_is_not_utf8_is_refused(call, tmp_path):

@@ -194,7 +194,8 @@ class Chat:
         else:
             models = replace(options, **{name: value})
             target = self._engine.target
-            drafter = make_drafter(models, target) if name in ("drafter", "tree") else self._engine.drafter
+            remade = name in ("drafter", "tree")
+            drafter = make_drafter(models, target, self._screen) if remade else self._engine.drafter
             self._engine = make_engine(models, target, drafter)
             self._models = models
         self._screen.note(f"{name} is now {_written(value)}")

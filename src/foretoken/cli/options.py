@@ -120,6 +120,16 @@ class ModelOptions(LoadOptions):
             rich_help_panel=_MODELS,
         ),
     ] = None
+    vocab: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="What a drafter model of another vocabulary drafts: intersection (the tokens that both have), text "
+            "(which is put into the target's tokens), same (nothing: it is refused), or auto: intersection where at "
+            "least half of its tokens are shared.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = "auto"
     profile: Annotated[
         Path | None,
         typer.Option(

@@ -6,13 +6,14 @@ import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.cli.options import LoadOptions, ModelOptions
 from foretoken.cli.screen import Screen
 from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
+    from foretoken.drafters import Vocab
     from foretoken.engine import Engine
     from foretoken.models import LanguageModel
 
@@ -83,7 +84,7 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
         plan_of(options.tree)
     with loading(screen):
         target = load_target(options)
-        engine = make_engine(options, target, make_drafter(options, target))
+        engine = make_engine(options, target, make_drafter(options, target, screen))
     if options.quantize is not None:
         screen.note(
             f"{target.name} has been rounded to {options.quantize}: the text follows the law of the rounded target, "
@@ -107,8 +108,16 @@ def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> E
     return Engine(target, drafter, options.verifier, int(k) if k.lstrip("-").isdecimal() else k)  # type: ignore[arg-type]
 
 
-def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
-    """The drafter that the options name, loaded."""
+def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -> Any:
+    """The drafter that the options name, loaded; a note says what people would not expect of it."""
+    drafter = _make_drafter(options, target)
+    for part in getattr(drafter, "drafters", (drafter,)):
+        if hasattr(part, "note"):
+            screen.note(part.note)
+    return drafter
+
+
+def _make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     from foretoken import drafters, engine
     from foretoken.drafters.growth import plan_of
 
@@ -124,7 +133,8 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
             f"drafter {SHIPPED_DRAFTER!r} is the shipped drafter, which fits the shipped target alone: for "
             f"{options.target} name a drafter model's folder or hub id, or one of 'foretoken drafters'"
         )
-    return engine.make_drafter(name, target, tree=tree, **drafter_options(options))
+    vocab = cast("Vocab", options.vocab)
+    return engine.make_drafter(name, target, tree=tree, vocab=vocab, **drafter_options(options))
 
 
 def load_target(options: LoadOptions) -> LanguageModel:

@@ -12,6 +12,7 @@ from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.lookahead import Lookahead
 from foretoken.drafters.ngram_storage import NgramStorage
+from foretoken.drafters.other_vocabulary import DraftedText, SharedTokens, Vocab, draft_with
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.recycling import TokenRecycling
 from foretoken.drafters.suffix import Suffix
@@ -22,14 +23,18 @@ __all__ = [
     "Batch",
     "Cascade",
     "DraftModel",
+    "DraftedText",
     "Drafter",
     "Known",
     "Lookahead",
     "NgramStorage",
     "NoDrafter",
     "PromptLookup",
+    "SharedTokens",
     "Suffix",
     "TokenRecycling",
+    "Vocab",
+    "draft_with",
     "get",
     "is_name",
     "known",
@@ -64,9 +69,10 @@ _DRAFTERS = {
     "none": Known(NoDrafter, "proposes nothing: plain decoding"),
     "draft-model": Known(
         DraftModel,
-        "a smaller model with the target's vocabulary, one token a step; as a tree, one depth a step",
+        "a smaller model, one token a step, as a tree one depth a step; one of another vocabulary drafts shared tokens, "
+        "or text (--vocab)",
         "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318; trees: Chen et al. 2024, "
-        "arXiv 2402.12374; Li et al. 2024, arXiv 2406.16858",
+        "arXiv 2402.12374; Li et al. 2024, arXiv 2406.16858; other vocabularies: Timor et al. 2025, arXiv 2502.05202",
         takes_tree=True,
         needs_model=True,
     ),

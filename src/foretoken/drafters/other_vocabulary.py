@@ -1,0 +1,266 @@
+"""Drafters whose tokens are not the target's (Timor et al. 2025, arXiv 2502.05202)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
+from foretoken.drafters.draft_model import DraftModel
+from foretoken.drafters.growth import Tree
+from foretoken.drafters.translated import SharedModel, TranslatedModel
+from foretoken.drafters.vocabularies import Reader, Vocabulary
+from foretoken.errors import ModelError, ParameterError
+from foretoken.models.base import LanguageModel
+from foretoken.models.loading import check_kind, check_pair, difference
+from foretoken.sampling import Sampler, SamplingParams
+from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
+
+Vocab = Literal["auto", "same", "intersection", "text"]
+"""How a drafter of another vocabulary is used; "same" refuses it."""
+
+ENOUGH_SHARED = 0.5
+"""Share of the drafter's tokens from which on "auto" takes the intersection.
+
+There the draft has a law, and a law gets more accepted than a guess does. But the drafter is kept from every word that
+begins with a token of its own: where those are most of them, it does better to say its words, and have them spelled.
+"""
+
+
+class SharedTokens(DraftModel):
+    """Drafts the tokens that both vocabularies have, each drawn from the drafter's law given that it is such a token.
+
+    That law, under the request's own sampling parameters, is expressed in the target's tokens, and is what the draft
+    carries as q: all that holds of `DraftModel` holds here (token-level intersection, algorithm 4 of the paper).
+
+    Args:
+        model: a loaded decoder-only model with a tokenizer.
+        target: the model to draft for, with a tokenizer.
+
+    Attributes:
+        note: what people should know.
+
+    Raises:
+        ModelError: the two share no token, a tokenizer is missing, or it is another model's.
+    """
+
+    name = "draft-model-shared-tokens"
+
+    def __init__(self, model: LanguageModel, target: LanguageModel) -> None:
+        reader = _reader(model, target)
+        if not reader.shared:
+            raise ModelError(
+                f"drafter {model.name} and target {target.name} have no token in common: use vocab='text', or choose "
+                "a drafter of the target's family"
+            )
+        shared = SharedModel(model, reader, target)
+        super().__init__(shared)
+        self._room = shared.room
+        self.note = (
+            f"drafter {model.name} has another vocabulary than {target.name}: it drafts the {len(reader.shared):,} "
+            f"tokens that both have, {_share(reader):.0%} of its own (vocab=intersection)"
+        )
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """A chain of up to ``limits[b]`` shared tokens in row b."""
+        return super().propose(batch, [min(limit, self._room) for limit in limits])
+
+
+class DraftedText:
+    """Drafts text: what the drafter thinks likeliest, in the target's tokens (string-level match of the paper).
+
+    The drafter's own tokens are its best ones, one after another. What they write is encoded by the target's tokenizer,
+    as the continuation of the text before it. These tokens are chosen, not drawn. A draft ends before the first token
+    that doesn't write what was drafted; it is empty where the text before would be encoded otherwise, or ends inside
+    a character.
+
+    Args:
+        model: a loaded decoder-only model with a tokenizer.
+        target: the model to draft for, with a tokenizer.
+
+    Attributes:
+        note: what people should know.
+
+    Raises:
+        ModelError: a tokenizer is missing, or it is another model's.
+    """
+
+    name = "draft-model-text"
+
+    def __init__(self, model: LanguageModel, target: LanguageModel) -> None:
+        self._reader = _reader(model, target)
+        self._target, self._own = self._reader.target, self._reader.drafter
+        self._ends = {own: token for token, own in self._reader.shared.items() if token in self._target.specials}
+        translated = TranslatedModel(model, self._reader, target)
+        self._room = translated.room
+        self._speaker = _Speaker(translated)
+        self.models = self._speaker.models
+        self.own_threads = self._speaker.own_threads
+        self.note = (
+            f"drafter {model.name} has another vocabulary than {target.name}: what it writes is put into the target's "
+            "tokens (vocab=text)"
+        )
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """Chains of up to ``limits[b]`` chosen tokens."""
+        texts = [self._end(sequence) for sequence in batch.sequences]
+        asked = [min(limit, self._room) if end else 0 for limit, end in zip(limits, texts, strict=True)]
+        said = self._speaker.propose(self._greedy(batch), asked)
+        tokens, counts = said.tokens.tolist(), said.counts.tolist()
+        rows = [
+            self._spelled(*end, row[:count])[:limit] if end and count else []
+            for row, count, end, limit in zip(tokens, counts, texts, limits, strict=True)
+        ]
+        return Draft.from_lists([self._whole(row) for row in rows], batch.device)
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Nothing to learn: the drafter reads the text itself at the next proposal, and forgets what it drafted."""
+
+    def _greedy(self, batch: Batch) -> Batch:
+        """The batch as the drafter sees it: its own vocabulary, and the best token always."""
+        size, vocab_size = len(batch.sequences), self._speaker.model.vocab_size
+        sampler = Sampler([_GREEDY] * size, [0] * size, vocab_size=vocab_size, device=batch.device)
+        none = (False,) * size
+        return replace(batch, sampler=sampler, vocab_size=vocab_size, shared_noise=none, trees=none)
+
+    def _end(self, sequence: Sequence) -> tuple[list[int], str, bool] | None:
+        """The text's last word, its tokens and what they write, and whether it starts a text; None if it ends inside a
+        character. After a special token the word is empty."""
+        word, at_start = self._reader.last_word(sequence.tokens)
+        data = self._target.text(word, at_start)
+        if data is None:
+            return [], "", True
+        try:
+            return word, data.decode(), at_start
+        except UnicodeDecodeError:
+            return None
+
+    def _spelled(self, word: list[int], written: str, at_start: bool, own: list[int]) -> list[int]:
+        """What the drafter's tokens write, in tokens of the target."""
+        end = next((place for place, token in enumerate(own) if self._own.surfaces[token] is None), len(own))
+        text = self._continued(word, written, at_start, own[:end])
+        if text is None:
+            return []
+        found = self._encoded(word, written, at_start, text)
+        if end < len(own) and own[end] in self._ends and self._target.text(found, not word) == text.encode():
+            found.append(self._ends[own[end]])
+        return found
+
+    def _continued(self, word: list[int], written: str, at_start: bool, own: list[int]) -> str | None:
+        """What the drafter's tokens add to the text; None if the drafter has not read the text to its end."""
+        data = self._own.text(own, not word)
+        assert data is not None
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            text = data[: error.start].decode()
+        if written[-1:].isspace():
+            # Some tokenizers see no white space at the end of a text, and begin the next word with it.
+            read = self._own.text(self._reader.word(tuple(word), at_start)) or b""
+            if not read[-1:].isspace():
+                if not text.startswith(written[-1]):
+                    return None
+                text = text[1:]
+        return text
+
+    def _encoded(self, word: list[int], written: str, at_start: bool, text: str) -> list[int]:
+        """A text's tokens where it goes on from a word, as far as they write it."""
+        for before, context, starts in self._contexts(word, written, at_start):
+            tokens = self._target.encode(context + text, starts)
+            if tokens[: len(before)] == before:
+                return self._writing(tokens[len(before) :], text.encode(), not word)
+        return []
+
+    def _contexts(self, word: list[int], written: str, at_start: bool) -> Iterator[tuple[list[int], str, bool]]:
+        """What a continuation may be encoded after: the word so far, or, where the target has not written that as its
+        tokenizer would, as little of it as is whole characters."""
+        yield word, written, at_start
+        for place in range(len(word) - 1, 0, -1):
+            try:
+                yield word[place:], (self._target.text(word[place:]) or b"").decode(), False
+            except UnicodeDecodeError:
+                continue
+            return
+
+    def _writing(self, tokens: list[int], data: bytes, at_start: bool) -> list[int]:
+        """The tokens before the first one that doesn't go on writing these bytes."""
+        count = next((n for n in range(len(tokens)) if not self._writes(tokens[: n + 1], data, at_start)), len(tokens))
+        return tokens[:count]
+
+    def _writes(self, tokens: list[int], data: bytes, at_start: bool) -> bool:
+        if tokens[-1] >= len(self._target.surfaces):
+            return False
+        written = self._target.text(tokens, at_start)
+        return written is not None and data.startswith(written)
+
+    def _whole(self, tokens: list[int]) -> list[int]:
+        """The tokens up to the last whole character."""
+        for count in range(len(tokens), 0, -1):
+            surfaces = [self._target.surfaces[token] or b"" for token in tokens[:count]]
+            try:
+                b"".join(surfaces).decode()
+            except UnicodeDecodeError:
+                continue
+            return tokens[:count]
+        return []
+
+
+class _Speaker(DraftModel):
+    """Drafts in its own tokens for texts of another vocabulary's."""
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        return tokens
+
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+def draft_with(
+    model: LanguageModel, target: LanguageModel, vocab: Vocab = "auto", tree: Tree = "none"
+) -> DraftModel | DraftedText:
+    """The drafter that a model makes for a target, whether or not they have one vocabulary.
+
+    Args:
+        model: what drafts.
+        target: what it drafts for.
+        vocab: "same" for a model whose tokens are the target's; "intersection" (`SharedTokens`) and "text"
+            (`DraftedText`) for one whose tokens are others; "auto" for what fits: of the last two "intersection" if at
+            least half of the drafter's tokens are shared.
+        tree: see `DraftModel`; drafters of another vocabulary draft chains.
+
+    Raises:
+        ModelError: the two don't fit together.
+        ParameterError: `vocab` is none of these.
+    """
+    if vocab not in get_args(Vocab):
+        raise ParameterError(f"vocab is {vocab!r}: use one of {', '.join(map(repr, get_args(Vocab)))}")
+    check_kind(target, model)
+    nameless = model.tokenizer is None or target.tokenizer is None
+    if vocab == "same" or (vocab == "auto" and (nameless or difference(target, model) is None)):
+        check_pair(target, model)
+        return DraftModel(model, tree)
+    if model.decoder_start_token_id is not None:
+        raise ModelError(
+            f"{model.name} is an encoder-decoder model, which drafts in the target's own vocabulary alone: use "
+            "vocab='same' with a drafter of the target's family, or prompt-lookup"
+        )
+    if vocab == "auto":
+        vocab = "intersection" if _share(_reader(model, target)) >= ENOUGH_SHARED else "text"
+    return SharedTokens(model, target) if vocab == "intersection" else DraftedText(model, target)
+
+
+def _reader(model: LanguageModel, target: LanguageModel) -> Reader:
+    return Reader(Vocabulary(target), Vocabulary(model))
+
+
+def _share(reader: Reader) -> float:
+    """The share of the drafter's tokens that the target has too, special ones aside."""
+    tokens = sum(text is not None for text in reader.drafter.surfaces)
+    both = sum(reader.drafter.surfaces[own] is not None for own in reader.shared.values())
+    return both / max(tokens, 1)
