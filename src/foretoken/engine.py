@@ -337,7 +337,7 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
         return Cascade([make_drafter(part, target, **load_options) for part in drafter])
     if isinstance(drafter, str):
         if is_name(drafter):
-            return get_drafter(drafter, target)
+            return _checked(get_drafter(drafter, target), target)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
         meant = get_close_matches(drafter, drafter_names(), n=1, cutoff=0.8)
         if meant and not os.path.exists(drafter):
@@ -348,9 +348,7 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
     if isclass(drafter):
         raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):
-        for model in getattr(drafter, "models", ()):
-            _check_drafter(target, model)
-        return drafter
+        return _checked(drafter, target)
     try:
         # A drafter's rounding changes nothing but how often it is right.
         model = load(drafter, **{"quantize": "auto", **load_options})
@@ -362,6 +360,16 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
         raise
     _check_drafter(target, model)
     return DraftModel(model)
+
+
+def _checked(drafter: Drafter, target: LanguageModel) -> Drafter:
+    """The drafter, which can draft for the target."""
+    for model in getattr(drafter, "models", ()):
+        _check_drafter(target, model)
+    check = getattr(drafter, "check_target", None)
+    if check is not None:
+        check(target)
+    return drafter
 
 
 def _check_drafter(target: LanguageModel, model: LanguageModel) -> None:

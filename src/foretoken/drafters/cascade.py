@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.errors import ParameterError
+from foretoken.models.base import LanguageModel
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -85,6 +86,13 @@ class Cascade:
         self.own_threads: bool = all(getattr(drafter, "own_threads", True) for drafter in drafters)
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._turns: list[list[bool]] = []  # of each drafter, the rows that took its draft in this round
+
+    def check_target(self, target: LanguageModel) -> None:
+        """Have each drafter that has something to say about the target see to it."""
+        for drafter in self.drafters:
+            check = getattr(drafter, "check_target", None)
+            if check is not None:
+                check(target)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """For each row the draft of the first drafter that promises enough, an empty one where none has any."""
