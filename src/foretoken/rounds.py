@@ -461,7 +461,9 @@ class Rounds:
             positions=self._sampler.positions(sequences),
             vocab_size=self.target.vocab_size,
             shared_noise=tuple(is_coupled(row.verifier) for row in self._active),
-            trees=tuple(row.verifier.trees for row in self._active),
+            trees=tuple(row.verifier.trees and self.target.supports_trees for row in self._active),
+            cache=self._cache,
+            places=tuple(self._places),
         )
 
     def _rules_of(self, sampler: Sampler) -> list[_Rule]:

@@ -10,8 +10,10 @@ from typing import Any
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
+from foretoken.drafters.early_exit import EarlyExit
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.prompt_lookup import PromptLookup
+from foretoken.drafters.retrieval import Retrieval
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 
@@ -20,10 +22,12 @@ __all__ = [
     "Cascade",
     "DraftModel",
     "Drafter",
+    "EarlyExit",
     "Known",
     "NgramStorage",
     "NoDrafter",
     "PromptLookup",
+    "Retrieval",
     "get",
     "is_name",
     "known",
@@ -70,6 +74,21 @@ _DRAFTERS = {
         "counts n-grams of the text and of the target's likeliest predictions; the longest known context drafts",
     ),
     "ngram-storage-one-level": Known(_one_level, "the same with contexts of one length alone: no fallback"),
+    "early-exit": Known(
+        EarlyExit,
+        "the target's own first layers, over the target's keys and values: early-exit, or early-exit:LAYERS",
+        "Draft & Verify, Zhang et al. 2023, arXiv 2309.08168; LayerSkip, Elhoushi et al. 2024, arXiv 2404.16710",
+        needs_target=True,
+        argument="layers",
+    ),
+    "retrieval": Known(
+        Retrieval,
+        "looks the end of the text up in a corpus, and drafts what follows there: retrieval:INDEX, a file that "
+        "'foretoken index' wrote",
+        "REST, He et al. 2023, arXiv 2311.08252",
+        trees=True,
+        argument="index",
+    ),
     "cascade": Known(
         Cascade,
         "several drafters, named with commas: the first that promises as much as the next proposes",
@@ -105,7 +124,8 @@ def get(name: str, target: LanguageModel | None = None, **options: Any) -> Draft
     try:
         return found.make(**options)
     except TypeError as error:
-        raise ParameterError(f"drafter {name!r}: {error}") from error
+        form = f" (write {base}:{found.argument.upper()})" if found.argument and not colon else ""
+        raise ParameterError(f"drafter {name!r}: {error}{form}") from error
 
 
 def is_name(text: str) -> bool:

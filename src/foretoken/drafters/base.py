@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.models.base import Cache
 from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
@@ -29,6 +30,9 @@ class Batch:
             propose what that law picks under the noise it shares with the target (`Sampler.picks`). What the draft
             says of its law is not looked at in such a row.
         trees: of each row, whether its verifier takes trees: elsewhere a drafter drafts a chain.
+        cache: the target's, for drafters that run layers of the target itself: it holds each row's text but the root.
+            They forget the tentative nodes that they append.
+        places: the row of the `cache` that each row is; rows whose prompts are still being read may lie between.
     """
 
     sequences: list[Sequence]
@@ -38,6 +42,8 @@ class Batch:
     vocab_size: int
     shared_noise: tuple[bool, ...]
     trees: tuple[bool, ...]
+    cache: Cache | None = None
+    places: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
