@@ -179,7 +179,8 @@ class Index:
         places = self._suffixes[numbers].tolist()
         beginning = self._beginning(header.depth * header.width)
         texts = [self._document(self._numbers(beginning(place))) for place in places]
-        inside = max(places) < header.tokens and all(text[0] < header.vocab_size for text in texts)
+        inside = max(places) < header.tokens and len(set(places)) == len(places)
+        inside = inside and all(text[0] < header.vocab_size for text in texts)
         if not inside or any(one > other for one, other in pairwise(texts)):
             raise ParameterError(
                 f"index {str(self.path)!r} is damaged: its suffixes are not in order; copy it again, or make it anew "
