@@ -16,6 +16,7 @@ from foretoken.control import AUTO, Controller, key_of
 from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, is_name
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import names as drafter_names
+from foretoken.drafters.base import TargetChecker
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 from foretoken.memory import Budget, parse_bytes
 from foretoken.models import LanguageModel, load
@@ -307,7 +308,7 @@ def _controller_key(target: LanguageModel, drafter: Drafter) -> str:
 def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
     """Refuse unknown options that nothing is loaded with: nobody else would, and one may be a slip of the pen."""
     loaded = (target, *(drafter if isinstance(drafter, list | tuple) else (drafter,)))
-    if not any(isinstance(model, str | Path) and model not in drafter_names() for model in loaded):
+    if not any(isinstance(model, str | Path) and not is_name(str(model)) for model in loaded):
         known = [name for name, option in signature(load).parameters.items() if option.kind is option.KEYWORD_ONLY]
         for name in options:
             if name not in known:
@@ -366,9 +367,8 @@ def _checked(drafter: Drafter, target: LanguageModel) -> Drafter:
     """The drafter, which can draft for the target."""
     for model in getattr(drafter, "models", ()):
         _check_drafter(target, model)
-    check = getattr(drafter, "check_target", None)
-    if check is not None:
-        check(target)
+    if isinstance(drafter, TargetChecker):
+        drafter.check_target(target)
     return drafter
 
 

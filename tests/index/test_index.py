@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byte_tokenizer import byte_tokenizer
-from foretoken.errors import ParameterError
+from foretoken.errors import OutOfMemory, ParameterError
 from foretoken.index import Index, build, fingerprint
 from foretoken.index.corpus import PIECE
 from foretoken.index.file import HEADER
@@ -210,6 +210,16 @@ def test_an_interruption_leaves_the_older_index(tmp_path, part):
     assert sorted(os.listdir(tmp_path)) == files
     make(tmp_path, [[4, 5, 6]])
     assert everything(Index(tmp_path / "made.index")) == [[4, 5, 6]]
+
+
+def test_too_little_memory_is_one_readable_error(tmp_path, monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("foretoken.index.build.sorted_suffixes", fail)
+    with pytest.raises(OutOfMemory, match=r"while 4 tokens were indexed, which takes about 160 bytes: index fewer"):
+        make(tmp_path, [[1, 2, 3]])
+    assert os.listdir(tmp_path) == ["corpus.jsonl"]
 
 
 def test_indices_that_can_not_be_read_are_named(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.models.base import Cache
+from foretoken.models.base import Cache, LanguageModel
 from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
@@ -109,6 +109,18 @@ class FeatureReader(Protocol):
             starts: of each row, the place of the first token that was read.
             counts: of each row, how many were; 0 is allowed.
             hidden: of each of the `hidden_layers`, ``[B, N, H]``: entry ``[b, i]`` belongs to token ``starts[b] + i``.
+        """
+
+
+@runtime_checkable
+class TargetChecker(Protocol):
+    """What a drafter has besides that does not fit every target: the engine asks it before the first round."""
+
+    def check_target(self, target: LanguageModel) -> None:
+        """See to it that the drafter can draft for the target.
+
+        Raises:
+            ForetokenError: it can't.
         """
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter, TargetChecker
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.sequence import Sequence
@@ -90,9 +90,8 @@ class Cascade:
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter that has something to say about the target see to it."""
         for drafter in self.drafters:
-            check = getattr(drafter, "check_target", None)
-            if check is not None:
-                check(target)
+            if isinstance(drafter, TargetChecker):
+                drafter.check_target(target)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """For each row the draft of the first drafter that promises enough, an empty one where none has any."""

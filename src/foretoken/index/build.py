@@ -12,10 +12,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from foretoken.errors import ParameterError
+from foretoken.errors import OutOfMemory, ParameterError
 from foretoken.index.corpus import Piece, Source, find, pieces
 from foretoken.index.file import FORMAT, HEADER, Header, fingerprint, token_width
 from foretoken.index.sort import sorted_suffixes
+from foretoken.memory import show_bytes
 from foretoken.sampling.params import check_integer
 
 DEPTH = 16
@@ -77,6 +78,7 @@ def build(
 
     Raises:
         ParameterError: a file can't be read or is no text, there is nothing in them, or `path` can't be written.
+        OutOfMemory: there are too many tokens for this machine.
     """
     check_integer("depth", depth, 1, 256, cure="16 is enough for nearly all texts")
     path = Path(path).expanduser()
@@ -123,7 +125,12 @@ def build(
     except OSError as error:
         raise ParameterError(
             f"index {str(path)!r} can't be written ({error.strerror}): give a place that is yours to write to, with "
-            f"room for about twice the size of the texts"
+            "room for about twice the size of the texts"
+        ) from error
+    except MemoryError as error:
+        raise OutOfMemory(
+            f"memory ran out while {tally.tokens:,} tokens were indexed, which takes about "
+            f"{show_bytes(40 * tally.tokens)}: index fewer files"
         ) from error
     finally:
         with suppress(OSError):
