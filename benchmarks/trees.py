@@ -1,7 +1,7 @@
 """Mean acceptance length of the shipped pair's best trees against its best chains, at equal node budgets.
 
-Temperature 1, verifier `traversal` (block verification on chains). Trees are drawn without replacement; their shapes are
-the best ones for rates that were measured on other prompts. Neither depends on how fast anything is.
+Temperature 1, verifier `traversal` (block verification on chains). Trees are drawn without replacement; their shapes
+are the best ones for rates that were measured on other prompts. Neither depends on how fast anything is.
 
 Run with: python benchmarks/trees.py --data DIR [--out DIR], DIR as for recipes/tiny_pair/train.py
 """

@@ -18,6 +18,7 @@ from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, Vocab, d
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import known as known_drafters
 from foretoken.drafters import names as drafter_names
+from foretoken.drafters.base import TargetChecker
 from foretoken.drafters.growth import Tree, TreePlan, plan_of
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 from foretoken.memory import Budget, parse_bytes
@@ -412,7 +413,7 @@ def _controller_key(target: LanguageModel, drafter: Drafter) -> str:
 def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
     """Refuse unknown options that nothing is loaded with: nobody else would, and one may be a slip of the pen."""
     loaded = (target, *(drafter if isinstance(drafter, list | tuple) else (drafter,)))
-    if not any(isinstance(model, str | Path) and model not in drafter_names() for model in loaded):
+    if not any(isinstance(model, str | Path) and not is_name(str(model)) for model in loaded):
         known = [name for name, option in signature(load).parameters.items() if option.kind is option.KEYWORD_ONLY]
         for name in options:
             if name not in known:
@@ -453,10 +454,12 @@ def make_drafter(
         return Cascade([make_drafter(part, target, vocab=vocab, **load_options) for part in drafter])
     if isinstance(drafter, str):
         if is_name(drafter):
+            options: dict[str, Any] = {}
             if tree is not None and known_drafters()[drafter.partition(":")[0]].takes_tree:
-                return get_drafter(drafter, target, tree=tree)
-            _refuse_trees(tree, f"drafter {drafter!r}")
-            return get_drafter(drafter, target)
+                options["tree"] = tree
+            else:
+                _refuse_trees(tree, f"drafter {drafter!r}")
+            return _checked(get_drafter(drafter, target, **options), target)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
         meant = get_close_matches(drafter, drafter_names(), n=1, cutoff=0.8)
         if meant and not os.path.exists(drafter):
@@ -469,9 +472,7 @@ def make_drafter(
     if isinstance(drafter, Drafter):
         if tree is not None and tree != getattr(drafter, "tree", TreePlan()):
             raise ParameterError("tree= is for drafters that are made here: give it to the drafter itself instead")
-        for model in getattr(drafter, "models", ()):
-            check_pair(target, getattr(model, "target", model))  # a translated model reads its target's tokens
-        return drafter
+        return _checked(drafter, target)
     try:
         # A drafter's rounding changes nothing but how often it is right.
         model = load(drafter, **{"quantize": "auto", **load_options})
@@ -489,6 +490,15 @@ def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None
     if not isinstance(made, DraftModel) or made.tree != (tree or TreePlan()):
         _refuse_trees(tree, "a drafter of another vocabulary")
     return made
+
+
+def _checked(drafter: Drafter, target: LanguageModel) -> Drafter:
+    """The drafter, which can draft for the target."""
+    for model in getattr(drafter, "models", ()):
+        check_pair(target, getattr(model, "target", model))  # a translated model reads its target's tokens
+    if isinstance(drafter, TargetChecker):
+        drafter.check_target(target)
+    return drafter
 
 
 def _refuse_trees(tree: TreePlan | None, what: str) -> None:

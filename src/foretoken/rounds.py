@@ -477,6 +477,8 @@ class Rounds:
             shared_noise=tuple(is_coupled(row.verifier) for row in self._active),
             trees=tuple(row.verifier.trees and self.target.supports_trees for row in self._active),
             depths=tuple(_room(row) for row in self._active),
+            cache=self._cache,
+            places=tuple(self._places),
         )
 
     def _rules_of(self, sampler: Sampler) -> list[_Rule]:

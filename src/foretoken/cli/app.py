@@ -206,6 +206,49 @@ def drafters(*, output: ListOptions) -> None:
 
 
 @command
+def index(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILES…",
+            help="Text files (UTF-8), .jsonl files, and folders of both; names that begin with a dot are left out.",
+            show_default=False,
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="INDEX", help="The file to write.")],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Folder or hub id of the target, or of its tokenizer. Default: the shipped pair's.",
+            show_default=False,
+        ),
+    ] = None,
+    field: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME", help="Of the objects in .jsonl files, what holds the text. Repeatable.", show_default="text"
+        ),
+    ] = [],  # noqa: B006  # Typer makes a new one
+    output: ListOptions,
+) -> None:
+    """Make an index of a corpus: what the drafter retrieval:INDEX looks the text up in.
+
+    Each file, and each text of a .jsonl file, is a document. The texts that help are like those to be written: answers
+    to similar questions, the code base that is worked on. The index is for targets with this tokenizer alone.
+    """
+    # All cores are free for it; set before tokenizers is imported.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    from foretoken.cli.indexing import make
+    from foretoken.cli.setup import keep_quiet
+
+    screen = Screen(output.no_color)
+    keep_quiet(screen)
+    make(files, tokenizer, out, field or ["text"], output.json, screen)
+
+
+@command
 def demo(
     *,
     svg: Annotated[

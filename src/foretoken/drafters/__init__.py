@@ -10,11 +10,13 @@ from typing import Any
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
+from foretoken.drafters.early_exit import EarlyExit
 from foretoken.drafters.lookahead import Lookahead
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.other_vocabulary import DraftedText, SharedTokens, Vocab, draft_with
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.recycling import TokenRecycling
+from foretoken.drafters.retrieval import Retrieval
 from foretoken.drafters.suffix import Suffix
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
@@ -25,11 +27,13 @@ __all__ = [
     "DraftModel",
     "DraftedText",
     "Drafter",
+    "EarlyExit",
     "Known",
     "Lookahead",
     "NgramStorage",
     "NoDrafter",
     "PromptLookup",
+    "Retrieval",
     "SharedTokens",
     "Suffix",
     "TokenRecycling",
@@ -69,8 +73,8 @@ _DRAFTERS = {
     "none": Known(NoDrafter, "proposes nothing: plain decoding"),
     "draft-model": Known(
         DraftModel,
-        "a smaller model, one token a step, as a tree one depth a step; one of another vocabulary drafts shared tokens, "
-        "or text (--vocab)",
+        "a smaller model, one token a step, or one depth of a tree; one of another vocabulary drafts shared tokens, or "
+        "text (--vocab)",
         "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318; trees: Chen et al. 2024, "
         "arXiv 2402.12374; Li et al. 2024, arXiv 2406.16858; other vocabularies: Timor et al. 2025, arXiv 2502.05202",
         takes_tree=True,
@@ -104,6 +108,21 @@ _DRAFTERS = {
         "n-grams that the target makes in parallel Jacobi windows, in the pass that verifies",
         "Fu et al. 2024, arXiv 2402.02057",
         trees=True,
+    ),
+    "early-exit": Known(
+        EarlyExit,
+        "the target's own first layers, over the target's keys and values: early-exit, or early-exit:LAYERS",
+        "Draft & Verify, Zhang et al. 2023, arXiv 2309.08168; LayerSkip, Elhoushi et al. 2024, arXiv 2404.16710",
+        needs_target=True,
+        argument="layers",
+    ),
+    "retrieval": Known(
+        Retrieval,
+        "looks the end of the text up in a corpus, and drafts what follows there: retrieval:INDEX, a file that "
+        "'foretoken index' wrote",
+        "REST, He et al. 2023, arXiv 2311.08252",
+        trees=True,
+        argument="index",
     ),
     "cascade": Known(
         Cascade,
@@ -140,7 +159,8 @@ def get(name: str, target: LanguageModel | None = None, **options: Any) -> Draft
     try:
         return found.make(**options)
     except TypeError as error:
-        raise ParameterError(f"drafter {name!r}: {error}") from error
+        form = f" (write {base}:{found.argument.upper()})" if found.argument and not colon else ""
+        raise ParameterError(f"drafter {name!r}: {error}{form}") from error
 
 
 def is_name(text: str) -> bool:

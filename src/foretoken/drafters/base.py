@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.models.base import Cache, LanguageModel
 from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
@@ -31,6 +32,9 @@ class Batch:
         trees: of each row, whether its verifier and the target take trees: elsewhere a drafter drafts a chain.
         depths: of each row, the most tokens of a path that the text has room for; empty where nobody counted them.
             Longer ones do no harm.
+        cache: the target's, for drafters that run layers of the target itself: it holds each row's text but the root.
+            They forget the tentative nodes that they append.
+        places: the row of the `cache` that each row is; rows whose prompts are still being read may lie between.
     """
 
     sequences: list[Sequence]
@@ -41,6 +45,8 @@ class Batch:
     shared_noise: tuple[bool, ...]
     trees: tuple[bool, ...]
     depths: tuple[int, ...] = ()
+    cache: Cache | None = None
+    places: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -106,6 +112,18 @@ class FeatureReader(Protocol):
             starts: of each row, the place of the first token that was read.
             counts: of each row, how many were; 0 is allowed.
             hidden: of each of the `hidden_layers`, ``[B, N, H]``: entry ``[b, i]`` belongs to token ``starts[b] + i``.
+        """
+
+
+@runtime_checkable
+class TargetChecker(Protocol):
+    """What a drafter has besides that does not fit every target: the engine asks it before the first round."""
+
+    def check_target(self, target: LanguageModel) -> None:
+        """See to it that the drafter can draft for the target.
+
+        Raises:
+            ForetokenError: it can't.
         """
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter, TargetChecker
 from foretoken.errors import ParameterError
+from foretoken.models.base import LanguageModel
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -163,6 +164,12 @@ class Cascade:
         self._overall: dict[Kind, _Record] = {}  # of all free texts
         self._seconds = _Seconds(len(drafters))
         self._turns: list[list[bool]] = []  # of each drafter, the rows that took its draft in this round
+
+    def check_target(self, target: LanguageModel) -> None:
+        """Have each drafter that has something to say about the target see to it."""
+        for drafter in self.drafters:
+            if isinstance(drafter, TargetChecker):
+                drafter.check_target(target)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """For each row the draft of the first drafter that promises enough, an empty one where none has any."""

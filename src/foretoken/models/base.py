@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -128,4 +128,29 @@ class LanguageModel(Protocol):
             cache: from `open`.
             keep: which logits are wanted.
             hidden_layers: layers (0 = embeddings) whose output hidden states are wanted.
+        """
+
+
+@runtime_checkable
+class Exits(Protocol):
+    """What a model has besides whose layers can be left early.
+
+    Attributes:
+        num_layers: layers of the model.
+    """
+
+    num_layers: int
+
+    def exit_after(self, layers: int) -> LanguageModel:
+        """The model's first layers with its last norm and its output layer, over caches of the model's own.
+
+        Nodes that it appends to such a cache have the keys and values of those layers alone: they are to be forgotten
+        (a commit of none) before the model itself goes on, which then overwrites them. The committed text stays as the
+        model has read it.
+
+        Args:
+            layers: at least 1, fewer than `num_layers`.
+
+        Raises:
+            ModelError: the layers can't be told apart.
         """

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.errors import ModelError
 from foretoken.models import attention, traits
 from foretoken.models.base import Cache, Keep, Scores
 from foretoken.models.cache import Append, SlotCache, slots_bytes
@@ -39,6 +40,7 @@ class HFModel(traits.Wrapped):
             raise NotImplementedError("its forward takes no position ids")
         super().__init__(module, tokenizer, name)
         self.shares_prefixes = not traits.turns_by_length(config)
+        self.num_layers = int(getattr(config, "num_hidden_layers", 1))
         self._patterns = found
         self._masks = MaskBuilder(self.dtype, self.device)
         self._output = traits.OutputLayer(module)
@@ -52,6 +54,28 @@ class HFModel(traits.Wrapped):
     def cache_bytes(self, lengths: Sequence[int]) -> int:
         """See `LanguageModel.cache_bytes`."""
         return slots_bytes(lengths, traits.slot_bytes(self.module))
+
+    def exit_after(self, layers: int) -> HFModel:
+        """See `Exits`."""
+        name = f"{self.name} after {layers} of {self.num_layers} layers"
+        early = HFModel(traits.first_layers(self.module, layers), self.tokenizer, name, self._patterns)
+        early.num_layers = layers
+        cache = early.open(1)
+        assert isinstance(cache, SlotCache)
+        one = torch.zeros((1, 1), dtype=torch.int64)
+        try:
+            early.forward(one, one - 1, one[0] + 1, cache)
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ModelError(
+                f"{self.name} ({type(self.module).__name__}) can't be left early ({type(error).__name__}: {error}): "
+                "use a drafter of another kind"
+            ) from error
+        if len(cache.layers) != layers:
+            raise ModelError(
+                f"{self.name} ({type(self.module).__name__}) can't be left after {layers} layers: {len(cache.layers)} "
+                "were run; use a drafter of another kind"
+            )
+        return early
 
     def forward(
         self,

@@ -392,6 +392,16 @@ def multiplies_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer of a folder or hub id.
+
+    Raises:
+        ModelError: there is none.
+    """
+    local = Path(source).expanduser().is_dir() or _hub_resolves()
+    return _named_tokenizer(source, {} if local else {"local_files_only": True})
+
+
 def _named_tokenizer(source: str | Path, hub: dict[str, Any]) -> Any:
     """The tokenizer that was asked for by its place; ModelError where there is none."""
     with _quiet():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from foretoken.errors import ModelError
 from foretoken.models.base import Keep
 
 NO_LIMIT = 1 << 30
@@ -95,6 +97,42 @@ def turns_by_length(config: Any) -> bool:
                 return True
             settings.extend(one.values())
     return False
+
+
+def first_layers(module: Any, layers: int) -> Any:
+    """The same model without its later layers: the modules that hold them are copied, all weights are shared.
+
+    Raises:
+        ModelError: the layers can't be found among the model's parts.
+    """
+    count = getattr(text_config(module), "num_hidden_layers", None)
+    decoder = module.get_decoder() if hasattr(module, "get_decoder") else module
+    lists = [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.ModuleList) and len(part) == count and _holds(decoder, part)
+    ]
+    bound = any("forward" in part.__dict__ for part in module.modules())  # to the whole model, by accelerate say
+    if len(lists) != 1 or bound:
+        reason = "its parts have been wrapped" if bound else f"{len(lists)} of its parts are lists of {count} modules"
+        raise ModelError(
+            f"{type(module).__name__} can't be left early ({reason}): use the native runner, or another drafter"
+        )
+    kept = nn.ModuleList(list(module.get_submodule(lists[0]))[:layers]).eval()
+    return _replaced(module, lists[0].split("."), kept)
+
+
+def _holds(module: nn.Module, part: nn.Module) -> bool:
+    return any(other is part for other in module.modules())
+
+
+def _replaced(module: nn.Module, path: list[str], part: nn.Module) -> nn.Module:
+    """A copy of a module that has another part, and shares all the others."""
+    twin = copy(module)
+    name, *rest = path
+    old = module.get_submodule(name)
+    twin.__dict__["_modules"] = {**module._modules, name: _replaced(old, rest, part) if rest else part}
+    return twin
 
 
 class Wrapped:

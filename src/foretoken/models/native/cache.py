@@ -152,6 +152,14 @@ class NativeCache:
             if row.nodes and len(row.tokens) - row.kept > (most if row.chain else _FEW)
         ]
 
+    def unread(self, most: int) -> list[Feed]:
+        """Parts of up to `most` tokens of texts that the store is behind of."""
+        return [
+            Feed(place, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
+            for place, row in enumerate(self.rows)
+            if row.kept < len(row.tokens)
+        ]
+
     def feeds(self) -> list[Feed]:
         """What brings the store up to the tentative nodes.
 

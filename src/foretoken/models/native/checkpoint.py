@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,10 @@ class Weights:
         if spec.tied:
             self.unused = [weight for weight in self.unused if weight != "lm_head.weight"]
 
-    def bytes(self) -> int:
-        """Of all weights, in the dtype that they are converted to."""
-        return sum(math.prod(shape) for shape in expected_shapes(self.spec).values()) * self._dtype.itemsize
+    def bytes(self, layers: int | None = None) -> int:
+        """Of all weights, or of those that a pass through the first layers reads, in their final dtype."""
+        spec = self.spec if layers is None else replace(self.spec, layers=layers)
+        return sum(math.prod(shape) for shape in expected_shapes(spec).values()) * self._dtype.itemsize
 
     def embedding(self) -> Tensor:
         """``[V, hidden]``."""

@@ -58,6 +58,7 @@ class Decoder:
         masks: dict[int | None, Tensor | None],
         remember: Remember,
         hidden_layers: Sequence[int] = (),
+        layers: int | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Hidden states of new tokens.
 
@@ -68,14 +69,15 @@ class Decoder:
                 among the new tokens, and for one token that sees all.
             remember: the cache.
             hidden_layers: layers whose output is wanted, 0 being the embeddings, the last one normalised.
+            layers: how many are run, the first ones; None for all.
 
         Returns:
-            The normalised output of the last layer, ``[B, N, hidden]``, and that of the `hidden_layers`.
+            The normalised output of the last layer that is run, ``[B, N, hidden]``, and that of the `hidden_layers`.
         """
         x = embedding(tokens, self._embedding)
         outputs = {0: x} if hidden_layers else {}
         epsilon = self.spec.norm_epsilon
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self._layers[:layers]):
             x = x + self._attention(
                 rms_norm(x, x.shape[-1:], layer.attention_norm, epsilon),
                 layer,
@@ -90,7 +92,7 @@ class Decoder:
                 outputs[number + 1] = x
         x = rms_norm(x, x.shape[-1:], self._norm, epsilon)
         if hidden_layers:
-            outputs[len(self._layers)] = x
+            outputs[len(self._layers[:layers])] = x
         return x, [outputs[number] for number in hidden_layers]
 
     def _attention(

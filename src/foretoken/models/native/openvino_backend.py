@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import cache
 from itertools import accumulate
 from threading import Lock, RLock
@@ -170,9 +171,17 @@ class OpenVinoBackend:
         self._requests: dict[tuple[tuple[int, ...], int | None], _Request] = {}
         self._lock = Lock()
         self._threads = torch.get_num_threads()
+        self._layers: int | None = None  # that are run; all
         self._pads = dtype is torch.bfloat16 and quantize is None
         self._scratch = [self._pool.take()]  # where tokens that are padding leave keys and values
         self._request(())
+
+    def exit_after(self, layers: int) -> OpenVinoBackend:
+        """The same caches, with the first layers alone run: in graphs of their own, which hold their weights again."""
+        early = copy(self)
+        early._layers, early._requests = layers, {}
+        early.chains = self._weights.bytes(layers) <= MOST_CHAINED
+        return early
 
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
@@ -323,7 +332,7 @@ class OpenVinoBackend:
         """The compiled model that gives the hidden states of these layers, or takes so many steps."""
         key = hidden_layers, steps
         if key not in self._requests:
-            graph = Graph(self._weights, self._dtype, self.quantize, hidden_layers, steps)
+            graph = Graph(self._weights, self._dtype, self.quantize, hidden_layers, steps, self._layers)
             self._requests[key] = _Request(graph, self._dtype, self._pool, self._threads, self.quantize == "w8a8")
         return self._requests[key]
 
@@ -366,7 +375,7 @@ class _Request:
         """Outputs ``[P, …]`` for inputs by name; they belong to the caller."""
         request = self._request
         if self._version != self._pool.version:
-            self._memory = [shared(tensor) for tensor in self._pool.tensors]
+            self._memory = [shared(tensor) for tensor in self._pool.tensors[: self._graph.caches]]
             for number, (tensor, _) in enumerate(self._memory):
                 request.set_input_tensor(len(self._names) + number, tensor)
             self._version = self._pool.version

@@ -60,10 +60,12 @@ class Graph:
             token the likeliest after the one before: `picks` are then the rows' last tokens, `CHAIN_INPUTS` are about
             the further passes, one pass after another, and the one output is ``[steps, S]`` int32, the vocabulary's
             size where the scores were no numbers.
+        layers: how many there are, the first ones, before the last norm and the output layer; None for all.
 
     Attributes:
         model: OpenVINO's.
         inputs: names of what it takes before the keys and values, in this order.
+        caches: how many keys and values it takes: two for each layer.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Graph:
         quantize: Quantize | None,
         hidden_layers: Sequence[int] = (),
         steps: int | None = None,
+        layers: int | None = None,
     ) -> None:
         self._spec, self._dtype, self._quantize = weights.spec, dtype, quantize
         self._memory: list[Any] = []  # constants don't keep what they lie in
@@ -81,10 +84,11 @@ class Graph:
         self._inputs = {name: _parameter(name, *about) for name, about in inputs.items()}
         self._caches = [
             _parameter(f"{kind}.{number}", _TYPES[dtype], [-1, self._spec.groups, BLOCK, self._spec.head_dim])
-            for number in range(self._spec.layers)
+            for number in range(layers or self._spec.layers)
             for kind in ("keys", "values")
         ]
-        self._layers = [weights.layer(number) for number in range(self._spec.layers)]
+        self.caches = len(self._caches)
+        self._layers = [weights.layer(number) for number in range(layers or self._spec.layers)]
         self._table, self._last_norm = weights.embedding(), weights.final_norm()
         self._head = self._table if self._spec.tied else weights.head()
         self._now = dict(self._inputs)

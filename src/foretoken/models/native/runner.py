@@ -45,6 +45,9 @@ class Backend(Protocol):
     ) -> tuple[Tensor, list[Tensor]]:
         """Run feeds; logits and hidden states of the picked tokens."""
 
+    def exit_after(self, layers: int) -> Backend:
+        """What runs the first layers alone, with the last norm and the output layer, over the same caches."""
+
     def warm_up(self) -> None:
         """Get ready for `greedy_chain`."""
 
@@ -86,6 +89,7 @@ class NativeModel:
         self.eos_token_ids = eos_token_ids
         self.quantize = quantize
         self.vocab_size = backend.spec.vocab_size
+        self.num_layers = backend.spec.layers
         self.max_length = backend.spec.max_length
         self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
         self.own_threads = backend.own_threads
@@ -149,6 +153,16 @@ class NativeModel:
             row.nodes, row.parents = chain[:-1], list(range(-1, len(chain) - 2))
             row.scored = len(row.nodes)
         return [list(takewhile(self._is_token, chain)) for chain in chains]
+
+    def exit_after(self, layers: int) -> NativeModel:
+        """See `Exits`."""
+        return _Exit(self, layers)
+
+    def read_up(self, cache: NativeCache) -> None:
+        """Have the store hold what is committed."""
+        while unread := cache.unread(CHUNK):
+            self.backend.score(cache, unread, [], ())
+            cache.fed(unread)
 
     def _is_token(self, token: int) -> bool:
         return token < self.vocab_size
@@ -218,6 +232,43 @@ class NativeModel:
         assert late.logits is not None
         logits = torch.where(is_short, early.logits, late.logits)
         return Scores(logits if keep == "all" else _last(logits, counts), hidden)
+
+
+class _Exit(NativeModel):
+    """A model's first layers, over the model's caches.
+
+    Args:
+        model: the whole one.
+        layers: how many.
+    """
+
+    def __init__(self, model: NativeModel, layers: int) -> None:
+        super().__init__(
+            model.backend.exit_after(layers),
+            f"{model.name} after {layers} of {model.num_layers} layers",
+            model.dtype,
+            model.device,
+            model.tokenizer,
+            model.eos_token_ids,
+            model.quantize,
+        )
+        self.num_layers = layers
+        self._model = model
+
+    def greedy_chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache) -> list[list[int]] | None:
+        """As of the whole model, but nothing is committed or appended: the text in `rows` is drafted from alone."""
+        assert isinstance(cache, NativeCache)
+        nodes = any(row.nodes for row in cache.rows)
+        if not self.backend.chains or self._switch is not None or nodes or max(map(len, rows), default=0) > CHUNK:
+            return None
+        self._model.read_up(cache)
+        return [list(takewhile(self._is_token, chain)) for chain in self.backend.greedy_chain(cache, rows, steps)]
+
+    def _score(
+        self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]
+    ) -> Scores:
+        self._model.read_up(cache)  # text that these layers read would count as read by all
+        return super()._score(cache, counts, width, keep, hidden_layers)
 
 
 def _read_as(cache: NativeCache, regimes: Sequence[int], counts: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -75,6 +76,13 @@ class TorchBackend:
         self._rotary = Rotary(self.spec.config, self.spec.rotary_dim)
         self._rotations: list[Tensor | None] = [None, None]
         self._masks = MaskBuilder(dtype, device)
+        self._layers: int | None = None  # that are run; all
+
+    def exit_after(self, layers: int) -> TorchBackend:
+        """The same weights and caches, with the first layers alone run."""
+        early = copy(self)
+        early._layers = layers
+        return early
 
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
@@ -137,6 +145,7 @@ class TorchBackend:
                 {window: self._masks.mask(plan, Pattern(window=window), True) for window in set(self.spec.windows)},
                 store.remember,
                 hidden_layers,
+                self._layers,
             )
             places = torch.tensor([feeds[feed].row * width + node for feed, node in picks], dtype=torch.int64)
             places = places.to(self._device)

@@ -1,0 +1,62 @@
+"""``foretoken index``: with a progress bar, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from foretoken.cli.respond import print_json
+from foretoken.cli.screen import Screen
+from foretoken.memory import show_bytes
+
+
+def make(files: list[Path], tokenizer: str | None, out: Path, fields: list[str], as_json: bool, screen: Screen) -> None:
+    """Index files, and say how large the index is."""
+    from foretoken.index import build
+    from foretoken.models.loading import load_tokenizer
+    from foretoken.shipped import tiny_pair_path
+
+    start = perf_counter()
+    columns = TextColumn("{task.description:8}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
+    bar = Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=screen.notes,
+        transient=True,
+        disable=not screen.notes.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("loading", total=None)
+
+        def tell(part: str, done: int, total: int) -> None:
+            if bar.tasks[0].description != part:
+                bar.reset(task, description=part)
+            bar.update(task, completed=done, total=total)
+
+        made = load_tokenizer(tiny_pair_path() / "target" if tokenizer is None else tokenizer)
+        report = build(files, made, out, fields=fields, progress=tell)
+    header, seconds = report.header, perf_counter() - start
+    if as_json:
+        print_json(
+            screen,
+            {
+                "index": str(out),
+                "bytes": header.size,
+                "files": report.files,
+                "skipped": report.skipped,
+                "seconds": round(seconds, 2),
+                **asdict(header),
+            },
+        )
+        return
+    if report.skipped:
+        screen.note(f"{report.skipped:,} files that are no UTF-8 text were left out", style="yellow")
+    screen.note(
+        f"{out}: {header.suffixes:,} tokens of {header.documents:,} documents, {show_bytes(header.size)}, in "
+        f"{seconds:.1f} s. Use it with --drafter retrieval:{out}",
+        style="",
+    )

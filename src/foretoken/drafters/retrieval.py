@@ -1,0 +1,143 @@
+"""Retrieval: continue the text as a corpus goes on where it reads alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+from heapq import heappop, heappush
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
+from foretoken.errors import ParameterError
+from foretoken.index import Index, fingerprint
+from foretoken.models.base import LanguageModel
+from foretoken.sampling.params import check_integer
+from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
+
+_SAMPLES = 64
+"""Occurrences that are looked at; of more, so many at equal distances among the sorted ones."""
+
+Tree = tuple[list[int], list[int]]
+"""Tokens, and of each the number of its parent node, as in `Draft`."""
+
+
+class Retrieval:
+    """Looks the end of the text up in a corpus, and drafts what follows there (REST, He et al., arXiv 2311.08252).
+
+    The longest suffix of the text that occurs in the corpus decides. Its continuations make a tree; of this the nodes
+    that most of them share are drafted, for rows whose verifier takes no trees the chain of the commonest successors.
+    The tokens are chosen, not drawn. The corpus never changes, so that a seed gives one text.
+
+    Args:
+        index: the file that ``foretoken index`` or `foretoken.index.build` wrote.
+        max_match: longest suffix that is looked up, in tokens; None for as many as the index is sorted by.
+        min_match: shortest one.
+
+    Raises:
+        ParameterError: there is no such index, it is damaged, or the lengths are out of range.
+    """
+
+    name = "retrieval"
+    trees = True
+
+    def __init__(self, index: str | Path | int, max_match: int | None = None, min_match: int = 2) -> None:
+        self.index = Index(str(index))
+        depth = self.index.header.depth
+        self.max_match = depth if max_match is None else max_match
+        check_integer("max_match", self.max_match, 1, depth, cure="the index is sorted by so many tokens")
+        check_integer("min_match", min_match, 1, self.max_match, cure="use 1 for any length, at most max_match")
+        self.min_match = min_match
+        self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
+
+    def check_target(self, target: LanguageModel) -> None:
+        """See to it that the corpus was tokenised as the target's texts are.
+
+        Raises:
+            ParameterError: it was not.
+        """
+        header = self.index.header
+        made = f"index {str(self.index.path)!r} was made with the tokenizer of {header.tokenizer}"
+        if target.tokenizer is None:
+            if header.vocab_size > target.vocab_size:
+                raise ParameterError(
+                    f"{made}, which has {header.vocab_size:,} tokens, and {target.name} has {target.vocab_size:,}: "
+                    "make one with the target's tokenizer, 'foretoken index … --tokenizer'"
+                )
+            return
+        ours = fingerprint(target.tokenizer)
+        if ours != header.fingerprint:
+            raise ParameterError(
+                f"{made} (fingerprint {header.fingerprint}), and {target.name} has another vocabulary (fingerprint "
+                f"{ours}): make one for it, 'foretoken index … --tokenizer {target.name}'"
+            )
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """Trees of continuations, empty where no suffix of the text occurs in the corpus."""
+        rows = [
+            self._continue(sequence, limit, branch, batch.vocab_size)
+            for sequence, limit, branch in zip(batch.sequences, limits, batch.trees, strict=True)
+        ]
+        if not any(batch.trees):
+            return Draft.from_lists([tokens for tokens, _ in rows], batch.device)
+        width = max(len(tokens) for tokens, _ in rows)
+        padded = torch.zeros((2, len(rows), width), dtype=torch.int64)
+        for place, tree in enumerate(rows):
+            padded[:, place, : len(tree[0])] = torch.tensor(tree)
+        counts = torch.tensor([len(tokens) for tokens, _ in rows])
+        tokens, parents = padded.to(batch.device)
+        return Draft(tokens, parents, counts.to(batch.device))
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Nothing to learn: the corpus stays what it is."""
+
+    def _continue(self, sequence: Sequence, limit: int, branch: bool, vocab_size: int) -> Tree:
+        self.matches[sequence] = 0
+        if limit < 1:
+            return [], []
+        length, found = self.index.find(sequence.tokens[-self.max_match :], self.max_match, self.min_match)
+        step = max(1, -(-len(found) // _SAMPLES))
+        endings = [self.index.after(suffix, length, limit) for suffix in found[::step]]
+        tree = _commonest(endings, limit, branch, vocab_size)
+        self.matches[sequence] = length if tree[0] else 0
+        return tree
+
+
+def _commonest(endings: list[list[int]], budget: int, branch: bool, vocab_size: int) -> Tree:
+    """The best nodes of the tree of some texts.
+
+    Args:
+        endings: the texts.
+        budget: most nodes.
+        branch: whether the tree may branch; if not, each node has but its commonest successor.
+        vocab_size: tokens from here on are no token of the target's.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    # The commonest node first, of equal ones the one nearer to the root, then the one that was found first.
+    waiting: list[tuple[int, int, int, int, int, list[list[int]]]] = []
+    found = 0
+
+    def look(texts: list[list[int]], depth: int, parent: int) -> None:
+        nonlocal found
+        groups: dict[int, list[list[int]]] = {}
+        for text in texts:
+            if len(text) > depth and text[depth] < vocab_size:
+                groups.setdefault(text[depth], []).append(text)
+        chosen = groups.items() if branch else sorted(groups.items(), key=lambda item: -len(item[1]))[:1]
+        for token, group in chosen:
+            found += 1
+            heappush(waiting, (-len(group), depth, found, token, parent, group))
+
+    look(endings, 0, 0)
+    while waiting and len(tokens) < budget:
+        _, depth, _, token, parent, group = heappop(waiting)
+        tokens.append(token)
+        parents.append(parent)
+        look(group, depth + 1, len(tokens))
+    return tokens, parents

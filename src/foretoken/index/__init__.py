@@ -1,0 +1,8 @@
+"""A token corpus that can be searched: built once, mapped into memory, looked up in microseconds."""
+
+from __future__ import annotations
+
+from foretoken.index.build import Report, build
+from foretoken.index.file import Index, fingerprint
+
+__all__ = ["Index", "Report", "build", "fingerprint"]

@@ -1,0 +1,131 @@
+"""The texts of a corpus, from files and folders, in pieces that are small enough to be read one after another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ParameterError
+
+PIECE = 1 << 16
+"""Characters of a piece, about: it ends where a line does."""
+
+_JSON_LINES = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a document.
+
+    Attributes:
+        text: of one line or more.
+        last: the document ends with it.
+        size: bytes of the corpus' files that have been read since the piece before, about.
+    """
+
+    text: str
+    last: bool
+    size: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to read.
+
+    Attributes:
+        path: where it is.
+        named: it was asked for by its name, and not found in a folder: it has to be text.
+        size: bytes.
+    """
+
+    path: Path
+    named: bool
+    size: int
+
+
+def find(files: Sequence[str | Path]) -> list[Source]:
+    """The files that are named, and those in folders and their folders, names that begin with a dot left out.
+
+    Raises:
+        ParameterError: there is no such file or folder, or none in any of them.
+    """
+    found: list[Source] = []
+    for name in files:
+        path = Path(name).expanduser()
+        try:
+            if path.is_dir():
+                inner = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
+                found += [Source(file, False, file.stat().st_size) for file in inner]
+            else:
+                found.append(Source(path, True, path.stat().st_size))
+        except OSError as error:
+            raise ParameterError(f"{str(name)!r} can't be read ({error.strerror}): name a file or a folder") from error
+    if not found:
+        raise ParameterError(f"there are no files in {', '.join(map(repr, map(str, files)))}: name some to index")
+    return found
+
+
+def pieces(source: Source, fields: Sequence[str]) -> Iterator[Piece]:
+    """The documents of a file: the file itself, or of a ``.jsonl`` file each of the fields of each line.
+
+    Raises:
+        ParameterError: the file can't be read, is no UTF-8 text, or has lines that are no JSON objects with such a
+            field.
+        UnicodeDecodeError: a file that was found in a folder is no text.
+    """
+    path = source.path
+    lines = path.suffix.lower() in _JSON_LINES
+    try:
+        with path.open(encoding="utf-8-sig", newline=None if lines else "") as file:
+            yield from _records(file, path, fields) if lines else _parts(file)
+    except UnicodeDecodeError as error:
+        if not source.named:
+            raise
+        raise ParameterError(f"{str(path)!r} is no UTF-8 text ({error.reason}): convert it, or leave it out") from error
+    except OSError as error:
+        raise ParameterError(
+            f"{str(path)!r} can't be read ({error.strerror}): see to its permissions, or leave it out"
+        ) from error
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def _parts(file: Any) -> Iterator[Piece]:
+    before = 0
+    text = file.read(PIECE) + file.readline(PIECE)
+    while text:
+        following = file.read(PIECE)
+        following += file.readline(PIECE) if following else ""
+        now = file.buffer.tell()
+        yield Piece(text, not following, now - before)
+        text, before = following, now
+
+
+def _records(file: Any, path: Path, fields: Sequence[str]) -> Iterator[Piece]:
+    wanted = " or ".join(map(repr, fields))
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        at = f"line {number:,} of {str(path)!r}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ParameterError(f"{at} is no JSON ({error}): mend it, or leave it out") from error
+        if not isinstance(record, dict):
+            raise ParameterError(f"{at} is no JSON object but a {type(record).__name__}: write {{{wanted}: …}}")
+        entries = [record[field] for field in fields if field in record]
+        if not entries:
+            known = ", ".join(record) or "none"
+            raise ParameterError(f"{at} has no field {wanted}: name one with --field (it has {known})")
+        texts = [text for entry in entries for text in (entry if isinstance(entry, list) else [entry])]
+        if not all(isinstance(text, str) for text in texts):
+            raise ParameterError(f"{at} has a field {wanted} that is no text: name another with --field")
+        size = len(line)
+        for text in texts:
+            yield Piece(text, True, size)
+            size = 0
