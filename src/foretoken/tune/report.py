@@ -101,7 +101,7 @@ def _remarks(results: Results, plan: Plan) -> list[str]:
     texts = ranked[0].runs
     remarks.append(
         f"Medians over {texts} {'text' if texts == 1 else 'texts'} of {plan.max_new_tokens} tokens each"
-        + ("; below a line: what dropped out earlier, after fewer." if ranked[-1].rung < ranked[0].rung else ".")
+        + ("; below a line: what dropped out a round earlier." if ranked[-1].rung < ranked[0].rung else ".")
     )
     if texts < len(plan.turns(0)):
         remarks.append("These are few: neighbours may change places in another run. --budget gives it more time.")

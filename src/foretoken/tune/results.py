@@ -62,9 +62,13 @@ class Results:
     Args:
         records: of the runs, and of what was left out.
         contenders: of each rung that was begun.
+        temperatures: at which each of them is to be measured.
     """
 
-    def __init__(self, records: Sequence[Record], contenders: Sequence[Sequence[Candidate]]) -> None:
+    def __init__(
+        self, records: Sequence[Record], contenders: Sequence[Sequence[Candidate]], temperatures: Sequence[float]
+    ) -> None:
+        self._temperatures = temperatures
         self._runs: dict[tuple[int, Candidate], dict[int, Record]] = {}
         self.failed: dict[Candidate, str] = {}
         """What could not be measured, and why."""
@@ -104,16 +108,15 @@ class Results:
         return [candidate for candidate in known if candidate not in measured and candidate not in self.failed]
 
     def outcome(self, rung: int, candidate: Candidate) -> Outcome | None:
-        """What a candidate did in a rung; None before it had a turn at every temperature at which others had one."""
+        """What a candidate did in a rung; None before it had a turn at every temperature."""
         plain, mine = self._runs.get((rung, PLAIN), {}), self._runs.get((rung, candidate), {})
         both = [(plain[turn], mine[turn]) for turn in sorted(mine) if turn in plain]
-        temperatures = sorted({record["temperature"] for record in plain.values()})
         ratios = {
             at: Spread.of(_rate(one) / _rate(other) for other, one in both if one["temperature"] == at)
-            for at in temperatures
+            for at in self._temperatures
         }
         told = {at: ratio for at, ratio in ratios.items() if ratio is not None}
-        if not told or len(told) < len(temperatures):
+        if len(told) < len(self._temperatures):
             return None
         runs = [one for _, one in both]
         seconds = sum(run["seconds"] for run in runs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
 from statistics import median
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ _FINALISTS = 4
 _CLOSE = 0.97  # who comes so close to the last one that goes on goes on too
 _TO_MEASURE = 16  # texts that a drafter's acceptance by depth and rank is measured on
 _MEASURING = 0.1  # of the time may go into that
+_SOME = 3  # turns at each temperature
 _SLOW = 0.8  # who has less than this of the best one's speed has no further turn
 
 Progress = Callable[[float, str], None]
@@ -103,7 +105,7 @@ class _Race:
         return self._results()
 
     def _results(self) -> Results:
-        return Results(self._store.records, self._contenders)
+        return Results(self._store.records, self._contenders, self._plan.temperatures)
 
     # Who takes part
 
@@ -122,13 +124,14 @@ class _Race:
         light, models = ([name for name in heavy if heavy[name] == wanted] for wanted in (False, True))
         if light and models:
             chosen.append(candidates.cascade(light[0], models[0]))
-        return [
-            candidate
+        found = [
+            self._made(drafter, lambda name, trees: candidates.settings(name, trees, sampled) + self._grown(name))
             for drafter in dict.fromkeys(chosen)
-            for candidate in self._made(
-                drafter, lambda name, trees: candidates.settings(name, trees, sampled) + self._grown(name)
-            )
         ]
+        in_turns = [one for one in chain.from_iterable(zip_longest(*found)) if one is not None]
+        # As many as there is time to give some turns each.
+        time = (SHARES[1] - SHARES[0]) * self._plan.seconds
+        return in_turns[: max(_FINALISTS, int(time / (_SOME * len(self._plan.temperatures) * self._of_plain())))]
 
     def _grown(self, drafter: str) -> list[Candidate]:
         """Candidates with trees of a drafter that drafts chains by itself, if it can grow any."""
@@ -140,7 +143,7 @@ class _Race:
         rates = self._results().acceptance.get(drafter)
         if rates is None:
             # Passes over so many nodes take their time: the typical rates have to do where it would be too much.
-            if len(turns) * self._expected(PLAIN) > _MEASURING * self._plan.seconds:
+            if len(turns) * self._of_plain() > _MEASURING * self._plan.seconds:
                 return candidates.grown(drafter, "static")
             self._progress(self._share(), f"measuring trees of {drafter}")
             rates = self._meter.measure(drafter, turns)
@@ -215,6 +218,11 @@ class _Race:
         """Seconds of the next run."""
         known = self._seconds.get(candidate) or self._seconds.get(PLAIN)
         return median(known) if known else 0.0
+
+    def _of_plain(self) -> float:
+        """Seconds of a text by plain decoding; those of the first rung, so that a race that goes on goes on alike."""
+        first = [run for run in self._store.of("run") if run["rung"] == 0]
+        return median(run["seconds"] for run in first if Candidate(**run["candidate"]) == PLAIN)
 
     def _spent(self) -> float:
         return self._clock() - self._started
