@@ -216,7 +216,7 @@ def test_too_little_memory_is_one_readable_error(tmp_path, monkeypatch):
     def fail(*arguments: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("foretoken.index.build.sorted_suffixes", fail)
+    monkeypatch.setattr("foretoken.index.builder.sorted_suffixes", fail)
     with pytest.raises(OutOfMemory, match=r"while 4 tokens were indexed, which takes about 160 bytes: index fewer"):
         make(tmp_path, [[1, 2, 3]])
     assert os.listdir(tmp_path) == ["corpus.jsonl"]
