@@ -28,7 +28,17 @@ OPTIONS = {
     "top_p": {"top_p": 0.8},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
 }
-DRAFTERS = ["none", "draft-model", "prompt-lookup", "ngram-storage", "ngram-storage-one-level", "cascade"]
+DRAFTERS = [
+    "none",
+    "draft-model",
+    "prompt-lookup",
+    "ngram-storage",
+    "ngram-storage-one-level",
+    "suffix",
+    "recycling",
+    "lookahead",
+    "cascade",
+]
 VERIFIERS = [name for name in verify.names() if verify.get(name).lossless]
 GRID = list(product(MODELS, DRAFTERS, VERIFIERS, OPTIONS))
 DRAWS = 20_000

@@ -462,6 +462,7 @@ class Rounds:
             vocab_size=self.target.vocab_size,
             shared_noise=tuple(is_coupled(row.verifier) for row in self._active),
             trees=tuple(row.verifier.trees and self.target.supports_trees for row in self._active),
+            drawn_only=tuple(getattr(row.verifier, "drawn_only", False) for row in self._active),
         )
 
     def _rules_of(self, sampler: Sampler) -> list[_Rule]:

@@ -29,6 +29,8 @@ class Batch:
             propose what that law picks under the noise it shares with the target (`Sampler.picks`). What the draft
             says of its law is not looked at in such a row.
         trees: of each row, whether its verifier and the target take trees: elsewhere a drafter drafts a chain.
+        drawn_only: of each row, whether siblings must be drawn there, with replacement; empty where there is no such
+            row. See `takes_chosen_trees`.
     """
 
     sequences: list[Sequence]
@@ -38,11 +40,16 @@ class Batch:
     vocab_size: int
     shared_noise: tuple[bool, ...]
     trees: tuple[bool, ...]
+    drawn_only: tuple[bool, ...] = ()
 
     @property
     def device(self) -> torch.device:
         """Where the draft is wanted."""
         return self.seeds.device
+
+    def takes_chosen_trees(self, row: int) -> bool:
+        """Whether a row's draft may branch where its tokens are chosen by rule."""
+        return self.trees[row] and not (self.drawn_only and self.drawn_only[row])
 
 
 @runtime_checkable
