@@ -39,6 +39,9 @@ DRAFTERS = [
     "ngram-storage",
     "ngram-storage-one-level",
     "cascade",
+    "suffix",
+    "recycling",
+    "lookahead",
     "retrieval",
     "early-exit",
 ]

@@ -479,6 +479,7 @@ class Rounds:
             depths=tuple(_room(row) for row in self._active),
             cache=self._cache,
             places=tuple(self._places),
+            drawn_only=tuple(getattr(row.verifier, "drawn_only", False) for row in self._active),
         )
 
     def _rules_of(self, sampler: Sampler) -> list[_Rule]:
@@ -537,8 +538,8 @@ class Rounds:
                 return decide_batch(rule.verifier, rule.sampler, batch.sequences, draft, logits, self.trace)
             sequences = [batch.sequences[place] for place in rule.places]
             part, scores = draft.part(rule.places), logits[rule.places]
-            if not rule.verifier.trees:
-                part = replace(part, is_chain=True)
+            if not draft.is_chain and part.has_chains():  # in their rows; and how siblings were drawn is of no meaning
+                part = replace(part, is_chain=True, replacement=True)
             parts.append(decide_batch(rule.verifier, rule.sampler, sequences, part, scores, self.trace))
         order = torch.tensor([place for rule in self._rules for place in rule.places], device=logits.device).argsort()
         laws = [law for _, law in parts if law is not None]

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 ROOT = 0
 
-_COUNTED = 64  # contexts of a token that it is counted after, the longest first: keeps periodic texts from costing more
+_COUNTED = 32  # contexts of a token that it is counted after, the longest first: keeps periodic texts from costing more
 _MANY = 32  # continuations of a context from which on only the likeliest one is looked at
 
 
@@ -16,7 +16,7 @@ class SuffixAutomaton:
 
     A state stands for substrings that occur at the same places; `link` leads to the longest of their suffixes that
     occurs at more places. Every state knows how often its strings occurred, and its favourite: the token that followed
-    them most often, of equally many the latest. Both are exact where a text's end has at most 64 states above it, as
+    them most often, of equally many the latest. Both are exact where a text's end has at most 32 states above it, as
     in all but highly periodic texts; there short contexts are undercounted.
 
     A token takes constant time on average, a drafted one too. States are rows of 32-bit arrays, and most have a single
@@ -50,9 +50,15 @@ class SuffixAutomaton:
             new = known if lengths[known] == lengths[end] + 1 else self._split(end, token, known)
         else:
             new = self._add(lengths[end] + 1)
-            state = end
+            state, favourites, targets = end, self._favourites, self._targets
             while state >= 0 and (known := self.step(state, token)) < 0:
-                self._lead(state, token, new)
+                if favourites[state] < 0:
+                    favourites[state], targets[state] = token, new
+                else:
+                    branches = self._branches.get(state)
+                    if branches is None:
+                        branches = self._branches[state] = {favourites[state]: targets[state]}
+                    branches[token] = new
                 state = links[state]
             if state < 0:
                 links[new] = ROOT
@@ -131,7 +137,7 @@ class SuffixAutomaton:
 
         Args:
             state: the context.
-            match: its length.
+            match: its length; after none there is no tree.
             limit: nodes.
 
         Returns:
@@ -140,7 +146,7 @@ class SuffixAutomaton:
         tokens: list[int] = []
         parents: list[int] = []
         # Minus the probability; the order of arrival; parent, token and state, or parent 0, token -1 and a context.
-        heap: list[tuple[float, int, int, int, int, int]] = [(-1.0, 0, 0, -1, state, match)]
+        heap: list[tuple[float, int, int, int, int, int]] = [(-1.0, 0, 0, -1, state, match)] if match else []
         first: set[int] = set()  # tokens below the root
         arrivals = 1
         while heap and len(tokens) < limit:
@@ -189,16 +195,6 @@ class SuffixAutomaton:
         self._targets.append(-1)
         return len(self._links) - 1
 
-    def _lead(self, state: int, token: int, target: int) -> None:
-        """Let a state go on to another one with a token, as its favourite if it is the first."""
-        if self._favourites[state] < 0:
-            self._favourites[state], self._targets[state] = token, target
-            return
-        branches = self._branches.get(state)
-        if branches is None:
-            branches = self._branches[state] = {self._favourites[state]: self._targets[state]}
-        branches[token] = target
-
     def _split(self, state: int, token: int, whole: int) -> int:
         """Give those of a state's strings a state of their own that end a text now; what leads there, too."""
         links = self._links
@@ -218,15 +214,17 @@ class SuffixAutomaton:
 
     def _count(self, end: int, token: int) -> None:
         """Count a token after every context that it follows here, the text before it and its suffixes."""
-        counts, last = self._counts, -1
+        counts, favourites, targets, branches = self._counts, self._favourites, self._targets, self._branches
+        links, last = self._links, -1
         for _ in range(_COUNTED):
-            target = self.step(end, token)
+            # As `step` does, without a call: most of the time that a token takes goes by here.
+            favourite = targets[end]
+            target = favourite if favourites[end] == token else branches[end][token]
             if target != last:
                 counts[target] += 1
                 last = target
-            favourite = self._targets[end]
             if favourite != target and counts[target] >= counts[favourite]:
-                self._favourites[end], self._targets[end] = token, target
-            end = self._links[end]
+                favourites[end], targets[end] = token, target
+            end = links[end]
             if end < 0:
                 break

@@ -35,6 +35,8 @@ class Batch:
         cache: the target's, for drafters that run layers of the target itself: it holds each row's text but the root.
             They forget the tentative nodes that they append.
         places: the row of the `cache` that each row is; rows whose prompts are still being read may lie between.
+        drawn_only: of each row, whether siblings must be drawn there, with replacement; empty where there is no such
+            row. See `takes_chosen_trees`.
     """
 
     sequences: list[Sequence]
@@ -47,11 +49,16 @@ class Batch:
     depths: tuple[int, ...] = ()
     cache: Cache | None = None
     places: tuple[int, ...] = ()
+    drawn_only: tuple[bool, ...] = ()
 
     @property
     def device(self) -> torch.device:
         """Where the draft is wanted."""
         return self.seeds.device
+
+    def takes_chosen_trees(self, row: int) -> bool:
+        """Whether a row's draft may branch where its tokens are chosen by rule."""
+        return self.trees[row] and not (self.drawn_only and self.drawn_only[row])
 
 
 @runtime_checkable

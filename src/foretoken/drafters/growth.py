@@ -337,7 +337,7 @@ def _tree(plan: TreePlan, batch: Batch, row: int, limit: int) -> _Tree:
     depth = batch.depths[row] if batch.depths else limit
     greedy = sequence.params.greedy
     drawn = not (greedy or batch.shared_noise[row] or plan.dynamic)
-    if not batch.trees[row]:
+    if not batch.takes_chosen_trees(row):  # nor are they drawn with replacement
         return _Static(TreeShape.chain(plan.chain_length(limit, depth)), drawn)
     if plan.dynamic or (greedy and isinstance(plan.shape, AcceptanceTable)):
         return _Dynamic(plan, limit, depth)

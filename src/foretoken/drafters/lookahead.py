@@ -23,7 +23,7 @@ class Lookahead:
     A window of ``window`` columns and ``ngram - 1`` levels stands behind the root: the token of level l in column j is
     a guess for position l + j after the root, guessed l times anew. Each pass says what comes after the tokens of the
     top level; that is the next top level, and with each column's tokens an n-gram, which goes into a pool. Candidates
-    for verification are n-grams of the pool that begin with the root.
+    for verification are n-grams of the pool that begin with the root, and the latest of them continued by others.
 
     All of it is one draft tree of chosen tokens. Level 0 is a chain under the root, the token of level l and column j a
     child of that of level l - 1 in the same column (in column 0 of level 0, the root). So a node's ancestors are just
@@ -62,7 +62,7 @@ class Lookahead:
                 text = self._texts[sequence] = _Text(self.ngram, self.guesses)
             text.read(sequence)
             tree = _Tree(limit, batch.vocab_size)
-            if batch.trees[row]:
+            if batch.takes_chosen_trees(row):
                 self._branch(text, tree)
             else:
                 self._go_straight(text, tree)
@@ -93,7 +93,7 @@ class Lookahead:
     def _branch(self, text: _Text, tree: _Tree) -> None:
         """Half of the room for candidates, the rest for the window, and what that leaves for candidates again."""
         window, limit = text.window, tree.limit
-        candidates = text.pool.after(text.root)
+        candidates = [*text.pool.after(text.root), self._chain(text, limit)]
         tree.limit = limit // 2
         tree.add_all(candidates)
         tree.limit = limit
@@ -104,16 +104,21 @@ class Lookahead:
 
     def _go_straight(self, text: _Text, tree: _Tree) -> None:
         """An n-gram, and n-grams that begin with its last token; else the Jacobi row."""
-        chain = [text.root]
-        while len(chain) <= tree.limit and (known := text.pool.after(chain[-1])):
-            chain.extend(known[0])
-        if len(chain) == 1:
+        chain = self._chain(text, tree.limit)
+        if not chain:
             text.window.fill(min(self.window, tree.limit + 1), 1, text)
-            chain = text.window.levels[0] if text.window.levels else chain
-        tree.add(chain[1:])
+            chain = text.window.levels[0][1:]
+        tree.add(chain)
         # Whatever the chain is, what the target says after its tokens is the next row.
         text.window.levels = [[text.root, *tree.tokens]]
         text.window.place(tree)
+
+    def _chain(self, text: _Text, limit: int) -> list[int]:
+        """The latest n-gram that begins with the root, the latest that begins with its last token, and so on."""
+        chain = [text.root]
+        while len(chain) <= limit and (known := text.pool.after(chain[-1])):
+            chain.extend(known[0])
+        return chain[1:]
 
 
 class _Pool:

@@ -18,8 +18,10 @@ from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
-# How often the target says the candidate of each rank, given that all above it on its path were right.
-_RATES = (0.40, 0.13, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
+# Where the first successor is wrong, how often each later one is right: about the same at all temperatures.
+_LATER = (0.2, 0.1, 0.07, 0.045, 0.03, 0.02, 0.015)
+_FIRST = 0.5  # how often the first one is right, before there were any
+_STEP = 1 / 32  # what one more counts
 
 
 class TokenRecycling:
@@ -27,8 +29,9 @@ class TokenRecycling:
 
     Every pass scores all nodes of a draft, and the likeliest tokens after each of them, rejected ones too, are entered
     as the successors of the node's token. A draft follows the table from the root on: where trees are taken in a tree
-    of a fixed shape, wide at the top and deepest along first ranks, else along the first rank alone. The tokens are
-    chosen, not drawn.
+    of a fixed shape, wide at the top and deepest along first successors, else along first successors alone. The shape
+    is one of nine, by how often the first one was right lately: where that is the rule, a tree hardly branches. The
+    tokens are chosen, not drawn.
 
     The prompt is not scored node by node where a drafter could see it: until the target was heard on a token, its
     successors are those that it had in the prompt, the latest first.
@@ -48,7 +51,7 @@ class TokenRecycling:
     trees = True
 
     def __init__(self, candidates: int = 8, *, shared: bool = False) -> None:
-        self.candidates = check_integer("candidates", candidates, 1, len(_RATES), cure="use 8")
+        self.candidates = check_integer("candidates", candidates, 1, len(_LATER) + 1, cure="use 8")
         self.shared = shared
         self._common = _Table()
         self._own: WeakKeyDictionary[Sequence, _Table] = WeakKeyDictionary()
@@ -63,8 +66,10 @@ class TokenRecycling:
             if sequence not in self._read:
                 self._read.add(sequence)
                 table.read(sequence.context, self.candidates, batch.vocab_size)
-            branches = self.candidates if batch.trees[row] else 1
-            tokens, links = table.grow(sequence.tokens[-1], tree_shape(limit, branches))
+            # Twice as large, to put others in the place of nodes without known successors.
+            branches = self.candidates if batch.takes_chosen_trees(row) else 1
+            shape = tree_shape(2 * limit, branches, round(10 * table.rate))
+            tokens, links = table.grow(sequence.tokens[-1], shape, limit)
             rows.append(tokens)
             parents.append(links)
         return Draft.from_lists(rows, batch.device, parents)
@@ -73,13 +78,15 @@ class TokenRecycling:
         """Enter the target's likeliest tokens after every node."""
         likely = logits.topk(min(self.candidates, logits.shape[-1]), dim=-1).indices.tolist()
         drafted, sizes = draft.tokens.tolist(), draft.counts.tolist()
-        paths, accepted = verdict.path.tolist(), verdict.counts.tolist()
+        paths, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
         for row, sequence in enumerate(batch.sequences):
-            heard = self._table(sequence, batch.shared_noise[row]).heard
+            table = self._table(sequence, batch.shared_noise[row])
             tokens = [sequence.tokens[-1], *drafted[row][: sizes[row]]]
+            kept = [0, *paths[row][: accepted[row]]]
+            table.judge([*(tokens[node] for node in kept), following[row]])
             # What was said where the text really went on counts most, so that it comes last.
-            for node in (*range(len(tokens)), 0, *paths[row][: accepted[row]]):
-                heard[tokens[node]] = array("i", likely[row][node])
+            for node in (*range(len(tokens)), *kept):
+                table.heard[tokens[node]] = array("i", likely[row][node])
 
     def _table(self, sequence: Sequence, shared_noise: bool) -> _Table:
         if self.shared and self._participants.takes_part(sequence, shared_noise):
@@ -96,11 +103,24 @@ class _Table:
     Attributes:
         heard: the target's.
         found: those in prompts.
+        rate: how often the first one was right lately.
     """
 
     def __init__(self) -> None:
         self.heard: dict[int, array[int]] = {}
         self.found: dict[int, list[int]] = {}
+        self.rate = _FIRST
+
+    def successors(self, token: int) -> AbstractSequence[int]:
+        """What is known to follow a token."""
+        return self.heard.get(token) or self.found.get(token) or ()
+
+    def judge(self, said: list[int]) -> None:
+        """Compare with how the text went on."""
+        for token, following in pairwise(said):
+            known = self.successors(token)
+            if known:
+                self.rate += _STEP * ((known[0] == following) - self.rate)
 
     def read(self, text: list[int], candidates: int, vocab_size: int) -> None:
         """Enter a prompt."""
@@ -112,15 +132,17 @@ class _Table:
                 known.insert(0, following)
                 del known[candidates:]
 
-    def grow(self, root: int, shape: tuple[tuple[int, int], ...]) -> tuple[list[int], list[int]]:
-        """A tree of that shape as far as successors are known: tokens, and node numbers of their parents."""
+    def grow(self, root: int, shape: tuple[tuple[int, int], ...], limit: int) -> tuple[list[int], list[int]]:
+        """A tree of that shape, of at most `limit` nodes, as far as successors are known: tokens, and their parents."""
         tokens, parents = [root], [-1]
         numbers = [0]  # of each node of the shape; -1 where there is none
         for above, rank in shape:
+            if len(tokens) > limit:
+                break
             parent = numbers[above]
             token = -1
             if parent >= 0:
-                known = self.heard.get(tokens[parent]) or self.found.get(tokens[parent]) or ()
+                known = self.successors(tokens[parent])
                 token = known[rank] if rank < len(known) else -1
             if token < 0:
                 numbers.append(-1)
@@ -132,18 +154,25 @@ class _Table:
 
 
 @lru_cache(maxsize=1024)
-def tree_shape(size: int, candidates: int) -> tuple[tuple[int, int], ...]:
+def tree_shape(size: int, candidates: int, tenths: int) -> tuple[tuple[int, int], ...]:
     """The `size` paths of ranks that are likeliest to be right, as a tree.
+
+    Args:
+        size: nodes.
+        candidates: ranks.
+        tenths: how often the first one is right.
 
     Returns:
         For each node, parents first, its parent's number (0 = root) and its rank among the parent's successors.
     """
+    first = min(max(tenths / 10, 0.1), 0.9)
+    rates = (first, *((1 - first) * later for later in _LATER))
     shape: list[tuple[int, int]] = []
-    heap = [(-_RATES[0], 0, 0, 1.0)]  # minus the chance, parent, rank, the parent's chance
+    heap = [(-first, 0, 0, 1.0)]  # minus the chance, parent, rank, the parent's chance
     while len(shape) < size:
         chance, parent, rank, above = heappop(heap)
         shape.append((parent, rank))
-        heappush(heap, (chance * _RATES[0], len(shape), 0, -chance))
+        heappush(heap, (chance * first, len(shape), 0, -chance))
         if rank + 1 < candidates:
-            heappush(heap, (-above * _RATES[rank + 1], parent, rank + 1, above))
+            heappush(heap, (-above * rates[rank + 1], parent, rank + 1, above))
     return tuple(shape)

@@ -7,7 +7,6 @@ from heapq import heappop, heappush
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
@@ -80,18 +79,10 @@ class Retrieval:
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """Trees of continuations, empty where no suffix of the text occurs in the corpus."""
         rows = [
-            self._continue(sequence, limit, branch, batch.vocab_size)
-            for sequence, limit, branch in zip(batch.sequences, limits, batch.trees, strict=True)
+            self._continue(sequence, limit, batch.takes_chosen_trees(row), batch.vocab_size)
+            for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True))
         ]
-        if not any(batch.trees):
-            return Draft.from_lists([tokens for tokens, _ in rows], batch.device)
-        width = max(len(tokens) for tokens, _ in rows)
-        padded = torch.zeros((2, len(rows), width), dtype=torch.int64)
-        for place, tree in enumerate(rows):
-            padded[:, place, : len(tree[0])] = torch.tensor(tree)
-        counts = torch.tensor([len(tokens) for tokens, _ in rows])
-        tokens, parents = padded.to(batch.device)
-        return Draft(tokens, parents, counts.to(batch.device))
+        return Draft.from_lists([tokens for tokens, _ in rows], batch.device, [parents for _, parents in rows])
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Nothing to learn: the corpus stays what it is."""

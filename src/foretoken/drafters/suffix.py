@@ -40,9 +40,9 @@ class Suffix:
     name = "suffix"
     trees = True
 
-    def __init__(self, global_tokens: int = 0, *, growth: float = 4.0) -> None:
+    def __init__(self, global_tokens: int = 0, *, growth: float = 6.0) -> None:
         self.global_tokens = check_integer("global_tokens", global_tokens, 0, cure="use 0 to keep requests apart")
-        self.growth = check_number("growth", growth, 0.0, above=True, cure="use 4, or 1 for shorter drafts")
+        self.growth = check_number("growth", growth, 0.0, above=True, cure="use 6, or 1 for shorter drafts")
         self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
@@ -65,7 +65,7 @@ class Suffix:
                         automaton, state, match = other, place, length
             self.matches[sequence] = match
             limit = min(limit, max(1, int(self.growth * match))) if match else 0
-            if batch.trees[row]:
+            if batch.takes_chosen_trees(row):
                 tokens, links = automaton.tree(state, match, limit)
             else:
                 tokens = automaton.chain(state, limit)

@@ -23,6 +23,8 @@ class KSeqVerifier(TopDownVerifier):
     """
 
     name = "kseq"
+    drawn_only = True
+    """Whether siblings must be drawn with replacement: elsewhere they may be chosen, too."""
     summary = "siblings drawn with replacement, all accepted by one rule within 1 - 1/e of the best there is"
     citation = "Sun et al. 2023 (SpecTr), arXiv 2310.15141"
 
