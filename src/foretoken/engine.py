@@ -384,9 +384,7 @@ def make_drafter(drafter: Any, target: LanguageModel, *, tree: TreePlan | None =
 def _refuse_trees(tree: TreePlan | None, what: str) -> None:
     if tree is not None and tree.branches:
         takers = [name for name, one in known_drafters().items() if one.takes_tree]
-        raise ParameterError(
-            f"tree= is given, but {what} takes no shape of trees: leave it out, or use {', '.join(takers)}"
-        )
+        raise ParameterError(f"tree= is given, but {what} takes none: leave it out, or use {', '.join(takers)}")
 
 
 def _check_drafter(target: LanguageModel, model: LanguageModel) -> None:
