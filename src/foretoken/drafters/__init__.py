@@ -10,12 +10,15 @@ from typing import Any
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
+from foretoken.drafters.growth import TreePlan
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.prompt_lookup import PromptLookup
+from foretoken.drafters.shapes import AcceptanceTable, TreeShape
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 
 __all__ = [
+    "AcceptanceTable",
     "Batch",
     "Cascade",
     "DraftModel",
@@ -24,6 +27,8 @@ __all__ = [
     "NgramStorage",
     "NoDrafter",
     "PromptLookup",
+    "TreePlan",
+    "TreeShape",
     "get",
     "is_name",
     "known",
