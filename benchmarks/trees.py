@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from foretoken import Completion, Engine, SamplingParams, tiny_pair
@@ -31,7 +30,7 @@ from data import encode, load_sources
 from distill import prompts_from
 
 BUDGETS = (8, 12, 16, 24, 32)
-CHAINS = (4, 6, 8, 10, 12, 16, 24, 32)
+CHAINS = (5, 8, 12, 16, 24, 32)
 DEPTH = 12
 SEED = 11
 
@@ -86,12 +85,11 @@ def main() -> None:
     runs: dict[str, dict[int, Run]] = {"chain": {}, "tree": {}}
     plans = [("chain", size, TreePlan()) for size in CHAINS]
     plans += [("tree", size, TreePlan(rates, depth=DEPTH)) for size in BUDGETS]
-    for kind, size, drafter.tree in track(plans, console=Console(stderr=True)):
+    for kind, size, drafter.tree in plans:
         engine = Engine(target, drafter, "traversal", size, max_batch_size=16, reuse_prefixes=False)
-        seeded = [
-            SamplingParams(seed=SEED + i, max_new_tokens=arguments.tokens, ignore_eos=True) for i in range(len(tests))
-        ]
+        seeded = [replace(params, seed=SEED + number) for number in range(len(tests))]
         runs[kind][size] = Run.of(engine.generate(tests, seeded))
+        print(f"{kind} of {size}: {runs[kind][size].length:.3f} ± {runs[kind][size].error:.3f}", flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
     result = _compare(runs, rates)
     (arguments.out / "trees.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

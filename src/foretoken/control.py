@@ -47,6 +47,7 @@ _GAIN = 1.02  # how much faster than plain decoding speculation must promise to 
 _GAIN_OF_BATCHES = 1.1  # the same where rows that get further than others leave a smaller batch behind
 _PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become useful
 _REFRESH = 256  # rounds with speculation after which plain decoding is measured again
+_NEIGHBOURS = 24  # rounds with trees after which the next larger number of nodes, or the next smaller, is tried
 _CURVE_ROUNDS = 8  # after which costs are looked at anew
 _BY_NODES = (0.0, 1.4, 1.85, 2.25, 2.6)  # tokens that trees of the `BUDGETS` are taken to get accepted, up to a factor
 _SLOPE = 0.04  # what a further position adds to a pass, as a share, before it was measured
@@ -273,7 +274,12 @@ class Controller:
                 return self._went(sizes[probe])
             # Nothing that is chosen by changes soon, and going through many rows' acceptance takes its time.
             self._plain = self._rounds + max(_CURVE_ROUNDS, self._idle // 8), tuple(map(id, requests))
-        return self._went(sizes[best])
+            return self._went(0)
+        return self._went(sizes[self._varied(best, len(sizes))])
+
+    def _varied(self, best: int, count: int) -> int:
+        """The best of `count` sizes, or another one that is to be tried again; by place."""
+        return best
 
     def _within(self, limit: int) -> tuple[int, ...]:
         """The sizes that make sense where a text has room for so many tokens."""
@@ -396,6 +402,13 @@ class TreeController(Controller):
 
     def _within(self, limit: int) -> tuple[int, ...]:
         return self.sizes if limit else self.sizes[:1]
+
+    def _varied(self, best: int, count: int) -> int:
+        # A tree says nothing of what a larger one would have had accepted: only trying does.
+        if self._busy % _NEIGHBOURS != _NEIGHBOURS - 1:
+            return best
+        other = best + (1 if self._busy // _NEIGHBOURS % 2 == 0 else -1)
+        return other if 0 < other < count else best
 
     def _tokens(self, requests: Sequence[Acceptance], count: int) -> list[float]:
         assert isinstance(self._overall, Yields)

@@ -94,6 +94,12 @@ class Draft:
             self, tokens=self.tokens[rows], parents=self.parents[rows], counts=self.counts[rows], probs=probs
         )
 
+    def chains(self) -> Draft:
+        """The same draft for rows of which none branches, as wide as the longest of them."""
+        width = int(self.counts.max()) if self.batch_size else 0
+        probs = None if self.probs is None else self.probs[:, :width]
+        return Draft.chain(self.tokens[:, :width], self.counts, probs)
+
     def has_chains(self) -> bool:
         """Whether no row branches; `is_chain` says so without looking where that is known."""
         steps = torch.arange(self.width, device=self.parents.device)

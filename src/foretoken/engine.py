@@ -504,6 +504,4 @@ def _checked(drafter: Drafter, target: LanguageModel) -> Drafter:
 def _refuse_trees(tree: TreePlan | None, what: str) -> None:
     if tree is not None and tree.branches:
         takers = [name for name, one in known_drafters().items() if one.takes_tree]
-        raise ParameterError(
-            f"tree= is given, but {what} takes no shape of trees: leave it out, or use {', '.join(takers)}"
-        )
+        raise ParameterError(f"tree= is given, but {what} takes none: leave it out, or use {', '.join(takers)}")

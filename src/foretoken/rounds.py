@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
@@ -538,9 +538,14 @@ class Rounds:
                 return decide_batch(rule.verifier, rule.sampler, batch.sequences, draft, logits, self.trace)
             sequences = [batch.sequences[place] for place in rule.places]
             part, scores = draft.part(rule.places), logits[rule.places]
-            if not draft.is_chain and part.has_chains():  # in their rows; and how siblings were drawn is of no meaning
-                part = replace(part, is_chain=True, replacement=True)
-            parts.append(decide_batch(rule.verifier, rule.sampler, sequences, part, scores, self.trace))
+            if not draft.is_chain and part.has_chains():
+                part = part.chains()
+            found, law = decide_batch(
+                rule.verifier, rule.sampler, sequences, part, scores[:, : part.width + 1], self.trace
+            )
+            if law is not None:
+                law = torch.nn.functional.pad(law, (0, 0, 0, draft.width - part.width))
+            parts.append((found, law))
         order = torch.tensor([place for rule in self._rules for place in rule.places], device=logits.device).argsort()
         laws = [law for _, law in parts if law is not None]
         return join([verdict for verdict, _ in parts], order), torch.cat(laws)[order] if laws else None

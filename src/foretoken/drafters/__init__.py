@@ -11,17 +11,20 @@ from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.early_exit import EarlyExit
+from foretoken.drafters.growth import TreePlan
 from foretoken.drafters.lookahead import Lookahead
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.other_vocabulary import DraftedText, SharedTokens, Vocab, draft_with
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.recycling import TokenRecycling
 from foretoken.drafters.retrieval import Retrieval
+from foretoken.drafters.shapes import AcceptanceTable, TreeShape
 from foretoken.drafters.suffix import Suffix
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 
 __all__ = [
+    "AcceptanceTable",
     "Batch",
     "Cascade",
     "DraftModel",
@@ -37,6 +40,8 @@ __all__ = [
     "SharedTokens",
     "Suffix",
     "TokenRecycling",
+    "TreePlan",
+    "TreeShape",
     "Vocab",
     "draft_with",
     "get",
