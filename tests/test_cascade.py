@@ -226,3 +226,14 @@ def test_a_seed_gives_the_same_drafts_whatever_came_before():
     assert one.token_ids == other.token_ids
     assert one.stats.drafted_by_position == other.stats.drafted_by_position
     assert one.stats.rounds == other.stats.rounds
+
+
+def test_who_pays_for_every_token_is_asked_for_few():
+    copying, dear = Fixed("copying", [], match=0), Fixed("dear", [wrong_token(NEW)] * 16)
+    cascade = Cascade([copying, dear], costs=[0.0, 0.1])
+    Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=16).generate(NEW, GREEDY)
+    assert {limit for (limit,) in copying.asked[:4]} == {16}
+    limits = [limit for (limit,) in dear.asked]
+    assert limits[0] == 5
+    assert 3 in limits
+    assert limits == sorted(limits, reverse=True)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from math import ceil
 from statistics import median
 from time import perf_counter
 from weakref import WeakKeyDictionary
@@ -25,6 +26,7 @@ _LONGEST = 6  # longer matches are counted with those of this length
 _WEIGHT = 2.0  # drafts that this assumption counts as
 _MEMORY = 0.97  # what a draft counts for when there was another one
 _COUNTED = 5  # accepted tokens of a draft that are counted: longer drafts must not speak for whole drafters
+_BEYOND = 2  # tokens that a drafter which pays for each is asked for beyond those that it is expected to get right
 _TIMED = 15  # calls that a median of seconds is taken of
 _ENOUGH = 3  # calls from which on it is relied on
 _PROBE = 32  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
@@ -119,7 +121,8 @@ class Cascade:
 
     What a draft promises is what drafts of that drafter, found with as long a match, had accepted in the same text so
     far: of a drafter that tells the length of its match (`PromptLookup.matches`), drafts of each length are counted
-    apart. A drafter that was not taken is judged too, by what the target said instead.
+    apart. A drafter that was not taken is judged too, by what the target said instead. One that tells no length is
+    taken to pay for every token, and asked for two more than its drafts had accepted, or the round's limit.
 
     With v tokens promised and calls made so far that cost s target passes, a round gives ``(1 + v) / (1 + s)`` tokens a
     pass; the next drafter is asked where it would raise that, and now and then where not, to see if it still holds.
@@ -176,7 +179,10 @@ class Cascade:
         for place, drafter in enumerate(self.drafters):
             if not any(open_rows):
                 break
-            asked = [limit if is_open else 0 for limit, is_open in zip(limits, open_rows, strict=True)]
+            asked = [
+                self._limit(text, place, limit) if is_open else 0
+                for text, limit, is_open in zip(texts, limits, open_rows, strict=True)
+            ]
             start = perf_counter()
             draft = drafter.propose(batch, asked)
             tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
@@ -245,6 +251,12 @@ class Cascade:
                 text.met.add(place)
                 unread += len(sequence.context)
         return unread
+
+    def _limit(self, text: _Text, place: int, limit: int) -> int:
+        """How many tokens to ask for: of a drafter that copies all, of others about as many as will be of use."""
+        if hasattr(self.drafters[place], "matches"):
+            return limit
+        return min(limit, ceil(self._record(text, (place, _ANY)).value) + _BEYOND)
 
     def _length(self, place: int, sequence: Sequence) -> int:
         matches = getattr(self.drafters[place], "matches", None)
