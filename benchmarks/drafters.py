@@ -43,7 +43,7 @@ COPY_EDIT = "copy-edit"
 WORKLOADS = (*SPEC_BENCH, COPY_EDIT)
 WARM_UP_TOKENS = 32
 CHAIN, TREE = 5, 16
-"""Tokens drafted a round; a cascade may take as many as a tree, since it asks drafters that pay by the token for few."""
+"""Tokens drafted a round; cascades take as many as trees, since they ask drafters that pay by the token for few."""
 
 
 def default_drafters() -> list[str]:
