@@ -43,7 +43,7 @@ COPY_EDIT = "copy-edit"
 WORKLOADS = (*SPEC_BENCH, COPY_EDIT)
 WARM_UP_TOKENS = 32
 CHAIN, TREE = 5, 16
-"""Tokens drafted a round."""
+"""Tokens drafted a round; cascades take as many as trees, since they ask drafters that pay by the token for few."""
 
 
 def default_drafters() -> list[str]:
@@ -85,7 +85,8 @@ def make_engine(word: str, target: LanguageModel, model: LanguageModel | None) -
     k = int(number) if number.isdecimal() else "auto"
     engine = Engine(target, drafter, num_speculative_tokens=k, reuse_prefixes=False, **options)
     if not at:
-        engine.num_speculative_tokens = TREE if getattr(engine.drafter, "trees", False) else CHAIN
+        many = len(parts) > 1 or getattr(engine.drafter, "trees", False)
+        engine.num_speculative_tokens = TREE if many else CHAIN
     return engine
 
 

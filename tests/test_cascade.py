@@ -226,3 +226,31 @@ def test_a_seed_gives_the_same_drafts_whatever_came_before():
     assert one.token_ids == other.token_ids
     assert one.stats.drafted_by_position == other.stats.drafted_by_position
     assert one.stats.rounds == other.stats.rounds
+
+
+def test_who_is_seldom_right_drafts_few():
+    copying, dear = Fixed("copying", [], match=0), Fixed("dear", [wrong_token(NEW)] * 16)
+    cascade = Cascade([copying, dear], costs=[0.0, 0.1])
+    Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=16).generate(NEW, GREEDY)
+    assert {limit for (limit,) in copying.asked[:4]} == {16}
+    limits = [limit for (limit,) in dear.asked]
+    assert limits[0] == 5
+    assert 3 in limits
+    assert limits == sorted(limits, reverse=True)
+
+
+def test_guesses_are_short_and_sure_copies_long():
+    class Watched(Right):
+        def observe(self, batch, draft, verdict, logits):
+            self.told.append(draft.counts.tolist())
+
+    widths = {}
+    for match in (1, 6):
+        copying = Watched("copying", NEW)
+        copying.match, copying.matches = match, copying
+        cascade = Cascade([copying, Fixed("dear", [])], costs=[0.0, 5.0])
+        Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=16).generate(NEW, GREEDY)
+        widths[match] = [count for (count,) in copying.told]
+    assert widths[6] == [16, 6]
+    assert widths[1][0] == 4  # what a match of one token is taken for: 1.35 right ones, and two beyond
+    assert widths[1][1] > 4  # it was right to the end

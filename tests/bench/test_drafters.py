@@ -172,6 +172,7 @@ def test_words_become_engines(bench: ModuleType, folder: Path) -> None:
     assert made.num_speculative_tokens == 7
     assert bench.make_engine("prompt-lookup@auto", target, None).num_speculative_tokens == "auto"
     assert bench.make_engine("prompt-lookup", target, None).num_speculative_tokens == bench.CHAIN
+    assert bench.make_engine("prompt-lookup,ngram-storage", target, None).num_speculative_tokens == bench.TREE
     assert bench.make_engine("none", target, None).drafter.name == "none"
     assert bench.make_engine("prompt-lookup;verifier=coupled@4", target, None).verifier is verify.get("coupled")
     with pytest.raises(ParameterError, match="an option as NAME=VALUE"):

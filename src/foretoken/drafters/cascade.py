@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from math import ceil
 from statistics import median
 from time import perf_counter
 from weakref import WeakKeyDictionary
@@ -26,6 +27,7 @@ _LONGEST = 6  # longer matches are counted with those of this length
 _WEIGHT = 2.0  # drafts that this assumption counts as
 _MEMORY = 0.97  # what a draft counts for when there was another one
 _COUNTED = 5  # accepted tokens of a draft that are counted: longer drafts must not speak for whole drafters
+_BEYOND = 2  # tokens that are drafted beyond those that are expected to be right
 _TIMED = 15  # calls that a median of seconds is taken of
 _ENOUGH = 3  # calls from which on it is relied on
 _PROBE = 32  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
@@ -120,7 +122,8 @@ class Cascade:
 
     What a draft promises is what drafts of that drafter, found with as long a match, had accepted in the same text so
     far: of a drafter that tells the length of its match (`PromptLookup.matches`), drafts of each length are counted
-    apart. A drafter that was not taken is judged too, by what the target said instead.
+    apart. A drafter that was not taken is judged too, by what the target said instead. Drafts are about two tokens
+    longer than what is expected to be accepted: a high limit serves those that are nearly always right to the end.
 
     With v tokens promised and calls made so far that cost s target passes, a round gives ``(1 + v) / (1 + s)`` tokens a
     pass; the next drafter is asked where it would raise that, and now and then where not, to see if it still holds.
@@ -183,7 +186,10 @@ class Cascade:
         for place, drafter in enumerate(self.drafters):
             if not any(open_rows):
                 break
-            asked = [limit if is_open else 0 for limit, is_open in zip(limits, open_rows, strict=True)]
+            asked = [
+                self._limit(text, place, limit) if is_open else 0
+                for text, limit, is_open in zip(texts, limits, open_rows, strict=True)
+            ]
             start = perf_counter()
             draft = drafter.propose(batch, asked)
             tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
@@ -200,11 +206,16 @@ class Cascade:
                 text.proposals.append((kind, proposal))
                 text.waited[place] = 0
                 promised = self._record(text, kind).value if proposal else None
+                if promised is not None and draft.probs is None:
+                    counts[row] = min(counts[row], _reach(promised, limits[row]))
                 costs = self._costs or (measured if text.free else None)
                 open_rows[row] = self._goes_on(batch.sequences[row], text, place, promised, costs)
                 takes[row] = bool(proposal) and not open_rows[row]
                 if proposal and draft.probs is None:
                     spare[row] = place
+            if draft.probs is None:  # each position that is scored costs, and what was chosen may be left out
+                kept = [row_tokens[:count] for row_tokens, count in zip(tokens, counts, strict=True)]
+                draft = Draft.from_lists(kept, batch.device)
             taken.append((takes, draft))
         # A guess is better than nothing. Not one that was drawn: which of those are used must not depend on others.
         drafted = {row for takes, _ in taken for row, takes_it in enumerate(takes) if takes_it}
@@ -253,6 +264,12 @@ class Cascade:
                 unread += len(sequence.context)
         return unread
 
+    def _limit(self, text: _Text, place: int, limit: int) -> int:
+        """How many tokens to ask for: of a drafter that copies all, of others about as many as will be of use."""
+        if hasattr(self.drafters[place], "matches"):
+            return limit
+        return _reach(self._record(text, (place, _ANY)).value, limit)
+
     def _length(self, place: int, sequence: Sequence) -> int:
         matches = getattr(self.drafters[place], "matches", None)
         return 0 if matches is None else min(matches.get(sequence, 0), _LONGEST)
@@ -294,6 +311,11 @@ class Cascade:
             if overdue or (1.0 + value) / spent > rate:
                 return True
         return False
+
+
+def _reach(value: float, limit: int) -> int:
+    """How many tokens to draft where so many are expected to be right: all, where that is as many as are counted."""
+    return limit if value > _COUNTED - 1 else min(limit, ceil(value) + _BEYOND)
 
 
 def _agreeing(ours: list[int], theirs: list[int]) -> int:
