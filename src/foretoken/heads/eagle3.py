@@ -298,7 +298,7 @@ class Eagle3Head(nn.Module):
     @cached_property
     def rotary(self) -> Rotary:
         """Cosines and sines by position."""
-        return rotary_of(self.config)
+        return Rotary(RopeConfig(self.config), self.config.head_dim)
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[B, 1, N, D]``."""
@@ -307,12 +307,7 @@ class Eagle3Head(nn.Module):
         return cosines[:, None], sines[:, None]
 
 
-def rotary_of(config: Eagle3Config) -> Rotary:
-    """Cosines and sines by position, for a head of this config."""
-    return Rotary(_RopeConfig(config), config.head_dim)
-
-
-class _RopeConfig:
+class RopeConfig:
     """What transformers' functions for rotary frequencies look at."""
 
     def __init__(self, config: Eagle3Config) -> None:

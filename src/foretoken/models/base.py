@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -129,3 +129,19 @@ class LanguageModel(Protocol):
             keep: which logits are wanted.
             hidden_layers: layers (0 = embeddings) whose output hidden states are wanted.
         """
+
+
+@runtime_checkable
+class Transparent(Protocol):
+    """What models of this package tell besides: drafters that are made of a target's insides ask for it."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the (decoder's) stack: the highest of the `hidden_layers`."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+
+    def embeddings(self) -> Tensor:
+        """``[V', hidden_size]``, the table that tokens are read with, of at least as many tokens as are known."""

@@ -120,6 +120,21 @@ class Wrapped:
         self.dtype: torch.dtype = module.dtype
         self.eos_token_ids = eos_token_ids(module)
 
+    @property
+    def num_layers(self) -> int:
+        """See `Transparent`."""
+        return int(text_config(self.module).num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """See `Transparent`."""
+        return int(text_config(self.module).hidden_size)
+
+    def embeddings(self) -> Tensor:
+        """See `Transparent`."""
+        table: Tensor = self.module.get_input_embeddings().weight
+        return table.detach()
+
 
 def slot_bytes(module: Any) -> int:
     """Bytes of one token's keys and values in all layers of the (decoder's) attention."""

@@ -21,7 +21,7 @@ from foretoken.models.native.linear import Quantize
 from foretoken.models.native.openvino_graph import BLOCK, Graph, shared
 from foretoken.models.native.rope import Rotary
 
-_CHAINS = (5, 3, 2, 1)
+CHAINS = (5, 3, 2, 1)
 """Steps that are compiled into one graph; whatever number is asked for is made up of these."""
 
 MOST_CHAINED = 64_000_000
@@ -174,6 +174,10 @@ class OpenVinoBackend:
         self._scratch = [self._pool.take()]  # where tokens that are padding leave keys and values
         self._request(())
 
+    def embeddings(self) -> Tensor:
+        """See `Transparent`."""
+        return self._weights.embedding()
+
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
         return NativeCache(PagedStore(self._pool, batch_size), batch_size)
@@ -191,7 +195,7 @@ class OpenVinoBackend:
             return self._score_by_path(cache, feeds, picks, hidden_layers)
         arrays = self._arrays(cache, self._padded(feeds, sum(len(feed.tokens) for feed in feeds)))
         begins = arrays["subsequence_begins"]
-        arrays["picks"] = _int32([begins[feed] + node for feed, node in picks] or [0])
+        arrays["picks"] = int32([begins[feed] + node for feed, node in picks] or [0])
         with self._lock:
             logits, *hidden = self._request(tuple(hidden_layers)).run(arrays)
         return logits[: len(picks)], [states[: len(picks)] for states in hidden]
@@ -246,8 +250,8 @@ class OpenVinoBackend:
     def warm_up(self) -> None:
         """Compile what `greedy_chain` needs, all at a time: else it would be done in the middle of a text."""
         if self.chains:
-            with ThreadPoolExecutor(len(_CHAINS)) as pool:
-                list(pool.map(lambda steps: self._request((), steps), _CHAINS))
+            with ThreadPoolExecutor(len(CHAINS)) as pool:
+                list(pool.map(lambda steps: self._request((), steps), CHAINS))
 
     def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """See `NativeModel.greedy_chain`: a call of the runtime for every five steps, and for what is left of them."""
@@ -259,7 +263,7 @@ class OpenVinoBackend:
         chains: list[list[int]] = [[] for _ in rows]
         done = 0
         while done < steps:
-            size = next(size for size in _CHAINS if size <= steps - done)
+            size = next(size for size in CHAINS if size <= steps - done)
             found = self._chain(cache, feeds, size)
             for feed, tokens in zip(feeds, found, strict=True):
                 chains[feed.row] += tokens
@@ -271,7 +275,14 @@ class OpenVinoBackend:
     def _chain(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> list[list[int]]:
         """Of each feed the tokens after it, so many of them."""
         size = len(feeds)
-        feeds = self._padded(feeds, size)
+        arrays = self._chain_arrays(cache, self._padded(feeds, size), steps)
+        with self._lock:
+            (found,) = self._request((), steps).run(arrays)
+        chains: list[list[int]] = found.T.tolist()
+        return chains[:size]
+
+    def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> dict[str, Any]:
+        """Inputs of a graph of so many steps."""
         ends = [feed.start + len(feed.tokens) for feed in feeds]
         arrays = self._arrays(cache, feeds, steps - 1)
         arrays["picks"] = arrays["subsequence_begins"][1:] - 1
@@ -279,12 +290,9 @@ class OpenVinoBackend:
             table = self._rotary.table(0, max(ends) + steps)
             turns = table[:, (torch.arange(steps - 1)[:, None] + torch.tensor(ends)).flatten(), None, None].numpy()
             arrays["next_cosines"], arrays["next_sines"] = turns[0], turns[1]
-            arrays["next_lens"] = _int32(ends)
+            arrays["next_lens"] = int32(ends)
             arrays["next_begins"] = np.arange(len(ends) + 1, dtype=np.int32)
-        with self._lock:
-            (found,) = self._request((), steps).run(arrays)
-        chains: list[list[int]] = found.T.tolist()
-        return chains[:size]
+        return arrays
 
     def _padded(self, feeds: Sequence[Feed], rows: int) -> Sequence[Feed]:
         """The feeds, and some of no row's where matrices would be multiplied with too few rows."""
@@ -307,13 +315,13 @@ class OpenVinoBackend:
         cosines, sines = self._rotation(feeds)
         trees, tree_begins = _trees(feeds)
         return {
-            "tokens": _int32([token for feed in feeds for token in feed.tokens]),
+            "tokens": int32([token for feed in feeds for token in feed.tokens]),
             "cosines": cosines,
             "sines": sines,
-            "past_lens": _int32(starts),
-            "subsequence_begins": _int32([0, *accumulate(sizes)]),
-            "block_indices": _int32([block for table in used for block in table]),
-            "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
+            "past_lens": int32(starts),
+            "subsequence_begins": int32([0, *accumulate(sizes)]),
+            "block_indices": int32([block for table in used for block in table]),
+            "block_indices_begins": int32([0, *accumulate(map(len, used))]),
             "max_context_len": np.array(max(ends), dtype=np.int32),
             "tree": trees,
             "tree_begins": tree_begins,
@@ -323,9 +331,13 @@ class OpenVinoBackend:
         """The compiled model that gives the hidden states of these layers, or takes so many steps."""
         key = hidden_layers, steps
         if key not in self._requests:
-            graph = Graph(self._weights, self._dtype, self.quantize, hidden_layers, steps)
+            graph = self._graph(hidden_layers, steps)
             self._requests[key] = _Request(graph, self._dtype, self._pool, self._threads, self.quantize == "w8a8")
         return self._requests[key]
+
+    def _graph(self, hidden_layers: tuple[int, ...], steps: int | None) -> Graph:
+        """What is compiled for `_request`."""
+        return Graph(self._weights, self._dtype, self.quantize, hidden_layers, steps)
 
 
 @cache
@@ -386,8 +398,8 @@ def _trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:
     if all(feed.parents is None for feed in feeds):
         return np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32)
     squares = [np.array(feed.ancestors(), dtype=np.uint8).ravel() for feed in feeds]
-    return np.concatenate(squares), _int32([0, *accumulate(map(len, squares))])
+    return np.concatenate(squares), int32([0, *accumulate(map(len, squares))])
 
 
-def _int32(values: list[int]) -> Any:
+def int32(values: list[int]) -> Any:
     return np.array(values, dtype=np.int32)

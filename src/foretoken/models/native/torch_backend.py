@@ -76,6 +76,10 @@ class TorchBackend:
         self._rotations: list[Tensor | None] = [None, None]
         self._masks = MaskBuilder(dtype, device)
 
+    def embeddings(self) -> Tensor:
+        """See `Transparent`."""
+        return self._decoder.embedding
+
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
         return NativeCache(DenseStore(self.spec.layers), batch_size)
