@@ -324,7 +324,7 @@ class Rounds:
 
     def _limits(self) -> list[int]:
         """How many tokens each row may draft this round, which emits one more than it accepts."""
-        most = [max(0, row.remaining - 1) for row in self._active]
+        most = [_room(row) for row in self._active]
         k = 0
         if None in self._numbers:
             free = [place for place, number in enumerate(self._numbers) if number is None]
@@ -462,6 +462,7 @@ class Rounds:
             vocab_size=self.target.vocab_size,
             shared_noise=tuple(is_coupled(row.verifier) for row in self._active),
             trees=tuple(row.verifier.trees for row in self._active),
+            depths=tuple(_room(row) for row in self._active),
         )
 
     def _rules_of(self, sampler: Sampler) -> list[_Rule]:
@@ -652,6 +653,11 @@ class Rounds:
                 f"{max(len(row.sequence.tokens) for row in self.rows):,} tokens: lower max_batch_size, "
                 "num_speculative_tokens, the prompt's length or max_new_tokens"
             ) from error
+
+
+def _room(row: Row) -> int:
+    """Most tokens that a round of the row can accept, for it emits one more."""
+    return max(0, row.remaining - 1)
 
 
 def _usable(row: Row) -> Sequence | None:

@@ -29,6 +29,8 @@ class Batch:
             propose what that law picks under the noise it shares with the target (`Sampler.picks`). What the draft
             says of its law is not looked at in such a row.
         trees: of each row, whether its verifier takes trees: elsewhere a drafter drafts a chain.
+        depths: of each row, the most tokens of a path that the text has room for; empty where nobody counted them.
+            Longer ones do no harm.
     """
 
     sequences: list[Sequence]
@@ -38,6 +40,7 @@ class Batch:
     vocab_size: int
     shared_noise: tuple[bool, ...]
     trees: tuple[bool, ...]
+    depths: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:

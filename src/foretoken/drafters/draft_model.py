@@ -1,10 +1,10 @@
-"""A small language model that drafts a chain, one token a step."""
+"""A small language model that drafts: a chain, one token a step, or a tree, one depth a step."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
+from foretoken.drafters.growth import Frontier, Grown, Tree, grow, plan_of
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.feed import feed
 from foretoken.models.loading import load
@@ -29,20 +30,29 @@ class _Memory:
     Attributes:
         cache: one row a sequence.
         rows: ids of the sequences that the rows belong to.
-        tentative: drafted tokens that the cache holds, not yet committed or forgotten.
+        tentative: drafted tokens of a row that the cache holds, not yet committed or forgotten; the most of any row.
+        grown: the trees that they are of; None for chains.
     """
 
     cache: Cache
     rows: list[int]
     tentative: int = 0
+    grown: Grown | None = None
 
-    def forget(self, accepted: Tensor) -> None:
-        """Commit the first tentative tokens of each row, as many as were accepted; forget the others."""
+    def keep(self, verdict: Verdict | None) -> None:
+        """Commit the tentative tokens that were accepted, None for none of them; forget the others."""
         if self.tentative == 0:
             return
-        path = torch.arange(self.tentative).expand(len(self.rows), -1)
-        self.cache.commit(path, accepted.clamp(max=self.tentative))
-        self.tentative = 0
+        size = len(self.rows)
+        if verdict is None:
+            path, counts = torch.zeros((size, 0), dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+        elif self.grown is not None:
+            path, counts = self.grown.kept(verdict)
+        else:
+            path = torch.arange(self.tentative).expand(size, -1)
+            counts = verdict.counts.cpu().clamp(max=self.tentative)
+        self.cache.commit(path, counts)
+        self.tentative, self.grown = 0, None
 
 
 class DraftModel:
@@ -50,12 +60,21 @@ class DraftModel:
 
     Each token is drawn from the drafter's law under the request's own sampling parameters, and that very law is what
     the draft carries as q. With temperature 0, and under a coupled verifier, tokens are chosen instead.
+
+    Args:
+        model: in any form that `foretoken.load` takes; one that is loaded here is rounded where that helps.
+        tree: "none" drafts chains; "static" trees of the shape that is best for a row's limit by what is typical,
+            drawn without replacement; "dynamic" trees of the likeliest nodes, chosen; a shape or a table that was
+            measured, or a file that holds one, trees of that shape or by that table. See `foretoken.drafters.growth`.
+
+    Raises:
+        ParameterError: `tree` is none of these.
     """
 
     name = "draft-model"
 
-    def __init__(self, model: Any) -> None:
-        """Take a model in any form that `foretoken.load` does; one that is loaded here is rounded where that helps."""
+    def __init__(self, model: Any, tree: Tree = "none") -> None:
+        self.tree = plan_of(tree)
         self.model: LanguageModel = load(model, quantize="auto")
         self.models = (self.model,)
         self.own_threads: bool = getattr(self.model, "own_threads", False)
@@ -65,13 +84,21 @@ class DraftModel:
         # Of each sequence: two batches that take turns don't disturb each other, and what ended is let go.
         self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
 
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may branch."""
+        return self.tree.branches
+
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """A chain of up to ``limits[b]`` tokens in row b."""
-        # The last drafted token is never fed, so a text of n tokens allows max_length - n + 1 draft tokens.
-        limits = [
-            max(0, min(limit, self.model.max_length - len(sequence.tokens) + 1)) if self._reads(sequence) else 0
-            for limit, sequence in zip(limits, batch.sequences, strict=True)
+        """A draft of up to ``limits[b]`` tokens in row b."""
+        # The last drafted token is never fed, so a text of n tokens allows max_length - n + 1 draft tokens on a path.
+        room = [
+            max(0, self.model.max_length - len(sequence.tokens) + 1) if self._reads(sequence) else 0
+            for sequence in batch.sequences
         ]
+        if self.tree.branches:
+            return self._trees(batch, limits, room)
+        limits = [min(limit, most) for limit, most in zip(limits, room, strict=True)]
         width = max(limits, default=0)
         device = batch.device
         if width == 0:
@@ -115,7 +142,28 @@ class DraftModel:
         """Commit the accepted tokens that the cache holds; forget the others."""
         memory = self._memories.get(batch.sequences[0])
         if memory is not None:
-            memory.forget(verdict.counts.cpu())
+            memory.keep(verdict)
+
+    def _trees(self, batch: Batch, limits: AbstractSequence[int], room: list[int]) -> Draft:
+        limits = [limit if most else 0 for limit, most in zip(limits, room, strict=True)]
+        if not any(limits):
+            return Draft.empty(len(limits), batch.device)
+        batch = replace(batch, depths=tuple(map(min, batch.depths or limits, room)))
+        memory = self._recall(batch)
+        logits = feed(self.model, memory.cache, self._missing(memory, batch, limits), keep="last")
+        assert logits is not None
+
+        def score(frontier: Frontier) -> Tensor:
+            memory.tentative += 1
+            tokens, parents = frontier.tokens.to(self.model.device), frontier.parents.to(self.model.device)
+            scores = self.model.forward(tokens, parents, frontier.counts, memory.cache).logits
+            assert scores is not None
+            return scores
+
+        memory.grown = grow(self.tree, batch, limits, logits, score)
+        if not memory.grown.sound:
+            self._warn_of_bad_scores()
+        return memory.grown.draft
 
     def _reads(self, sequence: Sequence) -> bool:
         """Whether the encoder, if there is one, takes the source."""
@@ -176,7 +224,7 @@ class DraftModel:
         """What is remembered of the batch, its rows made the batch's: rows that left go, rows that joined are empty."""
         known = [memory for sequence in batch.sequences if (memory := self._memories.get(sequence)) is not None]
         memory = known[0] if known else _Memory(self.model.open(0), [])
-        memory.forget(torch.zeros(len(memory.rows), dtype=torch.int64))
+        memory.keep(None)
         ids = [sequence.id for sequence in batch.sequences]
         if ids == memory.rows:
             return memory

@@ -2,6 +2,6 @@
 
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.sampler import Sampler
-from foretoken.sampling.vocabulary import all_finite, check_finite, draw
+from foretoken.sampling.vocabulary import all_finite, check_finite, draw, draw_distinct
 
-__all__ = ["Sampler", "SamplingParams", "all_finite", "check_finite", "draw"]
+__all__ = ["Sampler", "SamplingParams", "all_finite", "check_finite", "draw", "draw_distinct"]

@@ -14,7 +14,7 @@ from foretoken.randomness import gumbel, gumbel_at, seed_tensor
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.penalties import Penalties, node_depths
 from foretoken.sampling.truncation import Filters, Kept, truncate
-from foretoken.sampling.vocabulary import argmax
+from foretoken.sampling.vocabulary import argmax, topk
 from foretoken.sequence import Sequence
 
 _NOISE_ROWS = 8  # rows of a vocabulary's noise made at a time
@@ -188,6 +188,60 @@ class Sampler:
                 rows = slice(None) if kept.rows is None else kept.rows
                 flat[rows] = _noisy_argmax(kept, seeds[rows], positions[rows])
         return picks
+
+    def best(
+        self,
+        logits: Tensor,
+        sequences: AbstractSequence[Sequence],
+        draft: Draft,
+        nodes: Tensor | None = None,
+        count: int = 1,
+        noise: AbstractSequence[bool] = (),
+    ) -> tuple[Tensor, Tensor]:
+        """The best tokens of each node, best first, and how sure of them their scores are.
+
+        The scores are those of `picks`, whose token is the first: a greedy row's before temperature, elsewhere the
+        log-probabilities, in rows with `noise` with Gumbel noise on them.
+
+        Args:
+            logits: as everywhere.
+            sequences: the rows' texts.
+            draft: the trees under their roots.
+            nodes: of the logits.
+            count: tokens of each node, at most the vocabulary's.
+            noise: of each row, whether it is added; empty for no row.
+
+        Returns:
+            tokens: ``[B, M, count]`` int64.
+            shares: ``[B, M, count]`` float32, logarithms of the softmax of the scores; -inf where a law has no more
+                tokens.
+        """
+        scores = self.scores(logits, sequences, draft, nodes)
+        tokens = torch.zeros((*scores.shape[:2], count), dtype=torch.int64, device=scores.device)
+        shares = torch.full(tokens.shape, -torch.inf, device=scores.device)
+        if self._greedy is not None:
+            values, tokens[self._greedy] = topk(scores[self._greedy], count)
+            shares[self._greedy] = values - scores[self._greedy].logsumexp(-1, keepdim=True)
+        flat_tokens, flat_shares = tokens.view(-1, count), shares.view(-1, count)
+        noisy = torch.tensor(noise or [False] * len(self.params), device=scores.device)
+        noisy = noisy.repeat_interleave(scores.shape[1])
+        positions = (self.positions(sequences)[:, None] + node_depths(draft, nodes)).view(-1)
+        seeds = self.seeds.repeat_interleave(scores.shape[1])
+        for group in self._groups:
+            for kept in self._truncate(scores, group):
+                rows = torch.arange(len(noisy), device=scores.device) if kept.rows is None else kept.rows
+                values = kept.scores
+                if any(noise):
+                    values = values.clone()
+                    for place in noisy[rows].nonzero().squeeze(-1).split(_NOISE_ROWS):
+                        key = seeds[rows[place]], positions[rows[place]]
+                        size = values.shape[-1]
+                        values[place] += gumbel(*key, size) if kept.ids is None else gumbel_at(*key, kept.ids[place])
+                top, ids = topk(values, min(count, values.shape[-1]))
+                width = top.shape[-1]
+                flat_tokens[rows, :width] = ids if kept.ids is None else kept.ids.gather(-1, ids)
+                flat_shares[rows, :width] = top - values.logsumexp(-1, keepdim=True)
+        return tokens, shares
 
     def _truncate(self, scores: Tensor, group: _Group) -> list[Kept]:
         """What the group's filters leave of its rows' nodes; rows are numbered as in ``scores.view(B * M, V)``."""

@@ -106,6 +106,32 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     return inside.gather(-1, _invert(weights.cumsum(-1), share)).squeeze(-1)
 
 
+def draw_distinct(probs: Tensor, uniforms: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw tokens from each law one after another, none twice: each from what those before it left, renormalised.
+
+    Args:
+        probs: ``[P, V]``, as in `draw`.
+        uniforms: ``[P, R]`` in [0, 1), one a draw.
+        counts: ``[P]`` int64, how many tokens are wanted of each law, R at most.
+
+    Returns:
+        tokens: ``[P, R]`` int64.
+        drawn: ``[P]`` int64, how many there are: fewer than wanted where a law had no more.
+    """
+    tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=probs.device)
+    drawn = torch.zeros_like(counts)
+    left = probs.clone() if uniforms.shape[-1] > 1 else probs
+    for rank in range(uniforms.shape[-1]):
+        rows = (counts > rank).nonzero().squeeze(-1)
+        if rank:
+            rows = rows[left[rows].amax(-1) > 0]
+            left[rows, tokens[rows, rank - 1]] = 0.0
+            rows = rows[left[rows].amax(-1) > 0]
+        tokens[rows, rank] = draw(left[rows], uniforms[rows, rank])
+        drawn[rows] += 1
+    return tokens, drawn
+
+
 def _invert(cumulative: Tensor, share: Tensor) -> Tensor:
     """First index whose cumulative weight exceeds the share of the total: ``[…, 1]`` for ``[…, W]`` and ``[…, 1]``."""
     total = cumulative[..., -1:]

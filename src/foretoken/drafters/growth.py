@@ -1,0 +1,445 @@
+"""Growing draft trees, whichever model scores the nodes: what to expand, what to draw or choose, what to keep.
+
+A drafter gives the scores of the root and a way to score a `Frontier`: nodes of all rows, of one depth, in one pass.
+`grow` gives back a `Draft`. Each row's tree depends on its own text, draws and limit alone.
+
+Three kinds of trees:
+
+- *drawn*, of a static shape: children are drawn without replacement from the drafter's law under the request's
+  sampling parameters, and nothing that was drawn is dropped. A law with fewer tokens gives fewer children.
+- *chosen*, of a static shape: the best tokens of each node. In rows that are greedy, and where noise is shared with the
+  target: there the best are those of law and noise together.
+- *dynamic*, chosen as well: at each depth the likeliest nodes are expanded, by the drafter's probability of the whole
+  path, and of all nodes seen the likeliest make the draft (EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+from heapq import nlargest
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
+from foretoken.drafters.shapes import TYPICAL, AcceptanceTable, TreeShape, best_shape, load
+from foretoken.errors import ParameterError
+from foretoken.randomness import Stream, uniforms
+from foretoken.sampling import all_finite, check_finite, draw_distinct
+from foretoken.sampling.params import check_integer
+from foretoken.verify.base import Verdict
+
+KINDS = ("none", "static", "dynamic")
+DEPTH = 8
+"""Deepest that trees grow, unless a shape says otherwise: each depth is a pass of the drafter."""
+WIDTH = 8
+"""Nodes of a depth that a dynamic tree expands."""
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """What trees a drafter grows.
+
+    Attributes:
+        shape: of static trees: one for every row, cut to a row's limit, or a table that the best shape for each limit
+            is made of. None grows chains, unless trees are dynamic.
+        dynamic: trees are grown by probability.
+        depth: most tokens of a path, of shapes made of a table and of dynamic trees.
+        width: nodes that a dynamic tree expands at a depth.
+
+    With a table, greedy rows get dynamic trees: a table is of drawn tokens, and probabilities tell more of chosen ones.
+    """
+
+    shape: TreeShape | AcceptanceTable | None = None
+    dynamic: bool = False
+    depth: int = DEPTH
+    width: int = WIDTH
+
+    def __post_init__(self) -> None:
+        check_integer("depth of trees", self.depth, 1, cure="1 drafts children of the root alone")
+        check_integer("width of trees", self.width, 1, cure="1 expands one node a depth")
+
+    @property
+    def branches(self) -> bool:
+        """Whether drafts may branch."""
+        return self.dynamic or self.shape is not None
+
+    def fitting(self, limit: int, depth: int) -> TreeShape:
+        """The static shape of a row that may draft `limit` nodes, none below `depth`."""
+        if isinstance(self.shape, TreeShape):
+            return self.shape.cut(limit, depth)
+        if self.shape is None:
+            return TreeShape.chain(min(limit, depth))
+        return best_shape(self.shape, limit, min(depth, self.depth))
+
+    def chain_length(self, limit: int, depth: int) -> int:
+        """Tokens of the chain that a row gets instead whose verifier takes no trees."""
+        if not self.branches:
+            deepest = limit
+        elif isinstance(self.shape, TreeShape):
+            deepest = self.shape.depth
+        else:
+            deepest = self.depth
+        return min(limit, depth, deepest)
+
+
+Tree = str | os.PathLike[str] | TreeShape | AcceptanceTable | TreePlan
+"""What trees are wanted: one of `KINDS`, a file that a shape or an acceptance table was saved to, or one of these."""
+
+
+def plan_of(tree: Tree) -> TreePlan:
+    """The plan that a user's word stands for.
+
+    Raises:
+        ParameterError: it is none of `KINDS`, and no file with a shape or a table.
+    """
+    if isinstance(tree, TreePlan):
+        return tree
+    if isinstance(tree, TreeShape | AcceptanceTable):
+        return TreePlan(tree)
+    if tree == "none":
+        return TreePlan()
+    if tree == "static":
+        return TreePlan(TYPICAL)
+    if tree == "dynamic":
+        return TreePlan(dynamic=True)
+    if not isinstance(tree, str | os.PathLike):
+        raise ParameterError(f"tree is {tree!r}: use {', '.join(KINDS)}, a file, a TreeShape or an AcceptanceTable")
+    return TreePlan(load(tree))
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Nodes of all rows, of one depth, that are to be scored in one pass.
+
+    Scored nodes are numbered in the order of the passes: row b's first is 0, and its next one always the sum of its
+    counts so far, as in `LanguageModel.forward`.
+
+    Attributes:
+        tokens: ``[B, F]`` int64, padded with 0.
+        parents: ``[B, F]`` int64: of each node its parent's number among the row's scored nodes, -1 for the root.
+        counts: ``[B]`` int64 on the CPU, nodes of each row; 0 is possible.
+        depth: of the nodes; children of the root have depth 1.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    counts: Tensor
+    depth: int
+
+
+Score = Callable[[Frontier], Tensor]
+"""Logits ``[B, F, V]`` of the token after each node of a frontier; those of padding mean nothing."""
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Trees, and which of their nodes were scored.
+
+    Attributes:
+        draft: the trees.
+        scored: ``[B, N]`` int64 on the CPU: number of node 1, 2, … among the row's scored nodes, -1 if it is none.
+        sound: every score was usable. Rows where one was not have shallower trees.
+    """
+
+    draft: Draft
+    scored: Tensor
+    sound: bool
+
+    def kept(self, verdict: Verdict) -> tuple[Tensor, Tensor]:
+        """The accepted nodes that were scored, as `Cache.commit` takes them: ``[B, D]`` numbers and ``[B]`` counts."""
+        if self.scored.shape[1] == 0 or verdict.path.shape[1] == 0:
+            return torch.zeros((len(self.scored), 0), dtype=torch.int64), torch.zeros(
+                len(self.scored), dtype=torch.int64
+            )
+        numbers = self.scored.gather(1, (verdict.path.cpu() - 1).clamp(min=0))
+        steps = torch.arange(numbers.shape[1])
+        held = (numbers >= 0) & (steps < verdict.counts.cpu()[:, None])
+        return numbers.clamp(min=0), held.to(torch.int64).cumprod(1).sum(1)
+
+
+def grow(plan: TreePlan, batch: Batch, limits: AbstractSequence[int], root: Tensor, score: Score) -> Grown:
+    """Grow a tree for every row.
+
+    Args:
+        plan: what trees.
+        batch: the rows.
+        limits: most nodes of each row's tree.
+        root: ``[B, V]`` logits of the token after each row's root; those of rows with limit 0 mean nothing.
+        score: gives the logits of what comes after further nodes.
+
+    Returns:
+        The trees; chains in rows whose verifier takes no trees.
+    """
+    trees = [_tree(plan, batch, row, limit) for row, limit in enumerate(limits)]
+    size, device = len(trees), batch.device
+    coins = _coins(trees, batch)
+    laws: list[tuple[Tensor, list[list[int]]]] = []  # by depth: what children were drawn from, and whose children
+    logits, sound, depth = root[:, None], True, 0
+    frontiers = [[0] if tree.wanted(0) else [] for tree in trees]
+    while any(frontiers):
+        counts = [len(nodes) for nodes in frontiers]
+        if depth:
+            logits = score(_frontier(trees, counts, depth, device))
+        logits = logits[..., : batch.vocab_size].to(device)
+        if not all_finite(logits):
+            used = torch.arange(logits.shape[1], device=device) < torch.tensor(counts, device=device)[:, None]
+            bad = check_finite(logits.masked_fill(~used[..., None], 0.0))
+            logits = logits.masked_fill((~used | bad[:, None])[..., None], 0.0)
+            sound = sound and not bool(bad.any())
+            frontiers = [[] if is_bad else nodes for nodes, is_bad in zip(frontiers, bad.tolist(), strict=True)]
+        so_far, nodes = _so_far(trees, batch, counts, depth)
+        if coins is not None:
+            q = batch.sampler.probabilities(logits, batch.sequences, so_far, nodes)
+            laws.append((q, frontiers))
+            _draw(trees, frontiers, q, coins)
+        if not all(tree.drawn for tree in trees):
+            _choose(trees, frontiers, batch, logits, so_far, nodes)
+        depth += 1
+        frontiers = [tree.expand() if nodes else [] for tree, nodes in zip(trees, frontiers, strict=True)]
+    numbers = [tree.finish() for tree in trees]
+    tokens = _table([tree.tokens[1:] for tree in trees], 0, device)
+    parents = _table([tree.parents[1:] for tree in trees], 0, device)
+    used = torch.tensor([len(tree.tokens) - 1 for tree in trees], device=device)
+    is_chain = all(tree.parents == list(range(-1, len(tree.parents) - 1)) for tree in trees)
+    if is_chain:
+        parents = torch.arange(tokens.shape[1], device=device).expand(size, -1)
+    probs = None if coins is None else _by_parent(laws, trees, numbers)
+    draft = Draft(tokens, parents, used, probs, replacement=is_chain, is_chain=is_chain)
+    return Grown(draft, _table([tree.scored[1:] for tree in trees], -1), sound)
+
+
+class _Tree(ABC):
+    """One row's tree while it grows. Nodes are numbered as they come, the root being 0.
+
+    Attributes:
+        drawn: children are drawn, not chosen.
+        tokens: of each node; the root's is of no interest.
+        parents: of each node, -1 for the root.
+        scored: of each node its number among the scored ones, -1 if it is none; the root is none.
+        expanded: of each scored node its number as a node.
+    """
+
+    def __init__(self, drawn: bool) -> None:
+        self.drawn = drawn
+        self.tokens, self.parents, self.scored = [0], [-1], [-1]
+        self.expanded: list[int] = []
+        self._newest = 1  # the first node of the deepest level
+
+    def add(self, node: int, tokens: AbstractSequence[int], shares: AbstractSequence[float]) -> None:
+        """Give a node of the frontier its children.
+
+        Args:
+            node: their parent.
+            tokens: by rank, as many as there are, `wanted` at most.
+            shares: logarithms of the drafter's probabilities of them; none of drawn ones.
+        """
+        self.tokens += tokens
+        self.parents += [node] * len(tokens)
+        self.scored += [-1] * len(tokens)
+
+    def expand(self) -> list[int]:
+        """The next frontier: nodes of the deepest level, which are numbered as scored ones."""
+        first, self._newest = self._newest, len(self.tokens)
+        nodes = self._worthy(range(first, self._newest))
+        for node in nodes:
+            self.scored[node] = len(self.expanded)
+            self.expanded.append(node)
+        return nodes
+
+    @abstractmethod
+    def wanted(self, node: int) -> int:
+        """How many children a node of the frontier, or the root, should get."""
+
+    @abstractmethod
+    def _worthy(self, level: range) -> list[int]:
+        """Which nodes of the deepest level get children."""
+
+    @abstractmethod
+    def finish(self) -> dict[int, int]:
+        """Make of all nodes the draft's; the numbers that these get."""
+
+
+class _Static(_Tree):
+    """A tree of a shape."""
+
+    def __init__(self, shape: TreeShape, drawn: bool) -> None:
+        super().__init__(drawn)
+        self.size = len(shape)
+        self._shape = shape
+        self._places = [0]  # of each node: which of the shape's it is
+
+    def add(self, node: int, tokens: AbstractSequence[int], shares: AbstractSequence[float]) -> None:
+        super().add(node, tokens, shares)
+        self._places += self.places(node)[: len(tokens)]
+
+    def places(self, node: int) -> tuple[int, ...]:
+        """The children that the shape has for a node."""
+        return self._shape.children[self._places[node]]
+
+    def wanted(self, node: int) -> int:
+        return len(self.places(node))
+
+    def finish(self) -> dict[int, int]:
+        """What was drawn stays."""
+        return {node: node for node in range(len(self.tokens))}
+
+    def _worthy(self, level: range) -> list[int]:
+        return [node for node in level if self.wanted(node)]
+
+
+class _Dynamic(_Tree):
+    """A tree of the nodes that are likeliest, given the root."""
+
+    def __init__(self, plan: TreePlan, limit: int, depth: int) -> None:
+        super().__init__(drawn=False)
+        self._limit, self._width = limit, min(plan.width, limit)
+        self._levels = min(plan.depth, depth, limit)  # that are still to be added
+        self._values = [0.0]  # of each node: logarithm of the drafter's probability of the path to it
+
+    def add(self, node: int, tokens: AbstractSequence[int], shares: AbstractSequence[float]) -> None:
+        super().add(node, tokens, shares)
+        self._values += [self._values[node] + share for share in shares]
+
+    def wanted(self, node: int) -> int:
+        return self._width if self._levels else 0
+
+    def _worthy(self, level: range) -> list[int]:
+        self._levels -= 1
+        if not self._levels:
+            return []
+        best = sorted(level, key=lambda node: -self._values[node])[: self._width]
+        if len(self._values) > self._limit:
+            # Nodes that are no likelier than the last one of the draft as it stands have no better children.
+            least = nlargest(self._limit, self._values[1:])[-1]
+            best = [node for node in best if self._values[node] > least]
+        return sorted(best)
+
+    def finish(self) -> dict[int, int]:
+        """Keep the likeliest nodes: parents, which are as likely at least, before their children."""
+        order = sorted(range(1, len(self.tokens)), key=lambda node: -self._values[node])[: self._limit]
+        kept = [0, *sorted(order)]
+        numbers = {node: number for number, node in enumerate(kept)}
+        self.parents = [-1, *(numbers[self.parents[node]] for node in kept[1:])]
+        self.tokens = [self.tokens[node] for node in kept]
+        self.scored = [self.scored[node] for node in kept]
+        return numbers
+
+
+def _tree(plan: TreePlan, batch: Batch, row: int, limit: int) -> _Tree:
+    sequence = batch.sequences[row]
+    depth = batch.depths[row] if batch.depths else limit
+    greedy = sequence.params.greedy
+    drawn = not (greedy or batch.shared_noise[row] or plan.dynamic)
+    if not batch.trees[row]:
+        return _Static(TreeShape.chain(plan.chain_length(limit, depth)), drawn)
+    if plan.dynamic or (greedy and isinstance(plan.shape, AcceptanceTable)):
+        return _Dynamic(plan, limit, depth)
+    return _Static(plan.fitting(limit, depth), drawn)
+
+
+def _coins(trees: list[_Tree], batch: Batch) -> Tensor | None:
+    """``[B, N]``: a uniform number for each node that is drawn, by its place in the shape; None where none is.
+
+    Keyed by the root's position, so that no two rounds share a draw.
+    """
+    most = max((tree.size for tree in trees if isinstance(tree, _Static) and tree.drawn), default=0)
+    if most == 0:
+        return None
+    streams = Stream.DRAFT + torch.arange(most, device=batch.device)
+    return uniforms(batch.seeds, batch.positions[:, None].expand(-1, most), streams)
+
+
+def _frontier(trees: list[_Tree], counts: list[int], depth: int, device: torch.device) -> Frontier:
+    tokens, parents = [], []
+    for tree, count in zip(trees, counts, strict=True):
+        nodes = tree.expanded[len(tree.expanded) - count :]
+        tokens.append([tree.tokens[node] for node in nodes])
+        parents.append([tree.scored[tree.parents[node]] for node in nodes])
+    return Frontier(_table(tokens, 0, device), _table(parents, -1, device), torch.tensor(counts), depth)
+
+
+def _so_far(trees: list[_Tree], batch: Batch, counts: list[int], depth: int) -> tuple[Draft, Tensor]:
+    """A draft in which the nodes of the frontier have the depth that they have, and their places ``[B, F]`` in it.
+
+    If logits are altered by what was said, it is the tree of all scored nodes, and else as simple as can be.
+    """
+    size, width, device = len(trees), max(counts), batch.device
+    if depth == 0 or not batch.sampler.alters:
+        chain = Draft.chain(torch.zeros((size, depth), dtype=torch.int64, device=device))
+        return chain, torch.full((size, width), depth, device=device)
+    tokens = [[tree.tokens[node] for node in tree.expanded] for tree in trees]
+    parents = [[tree.scored[tree.parents[node]] + 1 for node in tree.expanded] for tree in trees]
+    sizes = [len(row) for row in tokens]
+    nodes = [list(range(size - count + 1, size + 1)) for size, count in zip(sizes, counts, strict=True)]
+    draft = Draft(_table(tokens, 0, device), _table(parents, 0, device), torch.tensor(sizes, device=device))
+    return draft, _table(nodes, 0, device)
+
+
+def _draw(trees: list[_Tree], frontiers: list[list[int]], q: Tensor, coins: Tensor) -> None:
+    """Give the nodes of the frontiers of `drawn` trees children, from laws ``[B, F, V]``."""
+    parents: list[tuple[int, int, int]] = []  # row, place in the frontier, node
+    places: list[tuple[int, ...]] = []
+    for row, (tree, nodes) in enumerate(zip(trees, frontiers, strict=True)):
+        if tree.drawn:
+            assert isinstance(tree, _Static)
+            parents += [(row, place, node) for place, node in enumerate(nodes)]
+            places += [tree.places(node) for node in nodes]
+    if not parents:
+        return
+    rows, columns, _ = (torch.tensor(numbers, device=q.device) for numbers in zip(*parents, strict=True))
+    children = _table([list(one) for one in places], 1, q.device)
+    wanted = torch.tensor([len(one) for one in places], device=q.device)
+    tokens, drawn = draw_distinct(q[rows, columns], coins[rows[:, None], children - 1], wanted)
+    for (row, _, node), found, count in zip(parents, tokens.tolist(), drawn.tolist(), strict=True):
+        trees[row].add(node, found[:count], [])
+
+
+def _choose(
+    trees: list[_Tree], frontiers: list[list[int]], batch: Batch, logits: Tensor, so_far: Draft, nodes: Tensor
+) -> None:
+    """Give the nodes of all other frontiers the best children."""
+    chosen = [(tree, frontier) for tree, frontier in zip(trees, frontiers, strict=True) if not tree.drawn]
+    most = max((tree.wanted(node) for tree, frontier in chosen for node in frontier), default=0)
+    if most == 0:
+        return
+    count = min(most, logits.shape[-1])
+    best = batch.sampler.best(logits, batch.sequences, so_far, nodes, count, batch.shared_noise)
+    tokens, shares = (values.tolist() for values in best)
+    for row, (tree, frontier) in enumerate(zip(trees, frontiers, strict=True)):
+        if tree.drawn:
+            continue
+        for place, node in enumerate(frontier):
+            known = zip(tokens[row][place], shares[row][place], strict=True)
+            found = [(token, share) for token, share in known if share > -math.inf][: tree.wanted(node)]
+            tree.add(node, [token for token, _ in found], [share for _, share in found])
+
+
+def _by_parent(laws: list[tuple[Tensor, list[list[int]]]], trees: list[_Tree], numbers: list[dict[int, int]]) -> Tensor:
+    """``[B, M, V]``: by node what its children were drawn from; M is just enough for all that have some."""
+    most = 1 + max(max(tree.parents) for tree in trees)
+    probs = laws[0][0].new_zeros((len(trees), max(most, 1), laws[0][0].shape[-1]))
+    for q, frontiers in laws:
+        at = [
+            (row, place, numbers[row][node])
+            for row, nodes in enumerate(frontiers)
+            for place, node in enumerate(nodes)
+            if numbers[row].get(node, most) < most
+        ]
+        if at:
+            rows, places, nodes = (torch.tensor(column, device=q.device) for column in zip(*at, strict=True))
+            probs[rows, nodes] = q[rows, places]
+    return probs
+
+
+def _table(rows: list[list[int]], fill: int, device: torch.device | str = "cpu") -> Tensor:
+    """``[B, N]`` int64 of rows of any lengths."""
+    width = max(map(len, rows), default=0)
+    padded = [row + [fill] * (width - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(rows), width)

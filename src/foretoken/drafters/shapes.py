@@ -1,0 +1,229 @@
+"""Shapes of draft trees: the best one for a node budget, from how often drafts were accepted by rank and depth.
+
+A child's *rank* is its place among its siblings, 0 first. Where the child of rank r at depth d is the one that is
+accepted with probability ``a[d][r]`` once its parent is, a node is part of the text with the product of these on the
+way to it, and a tree emits ``1 + Σ products`` tokens a round. The best tree of n nodes follows by dynamic programming
+(Sequoia, Chen et al. 2024, arXiv 2402.12374, section 4.1; here by depth too).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretoken.errors import ParameterError
+
+MAX_NODES = 256
+"""Most nodes of a tree."""
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """A tree without tokens.
+
+    Attributes:
+        parents: node number of the parent of node 1, 2, …; 0 is the root. Breadth first, so that they never fall and
+            siblings stand together, by rank.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.parents) > MAX_NODES:
+            raise ParameterError(f"a tree of {len(self.parents)} nodes: at most {MAX_NODES} are drafted")
+        for place, parent in enumerate(self.parents):
+            least = self.parents[place - 1] if place else 0
+            if not least <= parent <= place:
+                raise ParameterError(
+                    f"tree shape: node {place + 1} has parent {parent}: parents are numbers from 0 (the root) up to "
+                    f"the node before, breadth first, so from {least} to {place} here"
+                )
+
+    @classmethod
+    def chain(cls, length: int) -> TreeShape:
+        """One child each."""
+        return cls(tuple(range(length)))
+
+    @classmethod
+    def comb(cls, depth: int, ranks: int) -> TreeShape:
+        """A chain whose nodes, the last one aside, have `ranks` children each: for measuring."""
+        return cls(tuple(parent for step in range(depth) for parent in [max(0, (step - 1) * ranks + 1)] * ranks))
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of node 1, 2, …; children of the root have depth 1."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return tuple(depths[1:])
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Rank of node 1, 2, … among its siblings."""
+        return tuple(place - self.parents.index(parent) for place, parent in enumerate(self.parents))
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """The children of node 0, 1, 2, …, by rank."""
+        below: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
+        for place, parent in enumerate(self.parents):
+            below[parent].append(place + 1)
+        return tuple(map(tuple, below))
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest node; 0 for an empty tree."""
+        return max(self.depths, default=0)
+
+    @property
+    def is_chain(self) -> bool:
+        """No node has more than one child."""
+        return self.parents == tuple(range(len(self.parents)))
+
+    def cut(self, budget: int, max_depth: int) -> TreeShape:
+        """What is left of it with `budget` nodes, none below `max_depth`: those that `TYPICAL` expects most of."""
+        kept = [node for node, depth in enumerate(self.depths, start=1) if depth <= max_depth]
+        if len(kept) > budget:
+            values = TYPICAL.values(self)
+            kept = sorted(sorted(kept, key=lambda node: -values[node - 1])[:budget])
+        if len(kept) == len(self.parents):
+            return self
+        numbers = {0: 0} | {node: number for number, node in enumerate(kept, start=1)}
+        return TreeShape(tuple(numbers[self.parents[node - 1]] for node in kept))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file that `load` reads."""
+        _write(path, {"parents": self.parents})
+
+
+@dataclass(frozen=True)
+class AcceptanceTable:
+    """How often the child of each rank is the accepted one, once its parent is.
+
+    Attributes:
+        rates: by depth (children of the root first), then by rank; the sum over the ranks of a depth is 1 at most. The
+            last depth's stand for those below it.
+    """
+
+    rates: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.rates or not all(self.rates):
+            raise ParameterError("acceptance table: no rates: give a list of rates by rank for each depth")
+        for depth, ranks in enumerate(self.rates, start=1):
+            if min(ranks) < 0 or not sum(ranks) <= 1 + 1e-6:
+                raise ParameterError(
+                    f"acceptance table: rates at depth {depth} are {list(ranks)}: they are chances that exclude each "
+                    "other, none below 0 and their sum not above 1"
+                )
+
+    def at(self, depth: int) -> tuple[float, ...]:
+        """Rates by rank at a depth, the root's children being at 1."""
+        return self.rates[min(depth, len(self.rates)) - 1]
+
+    def values(self, shape: TreeShape) -> list[float]:
+        """The chance that node 1, 2, … of a tree is accepted."""
+        values = [1.0]
+        for parent, depth, rank in zip(shape.parents, shape.depths, shape.ranks, strict=True):
+            rates = self.at(depth)
+            values.append(values[parent] * (rates[rank] if rank < len(rates) else 0.0))
+        return values[1:]
+
+    def expected(self, shape: TreeShape) -> float:
+        """Mean acceptance length: tokens that a round with such a tree emits."""
+        return 1.0 + sum(self.values(shape))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file that `load` reads."""
+        _write(path, {"acceptance": self.rates})
+
+
+TYPICAL = AcceptanceTable(((0.64, 0.13, 0.06, 0.035, 0.02, 0.014, 0.01, 0.008),))
+"""What is taken for the rates before any were measured."""
+
+
+@lru_cache(maxsize=512)
+def best_shape(acceptance: AcceptanceTable, budget: int, max_depth: int) -> TreeShape:
+    """The tree that emits most tokens a round.
+
+    Args:
+        acceptance: chances by depth and rank.
+        budget: most nodes.
+        max_depth: most tokens of a path.
+
+    Returns:
+        A shape of `budget` nodes, or fewer where a further one has no chance of being accepted.
+    """
+    nodes = np.arange(budget + 1)
+    # first[n, m]: of n nodes m go to the first child (itself and all below it), which leaves n - m to its siblings.
+    left = nodes[:, None] - nodes
+    possible = (left >= 0) & (nodes > 0)
+    below = np.zeros(budget + 1)  # by number of nodes: the best sum of chances under an accepted node, one depth down
+    taken: list[list[np.ndarray[Any, Any]]] = []  # by depth, rank, nodes that are left: how many the child takes
+    for depth in range(min(max_depth, budget), 0, -1):
+        siblings, takes = np.zeros(budget + 1), list[np.ndarray[Any, Any]]()
+        subtree = 1.0 + np.concatenate([[0.0], below[:-1]])  # of m nodes, if accepted
+        for rate in reversed(acceptance.at(depth)):
+            gains = np.where(possible, rate * subtree + siblings[left.clip(min=0)], 0.0)
+            takes.append(gains.argmax(1))
+            siblings = gains.max(1)
+        below = siblings
+        taken.append(takes[::-1])
+    taken.reverse()
+    parents: list[int] = []
+    waiting = deque([(0, 0, budget)])  # nodes whose children are to be placed, their depth, and nodes for all below
+    while waiting:
+        node, depth, left_over = waiting.popleft()
+        for sizes in taken[depth] if depth < len(taken) else ():
+            size = int(sizes[left_over])
+            if size == 0:
+                break
+            parents.append(node)
+            waiting.append((len(parents), depth + 1, size - 1))
+            left_over -= size
+    return TreeShape(tuple(parents))
+
+
+def load(path: str | os.PathLike[str]) -> TreeShape | AcceptanceTable:
+    """A shape, or a table that shapes for any budget are made of, as their `save` writes them.
+
+    Raises:
+        ParameterError: there is no such file, or it holds something else.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if "parents" in content:
+            return TreeShape(tuple(_whole(parent) for parent in content["parents"]))
+        return AcceptanceTable(tuple(tuple(float(rate) for rate in ranks) for ranks in content["acceptance"]))
+    except OSError as error:
+        raise ParameterError(
+            f"tree {os.fspath(path)!r}: {error.strerror}: use none, static, dynamic or a file"
+        ) from error
+    except ParameterError as error:
+        raise ParameterError(f"tree file {os.fspath(path)}: {error}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ParameterError(
+            f"tree file {os.fspath(path)}: neither a tree shape nor an acceptance table ({error!r}): it is written by "
+            "TreeShape.save or AcceptanceTable.save"
+        ) from error
+
+
+def _whole(number: Any) -> int:
+    if not isinstance(number, int):
+        raise TypeError(f"{number!r} is no node number")
+    return number
+
+
+def _write(path: str | os.PathLike[str], content: dict[str, Sequence[Any]]) -> None:
+    Path(path).write_text(json.dumps(content) + "\n", encoding="utf-8")
