@@ -17,6 +17,7 @@ from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, is_name
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import names as drafter_names
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
+from foretoken.heads import kind_of
 from foretoken.memory import Budget, parse_bytes
 from foretoken.models import LanguageModel, load
 from foretoken.models.loading import check_pair
@@ -35,8 +36,9 @@ class Engine:
         target: the model whose distribution the output has: a path, a hub id, a transformers model, or what
             `foretoken.load` returned.
         drafter: what guesses ahead: a name from `foretoken.drafters.names` that needs no model (``"prompt-lookup"``,
-            ``"ngram-storage"``, …), a model in any of the forms of `target`, a `Drafter`, None to decode plainly,
-            or several of these in a list, the cheapest first: the first one that promises enough proposes (`Cascade`).
+            ``"ngram-storage"``, …), a model in any of the forms of `target`, the folder of a head that was trained on
+            the target (EAGLE-3, Medusa), a `Drafter`, None to decode plainly, or several of these in a list, the
+            cheapest first: the first one that promises enough proposes (`Cascade`).
         verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
             trees and ``"token"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly. ``"auto"`` takes what
@@ -345,6 +347,9 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
                 f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? Choose one of {', '.join(drafter_names())}, "
                 "or give a model's path"
             )
+    kind = kind_of(drafter) if isinstance(drafter, str | Path) else None
+    if kind is not None:
+        return get_drafter(kind, target, head=drafter)
     if isclass(drafter):
         raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):

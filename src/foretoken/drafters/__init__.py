@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
+from foretoken.drafters.eagle3 import Eagle3
+from foretoken.drafters.medusa import Medusa
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.errors import ParameterError
@@ -20,7 +23,9 @@ __all__ = [
     "Cascade",
     "DraftModel",
     "Drafter",
+    "Eagle3",
     "Known",
+    "Medusa",
     "NgramStorage",
     "NoDrafter",
     "PromptLookup",
@@ -47,6 +52,12 @@ class Known:
     argument: str = ""
     """The option that stands behind a colon: ``name:argument``. A number is given as one."""
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Options that `make` can't do without."""
+        parameters = signature(self.make).parameters.values()
+        return tuple(one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD)
+
 
 def _one_level(**options: Any) -> NgramStorage:
     return NgramStorage(one_level=True, **options)
@@ -70,6 +81,20 @@ _DRAFTERS = {
         "counts n-grams of the text and of the target's likeliest predictions; the longest known context drafts",
     ),
     "ngram-storage-one-level": Known(_one_level, "the same with contexts of one length alone: no fallback"),
+    "eagle3": Known(
+        Eagle3,
+        "a head of one layer on the target's hidden states, trained for that target: eagle3:FOLDER",
+        "Li et al. 2025, EAGLE-3, arXiv 2503.01840",
+        needs_target=True,
+        argument="head",
+    ),
+    "medusa": Known(
+        Medusa,
+        "heads on the target's last hidden state, one for each of the next tokens: medusa:FOLDER",
+        "Cai et al. 2024, arXiv 2401.10774",
+        needs_target=True,
+        argument="head",
+    ),
     "cascade": Known(
         Cascade,
         "several drafters, named with commas: the first that promises as much as the next proposes",
@@ -98,6 +123,8 @@ def get(name: str, target: LanguageModel | None = None, **options: Any) -> Draft
             form = f"write {base}:{found.argument.upper()}" if found.argument else "leave out what follows the name"
             raise ParameterError(f"drafter {name!r} has {'no' if found.argument else 'an'} argument: {form}")
         options[found.argument] = int(argument) if argument.isdecimal() else argument
+    if found.argument in found.required and found.argument not in options:
+        raise ParameterError(f"drafter {base!r} needs to be told more: write {base}:{found.argument.upper()}")
     if found.needs_target:
         if target is None:
             raise ParameterError(f"drafter {base!r} is made of the target: give it, get({name!r}, target=model)")

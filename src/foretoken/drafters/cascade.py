@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter, FeatureReader
 from foretoken.errors import ParameterError
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
@@ -83,8 +83,22 @@ class Cascade:
         self.margin = margin
         self.models = tuple(model for drafter in drafters for model in getattr(drafter, "models", ()))
         self.own_threads: bool = all(getattr(drafter, "own_threads", True) for drafter in drafters)
+        self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureReader)]
+        self.hidden_layers = tuple(sorted({layer for reader in self._readers for layer in reader.hidden_layers}))
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._turns: list[list[bool]] = []  # of each drafter, the rows that took its draft in this round
+
+    def read(
+        self,
+        sequences: AbstractSequence[Sequence],
+        starts: AbstractSequence[int],
+        counts: AbstractSequence[int],
+        hidden: AbstractSequence[Tensor],
+    ) -> None:
+        """Give the drafters that ask for hidden states the layers that they want."""
+        layers = dict(zip(self.hidden_layers, hidden, strict=True))
+        for reader in self._readers:
+            reader.read(sequences, starts, counts, [layers[layer] for layer in reader.hidden_layers])
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """For each row the draft of the first drafter that promises enough, an empty one where none has any."""

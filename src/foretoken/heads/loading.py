@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -30,7 +31,7 @@ _USELESS = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.wei
 """Ends of names of weights that some layouts keep beside the head's own."""
 
 
-def kind_of(folder: str | Path) -> Kind | None:
+def kind_of(folder: str | PathLike[str]) -> Kind | None:
     """What a folder's config.json says that it holds; None where it is no head's."""
     try:
         path = Path(folder) / CONFIG
@@ -50,7 +51,7 @@ def kind_of(folder: str | Path) -> Kind | None:
     return None
 
 
-def load_eagle3(folder: str | Path, target_num_layers: int, dtype: torch.dtype | None = None) -> Eagle3Head:
+def load_eagle3(folder: str | PathLike[str], target_num_layers: int, dtype: torch.dtype | None = None) -> Eagle3Head:
     """An EAGLE-3 head.
 
     Args:
@@ -81,7 +82,7 @@ def load_eagle3(folder: str | Path, target_num_layers: int, dtype: torch.dtype |
     return _ready(head, dtype)
 
 
-def load_medusa(folder: str | Path, dtype: torch.dtype | None = None) -> MedusaHeads:
+def load_medusa(folder: str | PathLike[str], dtype: torch.dtype | None = None) -> MedusaHeads:
     """Medusa heads.
 
     Args:
@@ -114,7 +115,7 @@ def load_medusa(folder: str | Path, dtype: torch.dtype | None = None) -> MedusaH
     return _ready(module, dtype)
 
 
-def _folder(folder: str | Path, kind: Kind) -> Path:
+def _folder(folder: str | PathLike[str], kind: Kind) -> Path:
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise ModelError(f"there is no folder {str(folder)!r}: check the path of the {kind} head")

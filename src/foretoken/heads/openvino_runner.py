@@ -209,7 +209,9 @@ class OpenVinoRunner:
         longest = max(len(row.nodes) for row in slots.rows)
         above = torch.tensor([row.parents + [-1] * (longest - len(row.parents)) for row in slots.rows])
         states = cache.states(above)
-        feeds, picks, places = [], [], []
+        feeds: list[_Feed] = []
+        picks: list[tuple[int, int]] = []
+        places: list[int] = []
         for number, feed in enumerate(slots.feeds()):
             end, size = len(slots.rows[feed.row].nodes), len(feed.tokens)
             fed = states[feed.row, end - size : end]

@@ -195,7 +195,7 @@ class OpenVinoBackend:
             return self._score_by_path(cache, feeds, picks, hidden_layers)
         arrays = self._arrays(cache, self._padded(feeds, sum(len(feed.tokens) for feed in feeds)))
         begins = arrays["subsequence_begins"]
-        arrays["picks"] = int32([begins[feed] + node for feed, node in picks] or [0])
+        arrays["picks"] = _int32([begins[feed] + node for feed, node in picks] or [0])
         with self._lock:
             logits, *hidden = self._request(tuple(hidden_layers)).run(arrays)
         return logits[: len(picks)], [states[: len(picks)] for states in hidden]
@@ -290,7 +290,7 @@ class OpenVinoBackend:
             table = self._rotary.table(0, max(ends) + steps)
             turns = table[:, (torch.arange(steps - 1)[:, None] + torch.tensor(ends)).flatten(), None, None].numpy()
             arrays["next_cosines"], arrays["next_sines"] = turns[0], turns[1]
-            arrays["next_lens"] = int32(ends)
+            arrays["next_lens"] = _int32(ends)
             arrays["next_begins"] = np.arange(len(ends) + 1, dtype=np.int32)
         return arrays
 
@@ -315,13 +315,13 @@ class OpenVinoBackend:
         cosines, sines = self._rotation(feeds)
         trees, tree_begins = _trees(feeds)
         return {
-            "tokens": int32([token for feed in feeds for token in feed.tokens]),
+            "tokens": _int32([token for feed in feeds for token in feed.tokens]),
             "cosines": cosines,
             "sines": sines,
-            "past_lens": int32(starts),
-            "subsequence_begins": int32([0, *accumulate(sizes)]),
-            "block_indices": int32([block for table in used for block in table]),
-            "block_indices_begins": int32([0, *accumulate(map(len, used))]),
+            "past_lens": _int32(starts),
+            "subsequence_begins": _int32([0, *accumulate(sizes)]),
+            "block_indices": _int32([block for table in used for block in table]),
+            "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
             "max_context_len": np.array(max(ends), dtype=np.int32),
             "tree": trees,
             "tree_begins": tree_begins,
@@ -398,8 +398,8 @@ def _trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:
     if all(feed.parents is None for feed in feeds):
         return np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32)
     squares = [np.array(feed.ancestors(), dtype=np.uint8).ravel() for feed in feeds]
-    return np.concatenate(squares), int32([0, *accumulate(map(len, squares))])
+    return np.concatenate(squares), _int32([0, *accumulate(map(len, squares))])
 
 
-def int32(values: list[int]) -> Any:
+def _int32(values: list[int]) -> Any:
     return np.array(values, dtype=np.int32)

@@ -139,10 +139,10 @@ class Graph:
         size, logits = self._spec.vocab_size, self._logits(x)
         is_best = ops.equal(logits, ops.reduce_max(logits, integers([1]), True))
         countdown = ops.constant(np.arange(size, 0, -1, dtype=np.float32)[None])  # exact up to 2 ** 24
-        place = ops.reduce_max(ops.select(is_best, countdown, floats(0.0)), integers([1]), False)
+        place = ops.reduce_max(ops.select(is_best, countdown, _floats(0.0)), integers([1]), False)
         total = ops.reduce_sum(x, integers([1]), False)
-        place = ops.select(ops.equal(total, total), place, floats(0.0))
-        return ops.convert(ops.subtract(floats(float(size)), place), "i32")
+        place = ops.select(ops.equal(total, total), place, _floats(0.0))
+        return ops.convert(ops.subtract(_floats(float(size)), place), "i32")
 
     def _logits(self, x: Any) -> Any:
         as_it_is = self._spec.tied and self._quantize is None
@@ -189,7 +189,7 @@ class Graph:
                     *caches,
                     *(inputs[name] for name in ("past_lens", "subsequence_begins")),
                     *(inputs[name] for name in ("block_indices", "block_indices_begins")),
-                    floats(size**-0.5),
+                    _floats(size**-0.5),
                     integers(spec.windows[number] or 0),
                     no_numbers,  # ALiBi slopes
                     inputs["max_context_len"],
@@ -227,9 +227,9 @@ class Graph:
         return ops.reshape(x, integers([-1, heads * size]), False)
 
     def _norm(self, x: Any, scale: Tensor) -> Any:
-        square = ops.reduce_mean(ops.power(x, floats(2.0)), integers([-1]), True)
-        root = ops.sqrt(ops.add(square, floats(self._spec.norm_epsilon)))
-        return ops.multiply(ops.multiply(x, ops.divide(floats(1.0), root)), self._vector(scale))
+        square = ops.reduce_mean(ops.power(x, _floats(2.0)), integers([-1]), True)
+        root = ops.sqrt(ops.add(square, _floats(self._spec.norm_epsilon)))
+        return ops.multiply(ops.multiply(x, ops.divide(_floats(1.0), root)), self._vector(scale))
 
     def _linear(self, x: Any, matrix: Matrix) -> Any:
         product = ops.matmul(x, self._weight(matrix.weight), False, True)
@@ -300,10 +300,11 @@ def _parameter(name: str, kind: Any, shape: list[int]) -> Any:
 
 
 def integers(values: int | list[int]) -> Any:
+    """A constant of int32."""
     return ops.constant(np.array(values, dtype=np.int32))
 
 
-def floats(value: float) -> Any:
+def _floats(value: float) -> Any:
     return ops.constant(np.array(value, dtype=np.float32))
 
 
