@@ -19,6 +19,7 @@ from foretoken.cli.bench import bench_app
 from foretoken.cli.options import ListOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
+from foretoken.cli.train import train_app
 from foretoken.errors import ForetokenError
 
 INTERRUPTED = 130  # the exit status of a process that SIGINT ended
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(audit_app)
 app.add_typer(bench_app)
+app.add_typer(train_app)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
