@@ -47,14 +47,15 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_training_raises_acceptance_and_the_engine_takes_the_result(kind, target, data, corpus, tmp_path):
-    corpus = replace(corpus, num_samples=320)
-    course = replace(COURSE, steps=120, evaluate_every=40, batch_tokens=1024, micro_tokens=1024)
+    corpus = replace(corpus, num_samples=240)
+    course = replace(COURSE, steps=100, evaluate_every=50, batch_tokens=1024, micro_tokens=1024)
     report = train(target, SHAPES[kind], corpus, course, tmp_path / "out", dtype="float32")
     log = [json.loads(line) for line in (tmp_path / "out" / "training" / "log.jsonl").read_text().splitlines()]
     first, best = log[0], report.totals.lengths
     assert first["step"] == 0
     for text in ("greedy", "sampled"):
-        assert best[text] > first[text] + 0.1, (first, best)
+        assert best[text] > first[text] + 0.05, (first, best)
+    assert report.totals.best > (first["greedy"] + first["sampled"]) / 2 + 0.12
     prompts = [[1, 2, 3], [5, 6, 7, 8]]
     params = SamplingParams(temperature=0, max_new_tokens=40)
     plain = Engine(target, None, dtype="float32").generate(prompts, params)
@@ -67,8 +68,8 @@ def test_training_raises_acceptance_and_the_engine_takes_the_result(kind, target
 
 
 def test_measured_acceptance_is_what_the_engine_sees(target, data, corpus, tmp_path):
-    course = replace(COURSE, steps=40, depths=5)
-    report = train(target, SHAPES["eagle3"], replace(corpus, num_samples=640, held_out=64), course, tmp_path / "o")
+    course = replace(COURSE, steps=30, depths=5)
+    report = train(target, SHAPES["eagle3"], replace(corpus, num_samples=400, held_out=64), course, tmp_path / "o")
     engine = Engine(target, tmp_path / "o", "token", 5, dtype="float32")
     with np.load(tmp_path / "o" / "training" / "samples" / "00000.npz") as stored:
         texts = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
@@ -153,7 +154,7 @@ def test_a_disk_that_is_full_of_hidden_states_or_texts_is_named_too(target, corp
 def test_what_the_cache_has_no_room_for_is_computed_again(target, corpus, tmp_path):
     sizes = ("0", "20KiB", "1GiB")
     reports = [
-        train(target, SHAPES["eagle3"], corpus, replace(COURSE, steps=30), tmp_path / size, cache_size=size)
+        train(target, SHAPES["eagle3"], corpus, replace(COURSE, steps=20), tmp_path / size, cache_size=size)
         for size in sizes
     ]
     lengths = [list(report.totals.lengths.values()) for report in reports]
@@ -283,8 +284,7 @@ def test_batches_hold_every_text_once_an_epoch():
 def test_a_file_is_whole_or_not_there(tmp_path):
     file = tmp_path / "deep" / "file.json"
     storage.write_json(file, [1])
-    with pytest.raises(KeyError), storage.replacing(file) as temporary:
-        temporary.write_text("half")
-        raise KeyError
+    with pytest.raises(ZeroDivisionError), storage.replacing(file) as temporary:
+        temporary.write_text(f"half {1 / 0}")
     assert json.loads(file.read_text()) == [1]
     assert [path.name for path in file.parent.iterdir()] == ["file.json"]

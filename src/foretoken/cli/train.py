@@ -66,6 +66,10 @@ def eagle3(
             show_default=False,
         ),
     ] = None,
+    num_key_value_heads: Annotated[
+        int | None,
+        typer.Option(help="Heads of keys and values. Default: as many as the target has.", show_default=False),
+    ] = None,
     export_speculators: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Also write the speculators format, which vLLM loads.", show_default=False),
@@ -75,7 +79,12 @@ def eagle3(
     from foretoken.cli.train_options import listed
 
     layers = None if target_layers is None else listed(target_layers, int, "target layers")
-    _train("eagle3", run, corpus, course, export_speculators, draft_vocab_size=draft_vocab_size, target_layers=layers)
+    shape = {
+        "draft_vocab_size": draft_vocab_size,
+        "target_layers": layers,
+        "num_key_value_heads": num_key_value_heads,
+    }
+    _train("eagle3", run, corpus, course, export_speculators, **shape)
 
 
 @command

@@ -46,6 +46,7 @@ class Learner(Protocol):
         layers: the target's hidden states that it sees.
         tokens: ``[Vd]`` int64, the target's number of each token that it proposes; None for all, in order.
         max_depth: most tokens of its chains; None where there is no limit.
+        inherited: names of weights that begin as the target's, and should move more slowly than fresh ones.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Learner(Protocol):
     layers: tuple[int, ...]
     tokens: Tensor | None
     max_depth: int | None
+    inherited: frozenset[str]
 
     def predictions(self, batch: Batch, depths: int, share: float, generator: torch.Generator) -> Iterator[Prediction]:
         """What it says, depth after depth.
@@ -83,19 +85,13 @@ class Eagle3Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             head = Eagle3Head(config)
-        with torch.no_grad():
-            # Begin from what the target knows: its late feature, its output layer, its last norm.
-            width = config.target_hidden_size
-            if width == config.hidden_size:
-                head.fc.weight.mul_(0.5)
-                head.fc.weight[:, -width:] += torch.eye(width)
-                weight = teacher.head.weight.float().cpu()
-                head.lm_head.weight.copy_(weight if tokens is None else weight[tokens])
-            if tokens is not None:
-                head.set_draft_tokens(tokens)
+            _prepare(head, teacher, tokens)
+        if tokens is not None:
+            head.set_draft_tokens(tokens)
         self._head = head.to(teacher.device)
         self.module: nn.Module = self._head
         self.layers = config.target_layers
+        self.inherited = frozenset({"lm_head.weight"})
         self.tokens = None if tokens is None else tokens.to(teacher.device)
         self.max_depth: int | None = None
 
@@ -147,6 +143,39 @@ class Eagle3Learner:
         )
 
 
+@torch.no_grad()
+def _prepare(head: Eagle3Head, teacher: Teacher, tokens: Tensor | None) -> None:
+    """Begin from what the target knows, and with attention that looks at the newest token.
+
+    The output layer is the target's, and the last of the fused features passes. The token's embedding enters through
+    attention alone, where it would be one among all the text's at first: so in half of the heads queries and keys begin
+    as one projection of the embedding, under which a token is most like itself, and the values go back the way they
+    came.
+    """
+    config = head.config
+    width, size = config.hidden_size, config.head_dim
+    if config.target_hidden_size == width:
+        head.fc.weight.mul_(0.5)
+        head.fc.weight[:, -width:] += torch.eye(width)
+        weight = teacher.head.weight.float().cpu()
+        head.lm_head.weight.copy_(weight if tokens is None else weight[tokens])
+    attention = head.midlayer.self_attn
+    groups = config.num_key_value_heads
+    share = config.num_attention_heads // groups
+    bases = torch.nn.init.orthogonal_(torch.empty(max(width, groups * size), width))
+    for group in range((groups + 1) // 2):
+        basis = bases[group * size : (group + 1) * size]
+        rows = slice(group * size, (group + 1) * size)
+        for projection in (attention.k_proj, attention.v_proj):
+            projection.weight[rows].zero_()
+            projection.weight[rows, :width] = basis
+        for number in range(group * share, (group + 1) * share):
+            rows = slice(number * size, (number + 1) * size)
+            attention.q_proj.weight[rows].zero_()
+            attention.q_proj.weight[rows, :width] = basis
+            attention.o_proj.weight[:, rows] = basis.T / share
+
+
 class MedusaLearner:
     """Medusa heads; they begin as the target's own output layer."""
 
@@ -165,6 +194,7 @@ class MedusaLearner:
         self.layers: tuple[int, ...] = ()
         self.tokens: Tensor | None = None
         self.max_depth: int | None = config.num_heads
+        self.inherited = frozenset(f"{number}.{config.num_layers}.weight" for number in range(config.num_heads))
 
     def predictions(self, batch: Batch, depths: int, share: float, generator: torch.Generator) -> Iterator[Prediction]:
         """See `Learner.predictions`; heads don't depend on each other, so that every place is seen at every depth."""
@@ -193,6 +223,7 @@ class DraftLearner:
             model = transformers.LlamaForCausalLM(config)
         _start_from(model, teacher)
         self.module: Any = model.to(teacher.device)
+        self.inherited = frozenset({"model.embed_tokens.weight"})
         self.layers: tuple[int, ...] = ()
         self.tokens: Tensor | None = None
         self.max_depth: int | None = None
@@ -231,6 +262,7 @@ def make_eagle3(
     samples: Sequence[Sample],
     draft_vocab_size: int | None,
     target_layers: Sequence[int] | None,
+    num_key_value_heads: int | None,
     seed: int,
 ) -> Eagle3Learner:
     """An EAGLE-3 head in the manner of the target.
@@ -240,6 +272,7 @@ def make_eagle3(
         samples: texts that say which tokens are frequent.
         draft_vocab_size: tokens that the head proposes, the most frequent ones; None for all.
         target_layers: whose outputs are fused; None for EAGLE's choice.
+        num_key_value_heads: heads of keys and values; None for as many as the target has.
         seed: of the weights.
 
     Raises:
@@ -253,6 +286,11 @@ def make_eagle3(
                 f"{teacher.num_layers}"
             )
         fields["target_layers"] = tuple(target_layers)
+    if num_key_value_heads is not None:
+        heads = int(teacher.config.num_attention_heads)
+        if num_key_value_heads < 1 or heads % num_key_value_heads:
+            raise ParameterError(f"num_key_value_heads is {num_key_value_heads}: give a divisor of {heads}, the heads")
+        fields["num_key_value_heads"] = num_key_value_heads
     if draft_vocab_size is not None and not 1 <= draft_vocab_size <= teacher.vocab_size:
         raise ParameterError(
             f"draft_vocab_size is {draft_vocab_size:,}: give 1 to {teacher.vocab_size:,}, the tokens of {teacher.name}"

@@ -35,6 +35,8 @@ _CHECKPOINT_SECONDS = 120.0
 _WARM_UP = 0.03
 _LAST = 0.03
 """Share of the learning rate that is left at the end."""
+_INHERITED = 0.25
+"""Share of the learning rate that moves what began as the target's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,28 +170,36 @@ class StopRequest:
 class Optimizers:
     """One or two optimizers, driven by one factor on the learning rate."""
 
-    def __init__(self, module: nn.Module, course: Course) -> None:
+    def __init__(self, learner: Learner, course: Course) -> None:
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
-        for name, weight in module.named_parameters():
-            inner = weight.ndim == 2 and not any(part in name for part in ("lm_head", "embed"))
-            (matrices if inner and course.optimizer == "muon" else others).append(weight)
-        self._lr = course.lr
+        inherited: list[nn.Parameter] = []
+        for name, weight in learner.module.named_parameters():
+            if name in learner.inherited:
+                inherited.append(weight)
+            else:
+                (matrices if weight.ndim == 2 and course.optimizer == "muon" else others).append(weight)
         self._all: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(others, lr=course.lr, betas=(0.9, 0.95), weight_decay=0.01)
+            torch.optim.AdamW(
+                [{"params": others}, {"params": inherited, "lr": course.lr * _INHERITED}],
+                lr=course.lr,
+                betas=(0.9, 0.95),
+                weight_decay=0.01,
+            )
         ]
         if matrices:
             self._all.append(
                 torch.optim.Muon(matrices, lr=course.lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
             )
-        self._weights = [*matrices, *others]
+        self._weights = [*matrices, *others, *inherited]
+        self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._all]
 
     def step(self, factor: float) -> None:
         """Take a step with the gradients, and forget them."""
         nn.utils.clip_grad_norm_(self._weights, 1.0)
-        for optimizer in self._all:
-            for group in optimizer.param_groups:
-                group["lr"] = self._lr * factor
+        for optimizer, peaks in zip(self._all, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -240,7 +250,7 @@ def fit(
         KeyboardInterrupt: a stop was asked for; the checkpoint has been written.
     """
     module = learner.module
-    optimizers = Optimizers(module, course)
+    optimizers = Optimizers(learner, course)
     totals, best = Totals(), _copy(module)
     checkpoint = folder / CHECKPOINT
     if checkpoint.is_file():

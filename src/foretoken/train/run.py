@@ -73,6 +73,7 @@ class Shape:
         kind: "draft" (a small Llama), "medusa" or "eagle3".
         draft_vocab_size: eagle3: tokens that the head proposes, the most frequent ones; None for all.
         target_layers: eagle3: whose outputs are fused; None for EAGLE's choice.
+        num_key_value_heads: eagle3: heads of keys and values; None for as many as the target has.
         num_heads: medusa: tokens that are predicted.
         num_layers: decoder layers of a draft model, residual blocks of a Medusa head.
         hidden_size: draft: width; None for about a third of the target's.
@@ -81,6 +82,7 @@ class Shape:
     kind: Kind
     draft_vocab_size: int | None = None
     target_layers: tuple[int, ...] | None = None
+    num_key_value_heads: int | None = None
     num_heads: int = 4
     num_layers: int | None = None
     hidden_size: int | None = None
@@ -95,7 +97,9 @@ class Shape:
     def make(self, teacher: Teacher, samples: Sequence[Sample], seed: int) -> Learner:
         """A fresh learner for a target."""
         if self.kind == "eagle3":
-            return make_eagle3(teacher, samples, self.draft_vocab_size, self.target_layers, seed)
+            return make_eagle3(
+                teacher, samples, self.draft_vocab_size, self.target_layers, self.num_key_value_heads, seed
+            )
         if self.kind == "medusa":
             return make_medusa(teacher, self.num_heads, self.num_layers or 1, seed)
         return make_draft(teacher, self.num_layers or 2, self.hidden_size, seed)

@@ -15,7 +15,7 @@ from foretoken.sampling import SamplingParams
 from foretoken.train.errors import TrainingError
 from foretoken.train.storage import replacing
 
-SHARD = 256
+SHARD = 128
 """Texts of one file."""
 
 Watch = Callable[[int, int, str], None]
@@ -53,8 +53,8 @@ def write_samples(
     """Have the target answer prompts, plainly; what is in `folder` already is read.
 
     A drafter is asked only at places where the target's own text has led, and prompts come from elsewhere: hence the
-    answers. Text i answers prompt ``i mod len(prompts)`` at temperature ``i mod len(temperatures)``, with a seed of its
-    own, so that what is written does not depend on where a run was stopped.
+    answers. Text i answers prompt ``i mod len(prompts)``, at the temperatures in turn (at another one when the prompt
+    comes again), with a seed of its own: what is written does not depend on where a run was stopped.
 
     Args:
         target: the model.
