@@ -17,7 +17,11 @@ from foretoken import Engine, SamplingParams
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 from foretoken.train import Corpus, Course, Shape, TrainingError, storage, train
 from foretoken.train.acceptance import expected_rounds
-from foretoken.train.data import schedule
+from foretoken.train.data import Features, schedule
+from foretoken.train.learners import make_draft, make_eagle3
+from foretoken.train.measure import loss_of
+from foretoken.train.samples import Sample
+from foretoken.train.teacher import Teacher
 from tiny import tiny_llama
 
 COURSE = Course(steps=24, batch_tokens=512, micro_tokens=256, lr=5e-3, evaluate_every=8, depths=3, amp=False)
@@ -201,6 +205,7 @@ def test_more_steps_go_on_from_a_finished_run(target, corpus, tmp_path):
         ({"shape": {"kind": "hydra"}}, "hydra"),
         ({"shape": {"draft_vocab_size": 4096}}, "draft_vocab_size"),
         ({"shape": {"target_layers": (1, 9)}}, "target layers"),
+        ({"shape": {"num_key_value_heads": 3}}, "num_key_value_heads"),
         ({"shape": {"kind": "draft", "hidden_size": 50}}, "hidden_size"),
     ],
 )
@@ -263,6 +268,55 @@ def test_a_head_of_another_target_is_refused_by_the_engine(target, corpus, tmp_p
     train(target, SHAPES["eagle3"], corpus, replace(COURSE, steps=2), tmp_path / "out", dtype="float32")
     with pytest.raises(ForetokenError, match="32"):
         Engine(tiny_llama(48, hidden_size=64), tmp_path / "out")
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_depths_of_an_eagle_head_are_those_of_a_chain_drafted_token_by_token(share, target, tmp_path):
+    teacher = Teacher(target, dtype="float32")
+    ids = np.random.default_rng(0).integers(0, 48, size=(2, 14))
+    samples = [Sample(row.astype(np.int32), 3, 1.0, 0) for row in ids]
+    learner = make_eagle3(teacher, samples, None, None, None, 0)
+    torch.nn.init.normal_(learner.module.midlayer.mlp.up_proj.weight)  # what is fed back should matter
+    batch = Features(teacher, learner.layers, tmp_path, 0).batch(samples, [0, 1])
+    head, tokens = learner.module, batch.ids
+    found = list(learner.predictions(batch, 4, share, torch.Generator().manual_seed(1)))
+    assert [prediction.depth for prediction in found] == [0, 1, 2, 3]
+    assert [len(prediction.places) for prediction in found] == [12] + [round(12 * share)] * 3
+    for place in found[1].places.tolist():
+        states = head.fuse(batch.states[:, : place + 1])
+        slots = states
+        for depth, prediction in enumerate(found):
+            if place + 1 + depth >= tokens.shape[1]:
+                break
+            count = slots.shape[1]
+            embeddings = teacher.embed(tokens[:, 1 : count + 1])
+            outputs = head(embeddings, slots, torch.arange(count)[None])
+            at = prediction.places.tolist().index(place)
+            assert torch.allclose(prediction.logits[:, at], head.logits(outputs[:, -1]), atol=1e-4)
+            assert prediction.ahead == 2 + depth
+            slots = torch.cat([slots, outputs[:, -1:]], dim=1)
+
+
+def test_the_loss_is_the_divergence_from_the_targets_law(target, tmp_path):
+    teacher = Teacher(target, dtype="float32")
+    samples = [
+        Sample(np.arange(1, 10, dtype=np.int32), 3, 1.0, 0),
+        Sample(np.arange(20, 26, dtype=np.int32), 3, 1.0, 1),
+    ]
+    learner = make_draft(teacher, 1, 32, 0)
+    batch = Features(teacher, learner.layers, tmp_path, 0).batch(samples, [0, 1])
+    loss = loss_of(learner, teacher, batch, 4, 1.0, 0)
+    (gradient,) = torch.autograd.grad(loss, [learner.module.model.norm.weight])
+    total, weight = 0.0, learner.module.model.norm.weight
+    for sample in samples:
+        ids = torch.from_numpy(sample.tokens.astype(np.int64))[None]
+        log_p = teacher.module(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        log_q = learner.module(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        p, q = log_p.exp(), log_q.exp()
+        total = total + ((p * (log_p - log_q)).sum(-1) + 0.5 * (p - q).abs().sum(-1)).sum()
+    wanted = total / (8 + 5)
+    assert torch.allclose(loss, wanted, atol=1e-5)
+    assert torch.allclose(gradient, torch.autograd.grad(wanted, [weight])[0], atol=1e-5)
 
 
 def test_expected_rounds():
