@@ -1,6 +1,7 @@
 """Acceptance of the exported pair as foretoken's own engine counts it: `python measure.py --data DIR --out DIR`.
 
-Apart from `train.py`, which needs no foretoken; adds its table to the model card in OUT/pair.
+Apart from `train.py`, which needs no foretoken; adds its table to the model card in OUT/pair. With `--drafter` another
+drafter of the target is measured, a trained head for example, and the table goes to its card.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ def main(
     num_prompts: Annotated[int, typer.Option(help="Held-out prompts of each text.")] = 32,
     num_speculative_tokens: Annotated[int, typer.Option(help="Tokens drafted a round.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a prompt.")] = 128,
+    drafter: Annotated[Path | None, typer.Option(help="Folder of another drafter for the target.")] = None,
 ) -> None:
     """Generate with the pair from held-out prompts, and write down what was accepted."""
     torch.set_num_threads(1)
     recipe = Recipe(SIZES["full"], data, out)
-    engine = Engine(out / "pair" / "target", out / "pair" / "drafter", "token", num_speculative_tokens)
+    drafts = drafter or out / "pair" / "drafter"
+    engine = Engine(out / "pair" / "target", drafts, "token", num_speculative_tokens)
     lines = ["| text | greedy | temperature 1 |", "| --- | --- | --- |"]
     everything: dict[float, list[Completion]] = {0.0: [], 1.0: []}
     for name, documents in recipe.held_out_documents.items():
@@ -51,7 +54,7 @@ def main(
         f"{num_speculative_tokens} draft tokens.\n\n" + "\n".join(lines) + "\n"
     )
     typer.echo(told)
-    card = out / "pair" / "MODEL_CARD.md"
+    card = drafter / "README.md" if drafter else out / "pair" / "MODEL_CARD.md"
     card.write_text(card.read_text(encoding="utf-8").split(SECTION)[0].rstrip() + "\n\n" + told, encoding="utf-8")
 
 

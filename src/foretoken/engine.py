@@ -21,6 +21,7 @@ from foretoken.drafters import names as drafter_names
 from foretoken.drafters.base import TargetChecker
 from foretoken.drafters.growth import Tree, TreePlan, plan_of
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
+from foretoken.heads import kind_of
 from foretoken.memory import Budget, parse_bytes
 from foretoken.models import LanguageModel, load
 from foretoken.models.loading import check_pair
@@ -42,9 +43,10 @@ class Engine:
         target: the model whose distribution the output has: a path, a hub id, a transformers model, or what
             `foretoken.load` returned.
         drafter: what guesses ahead: a name from `foretoken.drafters.names` that needs no model (``"prompt-lookup"``,
-            ``"ngram-storage"``, …), a model in any of the forms of `target`, a `Drafter`, None to decode plainly,
-            or several of these in a list, the cheapest first: the first one that promises enough proposes (`Cascade`).
-            A model may have another vocabulary than the target: see `vocab`.
+            ``"ngram-storage"``, …), a model in any of the forms of `target`, the folder of a head that was trained on
+            the target (EAGLE-3, Medusa), a `Drafter`, None to decode plainly, or several of these in a list, the
+            cheapest first: the first one that promises enough proposes (`Cascade`). A model may have another
+            vocabulary than the target: see `vocab`.
         verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
             trees and ``"token"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly. ``"auto"`` takes what
@@ -454,12 +456,7 @@ def make_drafter(
         return Cascade([make_drafter(part, target, vocab=vocab, **load_options) for part in drafter])
     if isinstance(drafter, str):
         if is_name(drafter):
-            options: dict[str, Any] = {}
-            if tree is not None and known_drafters()[drafter.partition(":")[0]].takes_tree:
-                options["tree"] = tree
-            else:
-                _refuse_trees(tree, f"drafter {drafter!r}")
-            return _checked(get_drafter(drafter, target, **options), target)
+            return _named(drafter, target, tree)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
         meant = get_close_matches(drafter, drafter_names(), n=1, cutoff=0.8)
         if meant and not os.path.exists(drafter):
@@ -467,6 +464,9 @@ def make_drafter(
                 f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? Choose one of {', '.join(drafter_names())}, "
                 "or give a model's path"
             )
+    kind = kind_of(drafter) if isinstance(drafter, str | Path) else None
+    if kind is not None:
+        return _named(kind, target, tree, head=drafter)
     if isclass(drafter):
         raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):
@@ -483,6 +483,14 @@ def make_drafter(
             ) from error
         raise
     return _of_model(model, target, tree, vocab)
+
+
+def _named(name: str, target: LanguageModel, tree: TreePlan | None, **options: Any) -> Drafter:
+    if tree is not None and known_drafters()[name.partition(":")[0]].takes_tree:
+        options["tree"] = tree
+    else:
+        _refuse_trees(tree, f"drafter {name!r}")
+    return _checked(get_drafter(name, target, **options), target)
 
 
 def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None, vocab: Vocab) -> Drafter:

@@ -21,6 +21,7 @@ from foretoken.cli.bench import NoColor, bench_app
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
+from foretoken.cli.train import train_app
 from foretoken.cli.tune import TuneOptions
 from foretoken.errors import ForetokenError
 
@@ -72,6 +73,7 @@ app = typer.Typer(
 )
 app.add_typer(audit_app)
 app.add_typer(bench_app)
+app.add_typer(train_app)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

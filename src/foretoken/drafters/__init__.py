@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
+from foretoken.drafters.eagle3 import Eagle3
 from foretoken.drafters.early_exit import EarlyExit
 from foretoken.drafters.growth import TreePlan
 from foretoken.drafters.lookahead import Lookahead
+from foretoken.drafters.medusa import Medusa
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.other_vocabulary import DraftedText, SharedTokens, Vocab, draft_with
 from foretoken.drafters.prompt_lookup import PromptLookup
@@ -30,9 +33,11 @@ __all__ = [
     "DraftModel",
     "DraftedText",
     "Drafter",
+    "Eagle3",
     "EarlyExit",
     "Known",
     "Lookahead",
+    "Medusa",
     "NgramStorage",
     "NoDrafter",
     "PromptLookup",
@@ -68,6 +73,12 @@ class Known:
     """Whether `make` takes the target, as ``target=``."""
     argument: str = ""
     """The option that stands behind a colon: ``name:argument``. A number is given as one."""
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Options that `make` can't do without."""
+        parameters = signature(self.make).parameters.values()
+        return tuple(one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD)
 
 
 def _one_level(**options: Any) -> NgramStorage:
@@ -129,6 +140,22 @@ _DRAFTERS = {
         trees=True,
         argument="index",
     ),
+    "eagle3": Known(
+        Eagle3,
+        "a head of one layer on the target's hidden states, trained for that target: eagle3:FOLDER",
+        "Li et al. 2025, EAGLE-3, arXiv 2503.01840",
+        needs_target=True,
+        takes_tree=True,
+        argument="head",
+    ),
+    "medusa": Known(
+        Medusa,
+        "heads on the target's last hidden state, one for each of the next tokens: medusa:FOLDER",
+        "Cai et al. 2024, arXiv 2401.10774",
+        needs_target=True,
+        takes_tree=True,
+        argument="head",
+    ),
     "cascade": Known(
         Cascade,
         "several drafters, named with commas: the first that promises as much as the next proposes",
@@ -157,6 +184,8 @@ def get(name: str, target: LanguageModel | None = None, **options: Any) -> Draft
             form = f"write {base}:{found.argument.upper()}" if found.argument else "leave out what follows the name"
             raise ParameterError(f"drafter {name!r} has {'no' if found.argument else 'an'} argument: {form}")
         options[found.argument] = int(argument) if argument.isdecimal() else argument
+    if found.argument in found.required and found.argument not in options:
+        raise ParameterError(f"drafter {base!r} needs to be told more: write {base}:{found.argument.upper()}")
     if found.needs_target:
         if target is None:
             raise ParameterError(f"drafter {base!r} is made of the target: give it, get({name!r}, target=model)")

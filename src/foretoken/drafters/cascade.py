@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter, TargetChecker
+from foretoken.drafters.base import Batch, Drafter, FeatureReader, TargetChecker
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.sequence import Sequence
@@ -163,6 +163,8 @@ class Cascade:
         self._costs = None if costs is None else _Costs(list(costs), [0.0] * len(costs))
         self.models = tuple(model for drafter in drafters for model in getattr(drafter, "models", ()))
         self.own_threads: bool = all(getattr(drafter, "own_threads", True) for drafter in drafters)
+        self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureReader)]
+        self.hidden_layers = tuple(sorted({layer for reader in self._readers for layer in reader.hidden_layers}))
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._overall: dict[Kind, _Record] = {}  # of all free texts
         self._seconds = _Seconds(len(drafters))
@@ -173,6 +175,18 @@ class Cascade:
         for drafter in self.drafters:
             if isinstance(drafter, TargetChecker):
                 drafter.check_target(target)
+
+    def read(
+        self,
+        sequences: AbstractSequence[Sequence],
+        starts: AbstractSequence[int],
+        counts: AbstractSequence[int],
+        hidden: AbstractSequence[Tensor],
+    ) -> None:
+        """Give the drafters that ask for hidden states the layers that they want."""
+        layers = dict(zip(self.hidden_layers, hidden, strict=True))
+        for reader in self._readers:
+            reader.read(sequences, starts, counts, [layers[layer] for layer in reader.hidden_layers])
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """For each row the draft of the first drafter that promises enough, an empty one where none has any."""

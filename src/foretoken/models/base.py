@@ -154,3 +154,21 @@ class Exits(Protocol):
         Raises:
             ModelError: the layers can't be told apart.
         """
+
+
+@runtime_checkable
+class Transparent(Protocol):
+    """What models of this package tell besides: drafters that are made of a target's insides ask for it.
+
+    Attributes:
+        num_layers: layers of the (decoder's) stack: the highest of the `hidden_layers`.
+    """
+
+    num_layers: int
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+
+    def embeddings(self) -> Tensor:
+        """``[V', hidden_size]``, the table that tokens are read with, of at least as many tokens as are known."""

@@ -40,7 +40,6 @@ class HFModel(traits.Wrapped):
             raise NotImplementedError("its forward takes no position ids")
         super().__init__(module, tokenizer, name)
         self.shares_prefixes = not traits.turns_by_length(config)
-        self.num_layers = int(getattr(config, "num_hidden_layers", 1))
         self._patterns = found
         self._masks = MaskBuilder(self.dtype, self.device)
         self._output = traits.OutputLayer(module)

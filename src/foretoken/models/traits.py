@@ -156,7 +156,18 @@ class Wrapped:
         self.max_length = max_length(text_config(module))
         self.device = device_of(module)
         self.dtype: torch.dtype = module.dtype
+        self.num_layers = int(getattr(text_config(module), "num_hidden_layers", 1))
         self.eos_token_ids = eos_token_ids(module)
+
+    @property
+    def hidden_size(self) -> int:
+        """See `Transparent`."""
+        return int(text_config(self.module).hidden_size)
+
+    def embeddings(self) -> Tensor:
+        """See `Transparent`."""
+        table: Tensor = self.module.get_input_embeddings().weight
+        return table.detach()
 
 
 def slot_bytes(module: Any) -> int:

@@ -44,10 +44,11 @@ class Decoder:
 
     def __init__(self, weights: Weights, device: torch.device, quantize: Quantize | None = None) -> None:
         self.spec: Spec = weights.spec
-        self._embedding = weights.embedding().to(device)
+        self.embedding = weights.embedding().to(device)
+        """``[V, hidden]``: tokens to hidden states."""
         self._layers = [_layer(weights, number, device, quantize) for number in range(self.spec.layers)]
         self._norm = weights.final_norm().to(device)
-        head = self._embedding if self.spec.tied else weights.head().to(device)
+        head = self.embedding if self.spec.tied else weights.head().to(device)
         self.head: Linear = make(Matrix(head), quantize)
         """Hidden states to logits."""
 
@@ -74,7 +75,7 @@ class Decoder:
         Returns:
             The normalised output of the last layer that is run, ``[B, N, hidden]``, and that of the `hidden_layers`.
         """
-        x = embedding(tokens, self._embedding)
+        x = embedding(tokens, self.embedding)
         outputs = {0: x} if hidden_layers else {}
         epsilon = self.spec.norm_epsilon
         for number, layer in enumerate(self._layers[:layers]):

@@ -22,7 +22,7 @@ from foretoken.models.native.linear import Quantize
 from foretoken.models.native.openvino_graph import BLOCK, Graph, shared
 from foretoken.models.native.rope import Rotary
 
-_CHAINS = (5, 3, 2, 1)
+CHAINS = (5, 3, 2, 1)
 """Steps that are compiled into one graph; whatever number is asked for is made up of these."""
 
 MOST_CHAINED = 64_000_000
@@ -183,6 +183,10 @@ class OpenVinoBackend:
         early.chains = self._weights.bytes(layers) <= MOST_CHAINED
         return early
 
+    def embeddings(self) -> Tensor:
+        """See `Transparent`."""
+        return self._weights.embedding()
+
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
         return NativeCache(PagedStore(self._pool, batch_size), batch_size)
@@ -255,8 +259,8 @@ class OpenVinoBackend:
     def warm_up(self) -> None:
         """Compile what `greedy_chain` needs, all at a time: else it would be done in the middle of a text."""
         if self.chains:
-            with ThreadPoolExecutor(len(_CHAINS)) as pool:
-                list(pool.map(lambda steps: self._request((), steps), _CHAINS))
+            with ThreadPoolExecutor(len(CHAINS)) as pool:
+                list(pool.map(lambda steps: self._request((), steps), CHAINS))
 
     def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """See `NativeModel.greedy_chain`: a call of the runtime for every five steps, and for what is left of them."""
@@ -268,7 +272,7 @@ class OpenVinoBackend:
         chains: list[list[int]] = [[] for _ in rows]
         done = 0
         while done < steps:
-            size = next(size for size in _CHAINS if size <= steps - done)
+            size = next(size for size in CHAINS if size <= steps - done)
             found = self._chain(cache, feeds, size)
             for feed, tokens in zip(feeds, found, strict=True):
                 chains[feed.row] += tokens
@@ -280,7 +284,14 @@ class OpenVinoBackend:
     def _chain(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> list[list[int]]:
         """Of each feed the tokens after it, so many of them."""
         size = len(feeds)
-        feeds = self._padded(feeds, size)
+        arrays = self._chain_arrays(cache, self._padded(feeds, size), steps)
+        with self._lock:
+            (found,) = self._request((), steps).run(arrays)
+        chains: list[list[int]] = found.T.tolist()
+        return chains[:size]
+
+    def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> dict[str, Any]:
+        """Inputs of a graph of so many steps."""
         ends = [feed.start + len(feed.tokens) for feed in feeds]
         arrays = self._arrays(cache, feeds, steps - 1)
         arrays["picks"] = arrays["subsequence_begins"][1:] - 1
@@ -290,10 +301,7 @@ class OpenVinoBackend:
             arrays["next_cosines"], arrays["next_sines"] = turns[0], turns[1]
             arrays["next_lens"] = _int32(ends)
             arrays["next_begins"] = np.arange(len(ends) + 1, dtype=np.int32)
-        with self._lock:
-            (found,) = self._request((), steps).run(arrays)
-        chains: list[list[int]] = found.T.tolist()
-        return chains[:size]
+        return arrays
 
     def _padded(self, feeds: Sequence[Feed], rows: int) -> Sequence[Feed]:
         """The feeds, and some of no row's where matrices would be multiplied with too few rows."""
@@ -332,9 +340,13 @@ class OpenVinoBackend:
         """The compiled model that gives the hidden states of these layers, or takes so many steps."""
         key = hidden_layers, steps
         if key not in self._requests:
-            graph = Graph(self._weights, self._dtype, self.quantize, hidden_layers, steps, self._layers)
+            graph = self._graph(hidden_layers, steps)
             self._requests[key] = _Request(graph, self._dtype, self._pool, self._threads, self.quantize == "w8a8")
         return self._requests[key]
+
+    def _graph(self, hidden_layers: tuple[int, ...], steps: int | None) -> Graph:
+        """What is compiled for `_request`."""
+        return Graph(self._weights, self._dtype, self.quantize, hidden_layers, steps, self._layers)
 
 
 @cache

@@ -80,8 +80,7 @@ class Graph:
         self._spec, self._dtype, self._quantize = weights.spec, dtype, quantize
         self._memory: list[Any] = []  # constants don't keep what they lie in
         self._constants: dict[tuple[int, str], Any] = {}
-        inputs = INPUTS if steps is None or steps == 1 else {**INPUTS, **CHAIN_INPUTS}
-        self._inputs = {name: _parameter(name, *about) for name, about in inputs.items()}
+        self._inputs = {name: _parameter(name, *about) for name, about in self._inputs_of(steps).items()}
         self._caches = [
             _parameter(f"{kind}.{number}", _TYPES[dtype], [-1, self._spec.groups, BLOCK, self._spec.head_dim])
             for number in range(layers or self._spec.layers)
@@ -93,35 +92,47 @@ class Graph:
         self._head = self._table if self._spec.tied else weights.head()
         self._now = dict(self._inputs)
         self.inputs = tuple(self._inputs)
-        outputs = self._pass(hidden_layers) if steps is None else [self._chain(steps)]
+        outputs = self._pass(hidden_layers) if steps is None else self._chain(steps)
         self.model = ov.Model(outputs, [*self._inputs.values(), *self._caches], "decoder")
         # What the graph does not lie in need not stay: matrices that were quantised, above all.
         self._layers.clear()
         self._constants.clear()
         del self._table, self._last_norm, self._head
 
+    def _inputs_of(self, steps: int | None) -> dict[str, tuple[Any, list[int]]]:
+        """Types and shapes of what a graph of so many steps takes."""
+        return INPUTS if steps is None or steps == 1 else {**INPUTS, **CHAIN_INPUTS}
+
     def _pass(self, hidden_layers: Sequence[int]) -> list[Any]:
         states = self._states()
         return [self._logits(self._pick(states[-1])), *(self._pick(states[number]) for number in hidden_layers)]
 
-    def _chain(self, steps: int) -> Any:
+    def _chain(self, steps: int) -> list[Any]:
         """Passes one after another, which see each other's keys and values because each waits for a token."""
-        given, found = self._inputs, []
         token = self._best(self._pick(self._states()[-1]))
-        found.append(token)
-        if steps > 1:
-            turns = [
-                ops.split(given[name], _integers(0), steps - 1).outputs() for name in ("next_cosines", "next_sines")
-            ]
-            self._now["subsequence_begins"] = given["next_begins"]
-            for step, (cosines, sines) in enumerate(zip(*turns, strict=True)):
-                known = ops.minimum(token, _integers(self._spec.vocab_size - 1))
-                self._now |= {"tokens": known, "cosines": cosines, "sines": sines}
-                self._now["past_lens"] = ops.add(given["next_lens"], _integers(step))
-                self._now["max_context_len"] = ops.add(given["max_context_len"], _integers(step + 1))
-                token = self._best(self._states()[-1])
-                found.append(token)
-        return ops.concat([ops.unsqueeze(token, _integers(0)) for token in found], 0)
+        found = [token]
+        for turn in self._turns(steps):
+            self._now |= {"tokens": ops.minimum(token, integers(self._spec.vocab_size - 1)), **turn}
+            token = self._best(self._states()[-1])
+            found.append(token)
+        return [stacked(found)]
+
+    def _turns(self, steps: int) -> list[dict[str, Any]]:
+        """Of each pass after the first: what stands in place of the inputs besides the tokens."""
+        if steps == 1:
+            return []
+        given = self._inputs
+        turns = [ops.split(given[name], integers(0), steps - 1).outputs() for name in ("next_cosines", "next_sines")]
+        return [
+            {
+                "cosines": cosines,
+                "sines": sines,
+                "subsequence_begins": given["next_begins"],
+                "past_lens": ops.add(given["next_lens"], integers(step)),
+                "max_context_len": ops.add(given["max_context_len"], integers(step + 1)),
+            }
+            for step, (cosines, sines) in enumerate(zip(*turns, strict=True))
+        ]
 
     def _best(self, x: Any) -> Any:
         """``[S]`` int32: the likeliest tokens after hidden states ``[S, hidden]``, the lowest of equal ones.
@@ -130,10 +141,10 @@ class Graph:
         the scores with one thread, and not in vectors.
         """
         size, logits = self._spec.vocab_size, self._logits(x)
-        is_best = ops.equal(logits, ops.reduce_max(logits, _integers([1]), True))
+        is_best = ops.equal(logits, ops.reduce_max(logits, integers([1]), True))
         countdown = ops.constant(np.arange(size, 0, -1, dtype=np.float32)[None])  # exact up to 2 ** 24
-        place = ops.reduce_max(ops.select(is_best, countdown, _floats(0.0)), _integers([1]), False)
-        total = ops.reduce_sum(x, _integers([1]), False)
+        place = ops.reduce_max(ops.select(is_best, countdown, _floats(0.0)), integers([1]), False)
+        total = ops.reduce_sum(x, integers([1]), False)
         place = ops.select(ops.equal(total, total), place, _floats(0.0))
         return ops.convert(ops.subtract(_floats(float(size)), place), "i32")
 
@@ -144,25 +155,29 @@ class Graph:
 
     def _states(self) -> list[Any]:
         """Hidden states of the tokens of now: embeddings, then after each layer, the last ones normalised."""
-        x = ops.gather(self._vector(self._table), self._now["tokens"], _integers(0))
+        x = ops.gather(self._vector(self._table), self._now["tokens"], integers(0))
         states = [x]
         for number, layer in enumerate(self._layers):
             x = ops.add(x, self._attention(self._norm(x, layer.attention_norm), layer, number))
-            normalised = self._norm(x, layer.mlp_norm)
-            # Two products: a split of one, and the activation apart from it, would cost more than reading `x` twice.
-            gates, values = (self._linear(normalised, half) for half in _halves(layer.gate_up))
-            x = ops.add(x, self._linear(ops.multiply(ops.swish(gates), values), layer.down))
+            x = self._mlp(x, layer)
             states.append(x)
         states[-1] = self._norm(x, self._last_norm)
         return states
 
+    def _mlp(self, x: Any, layer: Layer) -> Any:
+        """``x`` and what the layer's second half adds to it."""
+        normalised = self._norm(x, layer.mlp_norm)
+        # Two products: a split of one, and the activation apart from it, would cost more than reading `x` twice.
+        gates, values = (self._linear(normalised, half) for half in _halves(layer.gate_up))
+        return ops.add(x, self._linear(ops.multiply(ops.swish(gates), values), layer.down))
+
     def _pick(self, x: Any) -> Any:
-        return ops.gather(x, self._now["picks"], _integers(0))
+        return ops.gather(x, self._now["picks"], integers(0))
 
     def _attention(self, x: Any, layer: Layer, number: int) -> Any:
         spec, size = self._spec, self._spec.head_dim
         widths = [spec.heads * size, spec.groups * size, spec.groups * size]
-        query, key, value = ops.variadic_split(self._linear(x, layer.qkv), _integers(1), _integers(widths)).outputs()
+        query, key, value = ops.variadic_split(self._linear(x, layer.qkv), integers(1), integers(widths)).outputs()
         query = self._rotate(query, spec.heads, layer.query_norm)
         key = self._rotate(key, spec.groups, layer.key_norm)
         caches = self._caches[2 * number : 2 * number + 2]
@@ -179,14 +194,14 @@ class Graph:
                     *(inputs[name] for name in ("past_lens", "subsequence_begins")),
                     *(inputs[name] for name in ("block_indices", "block_indices_begins")),
                     _floats(size**-0.5),
-                    _integers(spec.windows[number] or 0),
+                    integers(spec.windows[number] or 0),
                     no_numbers,  # ALiBi slopes
                     inputs["max_context_len"],
                     nothing,  # score aggregation window
                     *(nothing, nothing, no_numbers),  # rotation of cached keys
-                    *(no_numbers, _integers(0), _integers(0)),  # sparse attention
+                    *(no_numbers, integers(0), integers(0)),  # sparse attention
                     _empty(np.float32, 4),  # sinks
-                    *(_integers(0), nothing, nothing, nothing),  # eviction from the cache
+                    *(integers(0), nothing, nothing, nothing),  # eviction from the cache
                     nothing,  # token types
                     inputs["tree"],
                     inputs["tree_begins"],
@@ -201,22 +216,22 @@ class Graph:
     def _rotate(self, x: Any, heads: int, norm: Tensor | None) -> Any:
         """``[T, heads · D]``, normalised head by head, the first R features of each head turned."""
         size, rotated = self._spec.head_dim, self._spec.rotary_dim
-        x = ops.reshape(x, _integers([-1, heads, 1, size]), False)
+        x = ops.reshape(x, integers([-1, heads, 1, size]), False)
         if norm is not None:
             x = self._norm(x, norm)
         turned, rest = x, None
         if rotated < size:
-            turned, rest = ops.variadic_split(x, _integers(3), _integers([rotated, size - rotated])).outputs()
+            turned, rest = ops.variadic_split(x, integers(3), integers([rotated, size - rotated])).outputs()
         # In just this form the runtime knows what it is, and does it in one operation.
-        first, second = ops.variadic_split(turned, _integers(3), _integers([rotated // 2, rotated // 2])).outputs()
+        first, second = ops.variadic_split(turned, integers(3), integers([rotated // 2, rotated // 2])).outputs()
         minus = ops.constant(np.full((1, 1, 1, 1), -1.0, dtype=np.float32))
         swapped = ops.concat([ops.multiply(second, minus), first], -1)
         turned = ops.add(ops.multiply(turned, self._now["cosines"]), ops.multiply(swapped, self._now["sines"]))
         x = turned if rest is None else ops.concat([turned, rest], -1)
-        return ops.reshape(x, _integers([-1, heads * size]), False)
+        return ops.reshape(x, integers([-1, heads * size]), False)
 
     def _norm(self, x: Any, scale: Tensor) -> Any:
-        square = ops.reduce_mean(ops.power(x, _floats(2.0)), _integers([-1]), True)
+        square = ops.reduce_mean(ops.power(x, _floats(2.0)), integers([-1]), True)
         root = ops.sqrt(ops.add(square, _floats(self._spec.norm_epsilon)))
         return ops.multiply(ops.multiply(x, ops.divide(_floats(1.0), root)), self._vector(scale))
 
@@ -262,6 +277,11 @@ class Graph:
         return ops.constant(tensor[0], shared_memory=True)
 
 
+def stacked(tokens: list[Any]) -> Any:
+    """``[steps, S]`` of tokens ``[S]``, one a step."""
+    return ops.concat([ops.unsqueeze(token, integers(0)) for token in tokens], 0)
+
+
 def _halves(matrix: Matrix) -> list[Matrix]:
     """The first half of a layer's output features, and the second."""
     biases = [None, None] if matrix.bias is None else matrix.bias.chunk(2)
@@ -283,7 +303,8 @@ def _parameter(name: str, kind: Any, shape: list[int]) -> Any:
     return parameter
 
 
-def _integers(values: int | list[int]) -> Any:
+def integers(values: int | list[int]) -> Any:
+    """A constant of int32."""
     return ops.constant(np.array(values, dtype=np.int32))
 
 

@@ -34,6 +34,9 @@ class Backend(Protocol):
     def quantize(self) -> str | None:
         """How the weights were quantised, "auto" resolved."""
 
+    def embeddings(self) -> Tensor:
+        """See `Transparent`."""
+
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
 
@@ -94,6 +97,15 @@ class NativeModel:
         self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
         self.own_threads = backend.own_threads
         self.reads_along = backend.ragged and self._switch is None
+
+    @property
+    def hidden_size(self) -> int:
+        """See `Transparent`."""
+        return self.backend.spec.hidden_size
+
+    def embeddings(self) -> Tensor:
+        """See `Transparent`."""
+        return self.backend.embeddings()
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
@@ -194,13 +206,13 @@ class NativeModel:
         else:
             logits = torch.zeros(0, spec.vocab_size, dtype=self.dtype, device=self.device)
             hidden = [logits.new_zeros(0, spec.hidden_size) for _ in hidden_layers]
-        states = tuple(_spread(layer, places, rows, columns) for layer in hidden)
+        states = tuple(spread(layer, places, rows, columns) for layer in hidden)
         if keep == "none":
             return Scores(None, states)
-        spread = _spread(logits, places, rows, columns)
+        placed = spread(logits, places, rows, columns)
         if keep == "last" and not last:
-            spread = _last(spread, counts)
-        return Scores(spread, states)
+            placed = _last(placed, counts)
+        return Scores(placed, states)
 
     def _score_long(
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int], switch: int
@@ -284,7 +296,7 @@ def _last(logits: Tensor, counts: list[int]) -> Tensor:
     return logits[torch.arange(len(counts), device=logits.device), ends][:, None]
 
 
-def _spread(values: Tensor, places: list[int], rows: int, columns: int) -> Tensor:
+def spread(values: Tensor, places: list[int], rows: int, columns: int) -> Tensor:
     """``[R, C, …]`` with the values at the places ``row * C + column``, zeros elsewhere."""
     if places == list(range(rows * columns)):
         return values.view(rows, columns, -1)

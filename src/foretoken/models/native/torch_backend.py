@@ -84,6 +84,10 @@ class TorchBackend:
         early._layers = layers
         return early
 
+    def embeddings(self) -> Tensor:
+        """See `Transparent`."""
+        return self._decoder.embedding
+
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
         return NativeCache(DenseStore(self.spec.layers), batch_size)

@@ -1,0 +1,240 @@
+"""An EAGLE-3 head that drafts from the target's hidden states."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
+from foretoken.drafters.growth import Frontier, Tree, grow, plan_of
+from foretoken.errors import ModelError
+from foretoken.heads.eagle3 import Eagle3Head
+from foretoken.heads.loading import load_eagle3
+from foretoken.heads.runner import HeadCache
+from foretoken.heads.running import make_runner
+from foretoken.models.base import LanguageModel, Transparent
+from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
+
+
+@dataclass
+class _Text:
+    """What the target has told about one sequence.
+
+    Attributes:
+        read: tokens whose features came, the first ones of the text.
+        features: of the last ones of them, fused, ``[n, H]`` each: those that the head has not read.
+    """
+
+    read: int = 0
+    features: list[Tensor] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        """Tokens that the head has read the features of."""
+        return self.read - sum(map(len, self.features))
+
+
+@dataclass
+class _Memory:
+    """The head's cache for sequences that are decoded together, and whose rows are whose."""
+
+    cache: HeadCache
+    rows: list[int]
+
+
+class Eagle3:
+    """Drafts with a head on the target's features (EAGLE-3, Li et al. 2025, arXiv 2503.01840).
+
+    The features of a text come as the target reads it; they are fused at once, and read by the head when it is next
+    asked for a draft. From the last of them on it drafts by itself, each token from its own output for the one before.
+    A token is drawn from the head's law under the request's own sampling parameters, with probability 0 for tokens that
+    a reduced draft vocabulary lacks, and that very law is what the draft carries as q.
+
+    A sequence is drafted for in one batch at a time: what the head has read of it stays with the batch that it was
+    last part of, so that a row which leaves a batch and comes back is no longer drafted for.
+
+    Args:
+        head: a head, or the folder of one, in a layout that `foretoken.heads.load_eagle3` reads.
+        target: the model to draft for.
+        tree: see `DraftModel`.
+        backend: "openvino", "torch", or "auto" for the fastest that can be used.
+
+    Raises:
+        ModelError: the folder holds no whole head, or the head was trained for another target.
+        ParameterError: `tree` is no known one.
+    """
+
+    name = "eagle3"
+
+    def __init__(
+        self,
+        head: Eagle3Head | str | PathLike[str],
+        target: LanguageModel,
+        tree: Tree = "none",
+        backend: Literal["auto", "openvino", "torch"] = "auto",
+    ) -> None:
+        self.tree = plan_of(tree)
+        name = "the EAGLE-3 head" if isinstance(head, Eagle3Head) else str(head)
+        if not isinstance(target, Transparent):
+            raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")
+        if not isinstance(head, Eagle3Head):
+            head = load_eagle3(head, target.num_layers)
+        _check(head, name, target)
+        config = head.config
+        self.hidden_layers = config.target_layers
+        self._head = head.to(target.device, target.dtype)
+        table = head.embed_tokens.weight if config.own_embeddings else target.embeddings()
+        self._runner = make_runner(self._head, table, backend)
+        self.own_threads = self._runner.own_threads
+        self._tokens = head.draft_tokens().to(target.device) if config.reduced else None
+        self._numbers = head.draft_tokens().tolist()
+        self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
+        self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may branch."""
+        return self.tree.branches
+
+    def read(
+        self,
+        sequences: AbstractSequence[Sequence],
+        starts: AbstractSequence[int],
+        counts: AbstractSequence[int],
+        hidden: AbstractSequence[Tensor],
+    ) -> None:
+        """Fuse the features, and keep them until there is something to draft."""
+        if not any(counts):
+            return
+        weight = self._head.fc.weight
+        with torch.inference_mode():
+            fused = self._head.fuse(torch.cat(list(hidden), dim=-1).to(weight))
+        for row, (sequence, start, count) in enumerate(zip(sequences, starts, counts, strict=True)):
+            text = self._texts.setdefault(sequence, _Text())
+            if count and start == text.read:
+                part = fused[row, :count]
+                text.features.append(part.clone() if len(counts) > 1 else part)
+                text.read += count
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """A draft of up to ``limits[b]`` tokens in row b; none where the target has not read the text's beginning."""
+        memory = self._recall(batch)
+        held = memory.cache.lengths
+        texts = [self._texts.setdefault(sequence, _Text()) for sequence in batch.sequences]
+        limits = [
+            limit if 0 < text.read == len(sequence.tokens) - 1 and text.held == slots else 0
+            for limit, sequence, text, slots in zip(limits, batch.sequences, texts, held, strict=True)
+        ]
+        if not any(limits):
+            return Draft.empty(len(limits), batch.device)
+        tokens: list[list[int]] = []
+        states: list[Tensor] = []
+        nothing = self._head.fc.weight.new_zeros((0, self._head.config.hidden_size))
+        for limit, sequence, text, slots in zip(limits, batch.sequences, texts, held, strict=True):
+            new = text.features if limit else []
+            tokens.append(sequence.tokens[slots + 1 : text.read + 1] if limit else [])
+            states.append(torch.cat(new) if len(new) > 1 else new[0] if new else nothing)
+            new.clear()
+        with torch.inference_mode():
+            sampler = batch.sampler
+            if not self.trees and sampler.all_greedy and not sampler.alters:
+                chains = self._runner.greedy_chain(memory.cache, tokens, states, max(limits))
+                if chains is not None:
+                    return self._drafted(chains, limits, batch)
+            logits = self._spread(self._runner.read(memory.cache, tokens, states))
+
+            def score(frontier: Frontier) -> Tensor:
+                scores = self._runner.score(memory.cache, frontier.tokens, frontier.parents, frontier.counts)
+                return self._spread(scores)
+
+            grown = grow(self.tree, batch, limits, logits, score)
+            memory.cache.forget()
+        if not grown.sound:
+            self._warn_of_bad_scores()
+        return grown.draft
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Nothing to learn: what the target says of accepted tokens comes through `read`."""
+
+    def _spread(self, logits: Tensor) -> Tensor:
+        """Scores ``[…, Vd]`` of draft tokens as scores ``[…, V]`` of the target's."""
+        if self._tokens is None:
+            return logits
+        spread = logits.new_full((*logits.shape[:-1], self._head.config.vocab_size), -torch.inf)
+        return spread.index_copy_(-1, self._tokens.to(logits.device), logits)
+
+    def _drafted(self, chains: list[list[int]], limits: AbstractSequence[int], batch: Batch) -> Draft:
+        tokens = [
+            [self._numbers[number] for number in chain[:limit]] for chain, limit in zip(chains, limits, strict=True)
+        ]
+        if [len(chain) for chain in tokens] != list(limits):
+            self._warn_of_bad_scores()
+        return Draft.from_lists(tokens, batch.device)
+
+    def _warn_of_bad_scores(self) -> None:
+        warnings.warn(
+            "the EAGLE-3 head gave scores with NaN or infinity; such drafts are cut short: load the target with "
+            "dtype='float32', or check the head's weights",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+    def _recall(self, batch: Batch) -> _Memory:
+        """What is remembered of the batch, its rows made the batch's: rows that left go, rows that joined are empty."""
+        known = [memory for sequence in batch.sequences if (memory := self._memories.get(sequence)) is not None]
+        memory = known[0] if known else _Memory(self._runner.open(), [])
+        ids = [sequence.id for sequence in batch.sequences]
+        if ids != memory.rows:
+            places = {row: place for place, row in enumerate(memory.rows)}
+            memory.cache.select([places.get(row, -1) for row in ids])
+            memory.rows = ids
+            for sequence in batch.sequences:
+                self._memories[sequence] = memory
+        return memory
+
+
+def _check(head: Eagle3Head, name: str, target: LanguageModel) -> None:
+    """See to it that a head was made for such a target as this.
+
+    Raises:
+        ModelError: it was not.
+    """
+    assert isinstance(target, Transparent)
+    config = head.config
+    cure = "give a head that was trained on this very model, or train one: foretoken train eagle3"
+    if config.target_hidden_size != target.hidden_size:
+        raise ModelError(
+            f"{name} was trained for a target with hidden states of {config.target_hidden_size:,} numbers, and those "
+            f"of {target.name} have {target.hidden_size:,}: {cure}"
+        )
+    if config.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"{name} was trained for a vocabulary of {config.vocab_size:,} tokens, and that of {target.name} has "
+            f"{target.vocab_size:,}: {cure}"
+        )
+    if config.target_num_layers not in (None, target.num_layers):
+        raise ModelError(
+            f"{name} was trained for a target of {config.target_num_layers} layers, and {target.name} has "
+            f"{target.num_layers}: {cure}"
+        )
+    # The last layer's output comes normalised, which is not what heads are trained on.
+    wrong = [layer for layer in config.target_layers if not 0 <= layer < target.num_layers]
+    if wrong:
+        raise ModelError(
+            f"{name} wants the output of layer {wrong[0]} of its target, and of {target.name}, which has "
+            f"{target.num_layers} layers, it could get those of 0 to {target.num_layers - 1}: {cure}"
+        )
+    if not config.own_embeddings and config.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"{name} is {config.hidden_size:,} wide and has no embeddings of its own, and those of {target.name} are "
+            f"{target.hidden_size:,} wide: {cure}"
+        )

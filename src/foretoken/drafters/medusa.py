@@ -1,0 +1,142 @@
+"""Medusa heads that draft from the target's last hidden state."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import replace
+from os import PathLike
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
+from foretoken.drafters.growth import Frontier, Tree, grow, plan_of
+from foretoken.errors import ModelError
+from foretoken.heads.loading import load_medusa
+from foretoken.heads.medusa import MedusaHeads
+from foretoken.models.base import LanguageModel, Transparent
+from foretoken.sampling import all_finite
+from foretoken.sampling.vocabulary import argmax
+from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
+
+
+class Medusa:
+    """Drafts with heads on the target's last hidden state (Cai et al. 2024, arXiv 2401.10774).
+
+    Head j, counted from 0, is the law of the (j + 1)-th token after the root, given the text before the root: the root
+    itself is not known to it, nor are the tokens drafted before. So a draft costs one pass over the heads, a tree is
+    made of the heads' best tokens in all combinations, and no path is longer than there are heads. Tokens are drawn
+    from a head's law under the request's own sampling parameters, which is what the draft carries as q.
+
+    Args:
+        head: the heads, or the folder of them, in the Medusa repository's layout.
+        target: the model to draft for.
+        tree: see `DraftModel`.
+
+    Raises:
+        ModelError: the folder holds no whole heads, or they were trained for another target.
+        ParameterError: `tree` is no known one.
+    """
+
+    name = "medusa"
+    own_threads = False
+
+    def __init__(self, head: MedusaHeads | str | PathLike[str], target: LanguageModel, tree: Tree = "none") -> None:
+        self.tree = plan_of(tree)
+        name = "the set of Medusa heads" if isinstance(head, MedusaHeads) else str(head)
+        if not isinstance(target, Transparent):
+            raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")
+        if not isinstance(head, MedusaHeads):
+            head = load_medusa(head)
+        _check(head, name, target)
+        self.hidden_layers = (target.num_layers,)
+        self._heads = head.to(target.device, target.dtype)
+        self._size = head.config.num_heads
+        # Of each sequence: how many tokens were read, and the hidden state of the last one.
+        self._states: WeakKeyDictionary[Sequence, tuple[int, Tensor]] = WeakKeyDictionary()
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may branch."""
+        return self.tree.branches
+
+    def read(
+        self,
+        sequences: AbstractSequence[Sequence],
+        starts: AbstractSequence[int],
+        counts: AbstractSequence[int],
+        hidden: AbstractSequence[Tensor],
+    ) -> None:
+        """Keep the last token's hidden state."""
+        for row, (sequence, start, count) in enumerate(zip(sequences, starts, counts, strict=True)):
+            if count:
+                self._states[sequence] = start + count, hidden[0][row, count - 1].clone()
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """A draft of up to ``limits[b]`` tokens in row b."""
+        known = [self._states.get(sequence) for sequence in batch.sequences]
+        limits = [
+            limit if state is not None and state[0] == len(sequence.tokens) - 1 else 0
+            for limit, sequence, state in zip(limits, batch.sequences, known, strict=True)
+        ]
+        depths = [min(most, self._size) for most in batch.depths or limits]
+        batch = replace(batch, depths=tuple(depths))
+        width = max((min(pair) for pair in zip(limits, depths, strict=True)), default=0)
+        if width == 0:
+            return Draft.empty(len(limits), batch.device)
+        some = next(state for state in known if state is not None)[1]
+        states = torch.stack([torch.zeros_like(some) if state is None else state[1] for state in known])
+        with torch.inference_mode():
+            logits = self._heads(states.to(next(self._heads.parameters())), width)  # [heads, B, V]
+            if not self.trees and batch.sampler.all_greedy and not batch.sampler.alters and all_finite(logits):
+                chains = argmax(logits[..., : batch.vocab_size].float()).T.tolist()
+                lengths = [min(pair) for pair in zip(limits, depths, strict=True)]
+                chains = [chain[:length] for chain, length in zip(chains, lengths, strict=True)]
+                return Draft.from_lists(chains, batch.device)
+
+            def score(frontier: Frontier) -> Tensor:
+                found: Tensor = logits[frontier.depth][:, None].expand(-1, frontier.tokens.shape[1], -1)
+                return found
+
+            grown = grow(self.tree, batch, limits, logits[0], score)
+        if not grown.sound:
+            warnings.warn(
+                "the Medusa heads gave scores with NaN or infinity; such drafts are cut short: load the target with "
+                "dtype='float32', or check the heads' weights",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return grown.draft
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Nothing to learn: what the target says of accepted tokens comes through `read`."""
+
+
+def _check(head: MedusaHeads, name: str, target: LanguageModel) -> None:
+    """See to it that heads were made for such a target as this.
+
+    Raises:
+        ModelError: they were not.
+    """
+    assert isinstance(target, Transparent)
+    config = head.config
+    cure = "give heads that were trained on this very model, or train some: foretoken train medusa"
+    if config.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"{name} was trained for a target with hidden states of {config.hidden_size:,} numbers, and those of "
+            f"{target.name} have {target.hidden_size:,}: {cure}"
+        )
+    if config.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"{name} was trained for a vocabulary of {config.vocab_size:,} tokens, and that of {target.name} has "
+            f"{target.vocab_size:,}: {cure}"
+        )
+    if config.target_num_layers not in (None, target.num_layers):
+        raise ModelError(
+            f"{name} was trained for a target of {config.target_num_layers} layers, and {target.name} has "
+            f"{target.num_layers}: {cure}"
+        )

@@ -1,0 +1,112 @@
+"""Running an EAGLE-3 head for batches whose rows come and go: texts are read, then drafted nodes are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.models.base import Cache
+
+
+class HeadCache:
+    """What a head remembers of its rows: keys and values of slots, and outputs that later slots are fed.
+
+    Slots of the text are committed; those of drafted tokens are tentative, and are all forgotten once the target has
+    read what was kept of them: then they are filled anew, with features in place of the head's own outputs.
+
+    Args:
+        slots: keys and values of a row each.
+        hidden_size: H.
+        dtype: of outputs.
+        device: where outputs are.
+    """
+
+    def __init__(self, slots: Cache, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots = slots
+        # Column 0 is the output of the text's last slot, column i + 1 that of tentative node i.
+        self._outputs = torch.zeros((len(slots.lengths), 1, hidden_size), dtype=dtype, device=device)
+        self._done = [0] * len(slots.lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Slots of the text that each row holds."""
+        found: list[int] = self.slots.lengths.tolist()
+        return found
+
+    def states(self, parents: Tensor) -> Tensor:
+        """What nodes are fed in place of features, ``[B, F, H]``: the outputs of their parents, -1 for the root."""
+        places = (parents.to(self._outputs.device) + 1).clamp(max=self._outputs.shape[1] - 1)
+        return self._outputs.gather(1, places[..., None].expand(-1, -1, self._outputs.shape[2]))
+
+    def keep_last(self, outputs: Tensor, rows: Sequence[int]) -> None:
+        """Take the outputs ``[R, H]`` of the last slots that these rows have read."""
+        self._outputs[torch.tensor(rows, device=outputs.device), 0] = outputs
+
+    def keep_nodes(self, outputs: Tensor, counts: Sequence[int]) -> None:
+        """Take the outputs ``[B, F, H]`` of new nodes, ``counts[b]`` of row b."""
+        first = max(self._done)
+        if min(self._done) == first:
+            self._outputs = torch.cat([self._outputs[:, : first + 1], outputs], dim=1)
+        else:
+            size = first + outputs.shape[1] + 1
+            grown = self._outputs.new_zeros((len(counts), size, outputs.shape[2]))
+            grown[:, : self._outputs.shape[1]] = self._outputs[:, :size]
+            places = torch.tensor(self._done)[:, None] + 1 + torch.arange(outputs.shape[1])
+            rows = torch.arange(len(counts))[:, None]
+            grown[rows.to(grown.device), places.to(grown.device)] = outputs
+            self._outputs = grown
+        self._done = [done + count for done, count in zip(self._done, counts, strict=True)]
+
+    def forget(self) -> None:
+        """Drop the tentative nodes."""
+        size = len(self._done)
+        self.slots.commit(torch.zeros((size, 0), dtype=torch.int64), torch.zeros(size, dtype=torch.int64))
+        self._outputs, self._done = self._outputs[:, :1], [0] * size
+
+    def select(self, rows: Sequence[int]) -> None:
+        """New row i is old row ``rows[i]``, or an empty one where that is -1; without tentative nodes."""
+        self.slots.select(rows)
+        old = self._outputs
+        self._outputs = old.new_zeros((len(rows), 1, old.shape[2]))
+        for place, row in enumerate(rows):
+            if row >= 0:
+                self._outputs[place] = old[row, :1]
+        self._done = [0] * len(rows)
+
+
+class Runner(Protocol):
+    """What computes a head."""
+
+    name: str
+    own_threads: bool
+    """It computes with threads that are not torch's."""
+
+    def open(self) -> HeadCache:
+        """A cache without rows."""
+
+    def read(self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> Tensor:
+        """Fill slots of the text, and commit them.
+
+        Args:
+            cache: from `open`, without tentative nodes.
+            tokens: of each row, those whose embeddings go into the slots, of one text after the other.
+            states: of each row ``[n, H]``, the fused features that go with them.
+
+        Returns:
+            ``[B, Vd]``: the head's scores after each row's last slot, those of rows that had one before included.
+        """
+
+    def score(self, cache: HeadCache, tokens: Tensor, parents: Tensor, counts: Tensor) -> Tensor:
+        """Append tentative nodes; arguments as in `LanguageModel.forward`, logits ``[B, F, Vd]``."""
+
+    def greedy_chain(
+        self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor], steps: int
+    ) -> list[list[int]] | None:
+        """`read`, and the likeliest draft tokens after it one after another, in numbers of the draft vocabulary.
+
+        Leaves no tentative nodes. A chain ends early where the scores are no numbers. None where that is not done in
+        one call, or there is too much to read for it; nothing has been read then. Rows without new slots get no chain.
+        """

@@ -1,0 +1,45 @@
+"""Chooses what computes an EAGLE-3 head."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+from torch import Tensor
+
+from foretoken.errors import ModelError
+from foretoken.heads.eagle3 import Eagle3Head
+from foretoken.heads.runner import Runner
+from foretoken.heads.torch_runner import TorchRunner
+from foretoken.models.native.loader import openvino_refusal
+
+
+def make_runner(head: Eagle3Head, embeddings: Tensor, backend: Literal["auto", "openvino", "torch"] = "auto") -> Runner:
+    """What computes a head that is on its device and in its dtype.
+
+    Args:
+        head: its weights are not copied where that can be helped.
+        embeddings: ``[≥ V, H]``, the table that tokens are read with.
+        backend: "auto" is "openvino" where that is installed and can be used.
+
+    Raises:
+        ModelError: there is no such backend, or it can't be used.
+    """
+    if backend not in ("auto", "openvino", "torch"):
+        raise ModelError(f"backend is {backend!r}: use 'auto', 'openvino' or 'torch'")
+    weight = head.fc.weight
+    reason = openvino_refusal(weight.dtype, weight.device) if backend != "torch" else "backend is 'torch'"
+    if reason is None:
+        from foretoken.heads.openvino_runner import OpenVinoRunner
+
+        try:
+            return OpenVinoRunner(head, embeddings)
+        except RuntimeError as error:
+            # What its compiler says of processors that it has no kernels for.
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            reason = f"it can't compile the head ({lines[-1][:200]})"
+            if backend == "auto":
+                warnings.warn(f"torch runs the EAGLE-3 head, slower than OpenVINO would: {reason}", stacklevel=4)
+    if backend == "openvino":
+        raise ModelError(f"backend 'openvino' can't be used here: {reason}; or use backend='torch'")
+    return TorchRunner(head, embeddings)

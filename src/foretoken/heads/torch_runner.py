@@ -1,0 +1,83 @@
+"""An EAGLE-3 head in torch, on the CPU or a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from foretoken.heads.eagle3 import Eagle3Head
+from foretoken.heads.runner import HeadCache
+from foretoken.models.cache import SlotCache
+from foretoken.models.feed import CHUNK
+from foretoken.models.masks import FULL, MaskBuilder
+from foretoken.models.traits import NO_LIMIT
+
+
+class TorchRunner:
+    """See `Runner`.
+
+    Args:
+        head: on its device, in its dtype.
+        embeddings: ``[V, H]``, the table that the head reads tokens with.
+    """
+
+    name = "torch"
+    own_threads = False
+
+    def __init__(self, head: Eagle3Head, embeddings: Tensor) -> None:
+        weight = head.fc.weight
+        self._head, self._device, self._dtype = head, weight.device, weight.dtype
+        self._embeddings = embeddings.to(weight)
+        self._masks = MaskBuilder(weight.dtype, weight.device)
+
+    def open(self) -> HeadCache:
+        """See `Runner`."""
+        return HeadCache(SlotCache(0), self._head.config.hidden_size, self._dtype, self._device)
+
+    def read(self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> Tensor:
+        """See `Runner`."""
+        longest = max(map(len, tokens))
+        for start in range(0, longest, CHUNK):
+            parts = [row[start : start + CHUNK] for row in tokens]
+            width = max(map(len, parts))
+            padded = torch.tensor([[*part, *[0] * (width - len(part))] for part in parts], device=self._device)
+            inputs = torch.zeros((len(parts), width, self._head.config.hidden_size), dtype=self._dtype)
+            inputs = inputs.to(self._device)
+            for row, part in enumerate(parts):
+                inputs[row, : len(part)] = states[row][start : start + len(part)]
+            counts = torch.tensor([len(part) for part in parts])
+            steps = torch.arange(width).expand(len(parts), width)
+            outputs = self._run(cache, padded, steps - 1, counts, inputs)
+            cache.slots.commit(steps, counts)
+            rows = [row for row, part in enumerate(parts) if part]
+            ends = torch.tensor([len(parts[row]) - 1 for row in rows], device=self._device)
+            cache.keep_last(outputs[torch.tensor(rows, device=self._device), ends], rows)
+        root = torch.full((len(tokens), 1), -1, device=self._device)
+        return self._head.logits(cache.states(root))[:, 0]
+
+    def score(self, cache: HeadCache, tokens: Tensor, parents: Tensor, counts: Tensor) -> Tensor:
+        """See `Runner`."""
+        outputs = self._run(cache, tokens.to(self._device), parents, counts, cache.states(parents))
+        cache.keep_nodes(outputs, counts.tolist())
+        return self._head.logits(outputs)
+
+    def greedy_chain(
+        self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor], steps: int
+    ) -> list[list[int]] | None:
+        """Not here."""
+        return None
+
+    def _run(self, cache: HeadCache, tokens: Tensor, parents: Tensor, counts: Tensor, states: Tensor) -> Tensor:
+        slots = cache.slots
+        assert isinstance(slots, SlotCache)
+        plan = slots.begin(parents, counts, tokens.shape[1])
+        return self._head(
+            embedding(tokens, self._embeddings),
+            states,
+            self._masks.positions(plan, NO_LIMIT).expand(len(tokens), -1),
+            self._masks.mask(plan, FULL, True),
+            lambda keys, values: slots.update(keys, values, 0),
+        )

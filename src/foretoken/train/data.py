@@ -1,0 +1,184 @@
+"""Batches of texts with the target's hidden states, which are kept on disk as far as a limit allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from foretoken.train.samples import Sample
+from foretoken.train.storage import replacing
+from foretoken.train.teacher import Teacher
+
+_SHARD_BYTES = 64 << 20
+_WINDOW = 16
+"""Batches whose texts are sorted by length together, so that little is padded."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts in rows, padded at their ends.
+
+    Attributes:
+        ids: ``[B, T]`` int64.
+        lengths: ``[B]`` int64.
+        states: ``[B, T, L · H]``, hidden states of the layers that the learner asked for, side by side.
+        last: ``[B, T, H]``, those of the last layer, normalised.
+        samples: the texts.
+        numbers: their names; see `Features.batch`.
+        fresh: all hidden states, where they come from the target and not from a file.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    states: Tensor
+    last: Tensor
+    samples: tuple[Sample, ...]
+    numbers: tuple[int, ...]
+    fresh: Tensor | None
+
+
+def split(samples: Sequence[Sample], num_prompts: int, held_out: int) -> tuple[list[Sample], list[Sample]]:
+    """Texts to learn from and texts to measure with, one prompt's always on one side.
+
+    Prompts were shuffled before: the first ones are held out, a twentieth of them at most and one at least. Of the
+    held-out texts, `held_out` are taken.
+    """
+    count = max(1, min(held_out, num_prompts // 20))
+    learning = [sample for sample in samples if sample.prompt >= count]
+    measuring = [sample for sample in samples if sample.prompt < count]
+    return learning, measuring[:held_out]
+
+
+def schedule(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """The batches of an epoch: numbers of texts, of at most `batch_tokens` tokens with the padding.
+
+    A function of its arguments alone, so that a stopped run goes on with the batches it would have seen.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    typical = max(1, int(batch_tokens / max(1.0, float(np.mean(lengths)))))
+    batches: list[list[int]] = []
+    for start in range(0, len(order), typical * _WINDOW):
+        window = sorted(order[start : start + typical * _WINDOW], key=lambda i: lengths[i])
+        batch: list[int] = []
+        for number in window:
+            if batch and (len(batch) + 1) * lengths[number] > batch_tokens:
+                batches.append(batch)
+                batch = []
+            batch.append(int(number))
+        batches.append(batch)
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+class Features:
+    """Hidden states of texts: from memory-mapped files where they were computed before, else from the target.
+
+    Args:
+        teacher: the target.
+        layers: wanted hidden states.
+        folder: for the files; what is there already is used.
+        limit: most bytes of all files; what does not fit is computed each time. 0 keeps nothing.
+
+    Raises:
+        TrainingError: the disk is full.
+    """
+
+    def __init__(self, teacher: Teacher, layers: Sequence[int], folder: Path, limit: int) -> None:
+        self._teacher, self._folder, self._limit = teacher, folder, limit
+        self._wanted = tuple(layers)
+        self._stored = tuple(dict.fromkeys([*layers, teacher.num_layers]))
+        self._where: dict[int, Path] = {}
+        self._open: dict[Path, Any] = {}
+        self._pending: dict[int, Tensor] = {}
+        self._pending_bytes = 0
+        self._bytes = 0
+        for file in sorted(folder.glob("*.safetensors")):
+            self._index(file)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all files."""
+        return self._bytes
+
+    def batch(self, samples: Sequence[Sample], numbers: Sequence[int]) -> Batch:
+        """Texts with their hidden states, on the target's device. Several threads may ask at once.
+
+        Args:
+            samples: the texts.
+            numbers: a name for each, the same whenever it is asked for.
+        """
+        device, width = self._teacher.device, max(len(sample.tokens) for sample in samples)
+        ids = torch.zeros(len(samples), width, dtype=torch.int64)
+        for row, sample in enumerate(samples):
+            ids[row, : len(sample.tokens)] = torch.from_numpy(sample.tokens.astype(np.int64))
+        ids = ids.to(device)
+        known = all(number in self._where or number in self._pending for number in numbers)
+        if known:
+            states = torch.zeros(*ids.shape, len(self._stored) * self._teacher.hidden_size, dtype=self._teacher.dtype)
+            for row, (number, sample) in enumerate(zip(numbers, samples, strict=True)):
+                states[row, : len(sample.tokens)] = self._read(number, len(sample.tokens))
+            states = states.to(device)
+        else:
+            states = self._teacher.states(ids, self._stored)
+        parts = dict(zip(self._stored, states.chunk(len(self._stored), dim=-1), strict=True))
+        wanted = torch.cat([parts[layer] for layer in self._wanted], dim=-1) if self._wanted else states[..., :0]
+        lengths = torch.tensor([len(sample.tokens) for sample in samples], device=device)
+        last, fresh = parts[self._teacher.num_layers], None if known else states
+        return Batch(ids, lengths, wanted, last, tuple(samples), tuple(numbers), fresh)
+
+    def keep(self, batch: Batch) -> None:
+        """Remember the hidden states that a batch got from the target, as far as the limit allows."""
+        if batch.fresh is None:
+            return
+        for number, sample, states in zip(batch.numbers, batch.samples, batch.fresh, strict=True):
+            size = states[0].numel() * states.element_size() * len(sample.tokens)
+            known = number in self._where or number in self._pending
+            if not known and self._bytes + self._pending_bytes + size <= self._limit:
+                self._pending[number] = states[: len(sample.tokens)].cpu().clone()
+                self._pending_bytes += size
+        if self._pending_bytes > _SHARD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is waiting to be written."""
+        if not self._pending:
+            return
+        file = self._folder / f"{len(self._open):05d}.safetensors"
+        tensors = {str(number): states for number, states in self._pending.items()}
+        with replacing(file) as temporary:
+            save_file(tensors, temporary)
+        self._pending, self._pending_bytes = {}, 0
+        self._index(file)
+
+    def _index(self, file: Path) -> None:
+        opened = safe_open(file, framework="pt")
+        self._open[file] = opened
+        self._bytes += file.stat().st_size
+        for name in opened.keys():  # noqa: SIM118  # no mapping
+            self._where[int(name)] = file
+
+    def _read(self, number: int, length: int) -> Tensor:
+        if number in self._pending:
+            return self._pending[number]
+        states: Tensor = self._open[self._where[number]].get_tensor(str(number))
+        assert len(states) == length
+        return states
+
+
+def micro_batches(batch: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """A batch in parts of at most `tokens` tokens with the padding, its texts being sorted by length."""
+    part: list[int] = []
+    for number in batch:
+        if part and (len(part) + 1) * lengths[number] > tokens:
+            yield part
+            part = []
+        part.append(number)
+    yield part

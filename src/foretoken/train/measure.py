@@ -1,0 +1,150 @@
+"""A learner's loss, and its acceptance on held-out texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from foretoken.train.acceptance import K, Tally, chances
+from foretoken.train.data import Batch, Features, micro_batches
+from foretoken.train.learners import Learner
+from foretoken.train.samples import Sample
+from foretoken.train.teacher import Teacher
+
+DECAY = 0.8
+"""Weight of each depth's loss, to the power of the depth: what comes late in a chain is seldom reached."""
+
+
+def loss_of(learner: Learner, teacher: Teacher, batch: Batch, depths: int, share: float, seed: int) -> Tensor:
+    """Mean over depths, by weight, of ``KL(p || q) + TV(p, q)`` over all places of the texts.
+
+    KL alone fits the whole of the target's law p; TV is what acceptance counts, one minus the chance that a drawn token
+    is accepted, yet its gradient vanishes where the drafter's law q is far off.
+
+    Args:
+        learner: the drafter.
+        teacher: the target.
+        batch: the texts.
+        depths: tokens of a chain.
+        share: see `Learner.predictions`.
+        seed: of what is left out.
+    """
+    law = teacher.law(batch.last, learner.tokens)
+    p = law.softmax(-1)
+    certainty = (p * law.log_softmax(-1)).sum(-1)
+    del law
+    total = batch.last.new_zeros((), dtype=torch.float32)
+    weights = 0.0
+    generator = torch.Generator().manual_seed(seed)
+    for prediction in learner.predictions(batch, depths, share, generator):
+        told = prediction.places + prediction.ahead
+        here = (told < batch.lengths[:, None]).float()
+        if not bool(here.any()):
+            continue
+        here = here / here.sum()
+        before = (told - 1).clamp(max=batch.ids.shape[1] - 1)
+        weight = DECAY ** (prediction.depth or 0)
+        distance = _Distance.apply(prediction.logits, p, before, here)
+        total = total + weight * (distance + (here * certainty[:, before]).sum())
+        weights += weight
+    return total / weights if weights else total
+
+
+class _Distance(torch.autograd.Function):
+    """Cross entropy and total variation of laws, summed by weight, with its gradient computed on the way.
+
+    Text by text, so that what is as wide as the vocabulary stays in the processor's caches and need not be kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, p: Tensor, before: Tensor, weights: Tensor) -> Tensor:
+        """Scores ``[B, N, V]``, laws ``[B, T, V]``, entry ``[b, n]`` being compared with ``p[b, before[n]]``."""
+        gradient = torch.empty_like(logits)
+        total = weights.new_zeros(())
+        for scores, laws, weight, row in zip(logits, p, weights, gradient, strict=True):
+            wanted = laws[before]
+            log_q = scores.float().log_softmax(-1)
+            q = log_q.exp()
+            entropy = (wanted * log_q).sum(-1)
+            error = q - wanted
+            half = error.sign().mul_(0.5)
+            distance = (half * error).sum(-1)
+            slope = (half * q).sum(-1, keepdim=True)
+            total = total + (weight * (distance - entropy)).sum()
+            row.copy_(error.add_(half.sub_(slope).mul_(q)).mul_(weight[:, None]))
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, None, None, None]:
+        """The gradient by the scores."""
+        (gradient,) = ctx.saved_tensors
+        return gradient.mul_(above[0]), None, None, None
+
+
+Accepted = tuple[Batch, NDArray[np.float64]]
+
+
+def acceptance(
+    learner: Learner,
+    teacher: Teacher,
+    features: Features,
+    samples: Sequence[Sample],
+    micro_tokens: int,
+    each: Callable[[Callable[[list[int]], Accepted], Iterable[list[int]]], Iterable[Accepted]] = map,
+) -> Tally:
+    """Expected mean acceptance length of chains of `K` tokens along held-out texts.
+
+    Args:
+        learner: the drafter.
+        teacher: the target.
+        features: hidden states of the texts, which have the numbers -1, -2, … there.
+        samples: the texts.
+        micro_tokens: tokens of a pass.
+        each: applies a function to each of several parts, in threads if it likes.
+    """
+    tally = Tally()
+    lengths = [len(sample.tokens) for sample in samples]
+    order = sorted(range(len(samples)), key=lambda i: lengths[i])
+    depths = min(K, learner.max_depth or K)
+
+    def accepted(part: list[int]) -> Accepted:
+        batch = features.batch([samples[i] for i in part], [-1 - i for i in part])
+        return batch, _accept(learner, teacher, batch, depths)
+
+    for batch, accept in each(accepted, micro_batches(order, lengths, micro_tokens)):
+        features.keep(batch)
+        for row, sample in zip(accept, batch.samples, strict=True):
+            tally.add(sample.temperature, row[sample.start : len(sample.tokens)])
+    return tally
+
+
+@torch.no_grad()
+def _accept(learner: Learner, teacher: Teacher, batch: Batch, depths: int) -> NDArray[np.float64]:
+    """``[B, T, depths]``: of the round that is to write token t first, the chance of token t + depth."""
+    heats = torch.tensor([sample.temperature for sample in batch.samples], device=batch.ids.device)
+    scaled = torch.where(heats > 0, heats, torch.ones_like(heats))[:, None, None]
+    log_p = (teacher.law(batch.last[:, :-1]) / scaled).log_softmax(-1)
+    log_p = log_p.gather(-1, batch.ids[:, 1:, None])[..., 0]  # entry t speaks of token t + 1
+    width = batch.ids.shape[1]
+    accept = torch.zeros(*batch.ids.shape, depths, dtype=torch.float64)
+    for prediction in learner.predictions(batch, depths, 1.0, torch.Generator()):
+        told = prediction.places + prediction.ahead
+        inside = told < width
+        told, logits = told[inside], prediction.logits[:, inside].float()
+        if learner.tokens is not None:
+            scores = logits.new_full((*logits.shape[:-1], teacher.vocab_size), -torch.inf)
+            scores[..., learner.tokens] = logits
+            logits = scores
+        tokens = batch.ids[:, told]
+        found = chances(log_p[:, told - 1], logits, tokens, heats[:, None].expand(tokens.shape)).double().cpu()
+        found = found * (told < batch.lengths[:, None]).cpu()
+        for depth in range(depths) if prediction.depth is None else [prediction.depth]:
+            first = (told - depth).cpu()
+            accept[:, first[first >= 0], depth] = found[:, first >= 0]
+    return accept.numpy()

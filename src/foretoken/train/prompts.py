@@ -1,0 +1,118 @@
+"""Prompts for the target to answer: from files of text or JSON lines to token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretoken.errors import ParameterError, PromptError
+from foretoken.models.base import LanguageModel
+from foretoken.request import encode
+
+_QUESTIONS = ("question", "instruction")
+_ROLES = {"human": "user", "gpt": "assistant"}  # what ShareGPT calls them
+_KEYS = ("messages", "conversations", "prompt", *_QUESTIONS, "text")
+
+
+def read_prompts(
+    model: LanguageModel, files: Sequence[Path], prompt_tokens: int, room: int, seed: int
+) -> list[list[int]]:
+    """All prompts that files hold, in an order that the seed gives.
+
+    Args:
+        model: the target, with its tokenizer.
+        files: ``*.jsonl`` with one object a line: ``messages`` or ``conversations`` (a chat, taken up to its last
+            question), ``question`` or ``instruction`` (asked as a message where there is a chat template), ``prompt``
+            (as it is) or ``text`` (a document). Every other file is one document. Documents are cut into prompts.
+        prompt_tokens: tokens of a prompt that is cut out of a document.
+        room: most tokens of a prompt; longer ones are left out.
+        seed: of the order.
+
+    Raises:
+        ParameterError: a file can't be read, is of another form, or there is no prompt in any.
+        PromptError: the model has no tokenizer.
+    """
+    if model.tokenizer is None:
+        raise PromptError(f"{model.name} has no tokenizer, which texts need: put one into its folder")
+    prompts = [prompt for file in files for prompt in _prompts_of(model, Path(file), prompt_tokens)]
+    kept = [prompt for prompt in prompts if len(prompt) <= room]
+    if not kept:
+        names = ", ".join(str(file) for file in files)
+        why = f"all {len(prompts):,} prompts are longer than {room:,} tokens" if prompts else "there is no text"
+        raise ParameterError(f"{names}: {why}: name files with text to ask the target about")
+    order = np.random.default_rng(seed).permutation(len(kept))
+    return [kept[place] for place in order]
+
+
+def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterator[list[int]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{str(file)!r} can't be read ({error}): name a file of UTF-8 text") from error
+    if file.suffix not in (".jsonl", ".json", ".ndjson"):
+        yield from _pieces(model, text, prompt_tokens)
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ParameterError(f"line {number:,} of {str(file)!r} is no JSON ({error}): check the file") from error
+        try:
+            yield from _of_record(model, record, prompt_tokens)
+        except (PromptError, TypeError, KeyError) as error:
+            raise ParameterError(f"line {number:,} of {str(file)!r} can't be used: {error}") from error
+
+
+def _of_record(model: LanguageModel, record: Any, prompt_tokens: int) -> Iterator[list[int]]:
+    key = next((key for key in _KEYS if isinstance(record, dict) and record.get(key)), None)
+    if key is None:
+        raise PromptError(f"it has none of {', '.join(_KEYS)}")
+    value = record[key]
+    if key in ("messages", "conversations"):
+        messages = [_message(turn) for turn in value]
+        while messages and messages[-1]["role"] == "assistant":
+            messages.pop()
+        if messages:
+            yield _asked(model, messages)
+    elif not isinstance(value, str):
+        raise PromptError(f"its {key!r} is no text")
+    elif key in _QUESTIONS:
+        context = record.get("input")
+        yield _asked(model, [{"role": "user", "content": f"{value}\n\n{context}" if context else value.strip()}])
+    elif key == "prompt":
+        yield encode(model, value)
+    else:
+        yield from _pieces(model, value, prompt_tokens)
+
+
+def _message(turn: Any) -> dict[str, Any]:
+    if "from" in turn:
+        return {"role": _ROLES.get(turn["from"], turn["from"]), "content": turn["value"]}
+    return dict(turn)
+
+
+def _asked(model: LanguageModel, messages: list[dict[str, Any]]) -> list[int]:
+    if getattr(model.tokenizer, "chat_template", None):
+        return encode(model, messages)
+    return encode(model, "\n\n".join(str(message["content"]) for message in messages) + "\n\n")
+
+
+def _pieces(model: LanguageModel, text: str, prompt_tokens: int) -> Iterator[list[int]]:
+    """A document in pieces, each begun as the tokenizer begins a text."""
+    if not text.strip():
+        return
+    tokens = encode(model, text)
+    assert model.tokenizer is not None
+    start = tokens[:1] if tokens[0] == getattr(model.tokenizer, "bos_token_id", None) else []
+    body = tokens[len(start) :]
+    size = max(1, prompt_tokens - len(start))
+    for place in range(0, len(body), size):
+        piece = body[place : place + size]
+        if len(piece) == size or place == 0:
+            yield start + piece

@@ -1,0 +1,290 @@
+"""A training run from files of text to a folder that `Engine` takes as a drafter."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from foretoken.errors import ParameterError
+from foretoken.memory import parse_bytes
+from foretoken.models import load
+from foretoken.sampling.params import check_integer, check_number
+from foretoken.train.card import card
+from foretoken.train.data import Features, split
+from foretoken.train.errors import TrainingError
+from foretoken.train.learners import Learner, make_draft, make_eagle3, make_medusa
+from foretoken.train.loop import Course, News, Totals, fit
+from foretoken.train.prompts import read_prompts
+from foretoken.train.samples import SHARD, Sample, write_samples
+from foretoken.train.storage import write_json, writing
+from foretoken.train.teacher import Teacher
+
+Kind = Literal["draft", "medusa", "eagle3"]
+WORK, RUN = "training", "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """What the target writes for the drafter to learn from.
+
+    Attributes:
+        data: files with prompts; see `read_prompts`.
+        num_samples: texts.
+        max_new_tokens: most tokens of an answer.
+        max_length: most tokens of prompt and answer; longer prompts are left out.
+        prompt_tokens: tokens of a prompt that is cut out of a document.
+        temperatures: of the answers, in turn; 0 is greedy.
+        held_out: most texts that are kept for measuring.
+        seed: of the texts' order and of the sampling.
+    """
+
+    data: tuple[Path, ...]
+    num_samples: int = 4096
+    max_new_tokens: int = 128
+    max_length: int = 1024
+    prompt_tokens: int = 48
+    temperatures: tuple[float, ...] = (1.0, 1.0, 0.0)
+    held_out: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise ParameterError("no data: name at least one file with text to ask the target about")
+        for name in ("num_samples", "max_new_tokens", "prompt_tokens", "held_out"):
+            check_integer(name, getattr(self, name), 1, cure="leave it out for the default")
+        check_integer("max_length", self.max_length, self.max_new_tokens + 1, cure="it holds prompt and answer")
+        check_integer("seed", self.seed, 0, cure="use 0")
+        if not self.temperatures:
+            raise ParameterError("no temperatures: give one at least, such as 1")
+        for value in self.temperatures:
+            check_number("temperature", value, 0.0, 100.0, cure="use 0 for greedy answers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What is trained.
+
+    Attributes:
+        kind: "draft" (a small Llama), "medusa" or "eagle3".
+        draft_vocab_size: eagle3: tokens that the head proposes, the most frequent ones; None for all.
+        target_layers: eagle3: whose outputs are fused; None for EAGLE's choice.
+        num_key_value_heads: eagle3: heads of keys and values; None for as many as the target has.
+        num_heads: medusa: tokens that are predicted.
+        num_layers: decoder layers of a draft model, residual blocks of a Medusa head.
+        hidden_size: draft: width; None for about a third of the target's.
+    """
+
+    kind: Kind
+    draft_vocab_size: int | None = None
+    target_layers: tuple[int, ...] | None = None
+    num_key_value_heads: int | None = None
+    num_heads: int = 4
+    num_layers: int | None = None
+    hidden_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ParameterError(f"can't train {self.kind!r}: choose one of {', '.join(get_args(Kind))}")
+        check_integer("num_heads", self.num_heads, 1, 64, cure="one head a token to draft")
+        if self.num_layers is not None:
+            check_integer("num_layers", self.num_layers, 1, cure="leave it out for the default")
+
+    def make(self, teacher: Teacher, samples: Sequence[Sample], seed: int) -> Learner:
+        """A fresh learner for a target."""
+        if self.kind == "eagle3":
+            return make_eagle3(
+                teacher, samples, self.draft_vocab_size, self.target_layers, self.num_key_value_heads, seed
+            )
+        if self.kind == "medusa":
+            return make_medusa(teacher, self.num_heads, self.num_layers or 1, seed)
+        return make_draft(teacher, self.num_layers or 2, self.hidden_size, seed)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished run.
+
+    Attributes:
+        folder: what `Engine` takes as a drafter.
+        totals: steps, tokens, acceptance.
+        parameters: weights of the drafter.
+    """
+
+    folder: Path
+    totals: Totals
+    parameters: int
+
+
+@dataclass(frozen=True)
+class State:
+    """What a progress bar shows.
+
+    Attributes:
+        stage: "samples" or "training".
+        fraction: of the stage, 0 to 1.
+        text: details in words.
+        news: of training.
+    """
+
+    stage: str
+    fraction: float
+    text: str
+    news: News | None = field(default=None)
+
+
+def train(
+    target: Any,
+    shape: Shape,
+    corpus: Corpus,
+    course: Course,
+    out: str | Path,
+    *,
+    cache_size: int | str = "4GiB",
+    export_speculators: Path | None = None,
+    licence: str | None = None,
+    command: str | None = None,
+    watch: Callable[[State], None] = lambda state: None,
+    **load_options: Any,
+) -> Report:
+    """Train a drafter for a target: the target writes texts, and the drafter learns to foretell its law along them.
+
+    What is done is kept in ``OUT/training``: the same call goes on where an earlier one was stopped.
+
+    Args:
+        target: a folder, a hub id, or a transformers model, with its tokenizer.
+        shape: what is trained.
+        corpus: on which texts.
+        course: how long, and how.
+        out: folder for the result; `Engine` takes it as a drafter.
+        cache_size: most bytes of hidden states on disk, a number or ``"4GiB"``; 0 computes them each time.
+        export_speculators: eagle3: folder to write the head to in the format of `speculators` too, which vLLM loads.
+        licence: for the card.
+        command: for the card.
+        watch: is told how far it is.
+        load_options: of `foretoken.load`.
+
+    Raises:
+        ParameterError: a value out of its range, or data that can't be used.
+        ModelError: the target can't be loaded, or nothing can be trained for it.
+        TrainingError: the folder has another run, the disk is full, or the loss is no number any more.
+        KeyboardInterrupt: a stop was asked for; what was done is kept.
+    """
+    out = Path(out).expanduser()
+    limit = 0 if str(cache_size).strip() == "0" else parse_bytes(cache_size)
+    if export_speculators is not None and shape.kind != "eagle3":
+        raise ParameterError(f"export_speculators writes EAGLE-3 heads: leave it out for {shape.kind}")
+    teacher = Teacher(target, **load_options)
+    work = out / WORK
+    room = min(teacher.max_length, corpus.max_length) - corpus.max_new_tokens
+    if room < 1:
+        raise ParameterError(
+            f"max_new_tokens is {corpus.max_new_tokens:,}, and {teacher.name} takes texts of {teacher.max_length:,} "
+            "tokens, prompt and answer together: lower it"
+        )
+    prompts = read_prompts(teacher.model, corpus.data, corpus.prompt_tokens, room, corpus.seed)
+    _claim(out, _identity(teacher, shape, corpus, course))
+    samples = _samples(target, teacher, prompts, corpus, work / "samples", watch, load_options)
+    learning, measuring = split(samples, len(prompts), corpus.held_out)
+    if not learning or not measuring:
+        raise ParameterError(
+            f"{len(samples):,} texts on {len(prompts):,} prompts are too few: some are held out and some learned from; "
+            "give more data, or raise num_samples"
+        )
+    learner = shape.make(teacher, learning, corpus.seed)
+    features = Features(teacher, learner.layers, work / "features", limit)
+
+    def told(news: News) -> None:
+        lengths = ", ".join(f"{kind} {length:.2f}" for kind, length in news.lengths.items())
+        watch(
+            State(
+                "training", news.fraction, f"step {news.step:,}, loss {news.loss:.3f}, tokens a pass: {lengths}", news
+            )
+        )
+
+    totals = fit(learner, teacher, features, learning, measuring, course, work, told)
+    name = str(target) if isinstance(target, str | Path) else teacher.name
+    with writing(out):
+        learner.save(out, name, "eagle")
+        if export_speculators is not None:
+            learner.save(export_speculators, name, "speculators")
+        parameters = sum(weight.numel() for weight in learner.module.parameters())
+        report = Report(out, totals, parameters)
+        (out / "README.md").write_text(
+            card(
+                shape.kind,
+                name,
+                asdict(shape),
+                asdict(corpus),
+                asdict(course),
+                totals,
+                parameters,
+                licence,
+                command,
+                sum(len(sample.tokens) for sample in learning),
+            ),
+            encoding="utf-8",
+        )
+    shutil.rmtree(work / "features", ignore_errors=True)
+    return report
+
+
+def _samples(
+    target: Any,
+    teacher: Teacher,
+    prompts: Sequence[Sequence[int]],
+    corpus: Corpus,
+    folder: Path,
+    watch: Callable[[State], None],
+    load_options: dict[str, Any],
+) -> list[Sample]:
+    def told(done: int, wanted: int, what: str) -> None:
+        watch(State("samples", done / wanted, f"{done:,} of {wanted:,} {what}"))
+
+    wanted = -(-corpus.num_samples // SHARD)
+    complete = all((folder / f"{number:05d}.npz").is_file() for number in range(wanted))
+    # The native runner writes several times as fast as the module that training reads.
+    writer = teacher.model if complete else load(target, **load_options)
+    return write_samples(
+        writer, prompts, corpus.num_samples, corpus.max_new_tokens, corpus.temperatures, corpus.seed, folder, told
+    )
+
+
+def _identity(teacher: Teacher, shape: Shape, corpus: Corpus, course: Course) -> dict[str, Any]:
+    """What makes a run this run; how long it lasts, and when it is measured, may be changed on the way."""
+    files = [hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in corpus.data]
+    fields = {**asdict(shape), **asdict(corpus), **asdict(course), "data": files, "target": teacher.identity}
+    for name in ("steps", "minutes", "patience", "evaluate_every", "micro_tokens"):
+        del fields[name]
+    return json.loads(json.dumps(fields))  # as it is read again
+
+
+def _claim(out: Path, identity: dict[str, Any]) -> None:
+    """Make a folder this run's.
+
+    Raises:
+        TrainingError: it is another run's, or holds something else.
+    """
+    file = out / WORK / RUN
+    if not file.is_file():
+        if out.exists() and (not out.is_dir() or any(path.name != WORK for path in out.iterdir())):
+            raise TrainingError(f"{out} is there already, and no run of this command made it: choose another --out")
+        write_json(file, identity)
+        return
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        other = [name for name in identity if before.get(name) != identity[name]]
+    except (OSError, ValueError, AttributeError) as error:
+        raise TrainingError(f"{file} can't be read ({error}): remove {out}, or choose another --out") from error
+    if other:
+        changes = "; ".join(
+            f"{name}: {before.get(name)} then, {identity[name]} now"
+            if name not in ("target", "data")
+            else f"another {name}"
+            for name in other
+        )
+        raise TrainingError(f"{out} is of another run ({changes}): give what that one was given, or another --out")

@@ -1,0 +1,130 @@
+"""The target as a teacher: its hidden states and its law at every token of a text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ModelError
+from foretoken.models import load
+from foretoken.models.traits import text_config
+
+
+class Teacher:
+    """A target that is only read.
+
+    Args:
+        target: a folder, a hub id, or a transformers model.
+        load_options: of `foretoken.load`.
+
+    Attributes:
+        model: the target as the engine sees it.
+        name: what messages call it.
+        tokenizer: its tokenizer, if it has one.
+        max_length: most tokens of a text.
+        eos_token_ids: tokens that end a text.
+        module: the transformers model.
+        config: of its language model.
+        num_layers: decoder layers.
+        vocab_size: of its output layer.
+        hidden_size: of its hidden states.
+
+    Raises:
+        ModelError: it can't be loaded, or heads can't be trained on a model of its kind.
+    """
+
+    def __init__(self, target: Any, **load_options: Any) -> None:
+        model = load(target, **{**load_options, "runner": "hf"})
+        if model.decoder_start_token_id is not None:
+            raise ModelError(
+                f"{model.name} is an encoder-decoder model: drafters are trained for decoder-only targets alone"
+            )
+        self.model = model
+        self.name, self.tokenizer, self.max_length = model.name, model.tokenizer, model.max_length
+        self.eos_token_ids = model.eos_token_ids
+        self.module: Any = model.module  # type: ignore[attr-defined]
+        self.config: Any = text_config(self.module)
+        if getattr(self.module.config, "_attn_implementation", "sdpa") != "eager":
+            self.module.set_attn_implementation("sdpa")  # whole texts in rows, padded at their ends: no masks of ours
+        self.num_layers = int(self.config.num_hidden_layers)
+        self.vocab_size, self.hidden_size = model.vocab_size, int(self.config.hidden_size)
+        self._scale, self._cap = 1.0, getattr(self.config, "final_logit_softcapping", None)
+        self._check_output()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs, and where its drafter is trained."""
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its hidden states."""
+        return self.head.weight.dtype
+
+    @property
+    def head(self) -> Any:
+        """The output layer."""
+        return self.module.get_output_embeddings()
+
+    @cached_property
+    def identity(self) -> str:
+        """Tells targets apart by what they compute: a hash of shapes and of some weights."""
+        digest = hashlib.sha256(f"{self.vocab_size} {self.hidden_size} {self.num_layers}".encode())
+        for weight in (self.module.get_input_embeddings().weight, self.head.weight):
+            digest.update(weight[:: max(1, len(weight) // 64)].float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Embeddings ``[…, H]`` of tokens ``[…]``."""
+        with torch.no_grad():
+            return self.module.get_input_embeddings()(ids)
+
+    @torch.no_grad()
+    def states(self, ids: Tensor, layers: Sequence[int]) -> Tensor:
+        """Hidden states ``[B, T, L · H]`` of these layers side by side, for texts ``[B, T]`` padded at their ends.
+
+        Numbers as in `LanguageModel.forward`: 0 for the embeddings, the last one normalised.
+        """
+        output = self.module(input_ids=ids, output_hidden_states=True, use_cache=False, **self._fewest)
+        return torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
+
+    @torch.no_grad()
+    def law(self, last: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Scores ``[…, V]`` float32 of the token after each normalised state of the last layer, ``[…, H]``.
+
+        Args:
+            last: the states.
+            tokens: ``[Vd]`` int64, those tokens alone; None for all.
+        """
+        weight, bias = self.head.weight, self.head.bias
+        if tokens is not None:
+            weight, bias = weight[tokens], None if bias is None else bias[tokens]
+        scores = torch.nn.functional.linear(last.to(weight.dtype), weight, bias).float() * self._scale
+        return scores if self._cap is None else self._cap * torch.tanh(scores / self._cap)
+
+    @cached_property
+    def _fewest(self) -> dict[str, int]:
+        """Have the output layer look at one token only, where it can be told to: `law` does the rest."""
+        return {"logits_to_keep": 1} if "logits_to_keep" in signature(self.module.forward).parameters else {}
+
+    @torch.no_grad()
+    def _check_output(self) -> None:
+        """See to it that `law` gives what the model gives: some multiply the scores by a number of their own."""
+        ids = torch.arange(8, device=self.device)[None] % self.vocab_size
+        wanted = self.module(input_ids=ids, use_cache=False).logits.float()
+        last = self.states(ids, [self.num_layers])
+        if self._cap is None:
+            found = self.law(last)
+            self._scale = float((wanted * found).sum() / (found * found).sum().clamp(min=1e-12))
+        error = (self.law(last) - wanted).abs().max() / wanted.std().clamp(min=1e-12)
+        if not error < 0.1:
+            raise ModelError(
+                f"the scores of {self.name} are no linear function of its last hidden state (off by {error:.2g} of "
+                "their deviation): no drafter can be trained on a target of its kind"
+            )

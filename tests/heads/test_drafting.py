@@ -1,0 +1,287 @@
+"""Heads as drafters: which state predicts which token, rows that come and go, long texts, what can't be drafted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from foretoken import load
+from foretoken.drafters import Cascade, Eagle3, Medusa, PromptLookup, get
+from foretoken.drafters.draft_model import DraftModel
+from foretoken.engine import Engine
+from foretoken.errors import ModelError, ParameterError
+from foretoken.heads import save_eagle3, save_medusa
+from foretoken.models.native.loader import openvino_refusal
+from foretoken.sampling import SamplingParams
+from tiny import tiny_gpt2, tiny_llama, tiny_t5
+from tiny_heads import hidden_states, slow_eagle3, tiny_eagle3, tiny_medusa
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=12, ignore_eos=True, seed=5)
+BACKENDS = ["torch", "openvino"] if openvino_refusal(torch.float32, torch.device("cpu")) is None else ["torch"]
+PROMPTS = [[1, 2, 3], [4, 5], list(range(20)), [7]]
+
+
+def watched(drafter):
+    """The drafter, and a list of what it is asked and proposes: texts, and the drafts."""
+    seen, propose = [], drafter.propose
+
+    def watching(batch, limits):
+        draft = propose(batch, limits)
+        seen.append(([list(sequence.tokens) for sequence in batch.sequences], draft))
+        return draft
+
+    drafter.propose = watching
+    return drafter, seen
+
+
+def scores_of(law: torch.Tensor) -> np.ndarray:
+    """Logarithms, at which two laws of equal scores are equal but for what was added to all of them."""
+    return law.double().clamp(min=1e-30).log().numpy()
+
+
+def laws(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("draft_vocab_size", [None, 20])
+def test_the_laws_of_an_eagle3_chain_are_those_of_the_slow_reference(backend, draft_vocab_size):
+    model = tiny_llama(seed=1)
+    head = tiny_eagle3(model, draft_vocab_size=draft_vocab_size)
+    tokens = head.draft_tokens().numpy()
+    target = load(model)
+    drafter, seen = watched(Eagle3(head, target, backend=backend))
+    Engine(target, drafter, "token", 3).generate([1, 2, 3, 4], SAMPLED)
+    compared = 0
+    for (text,), draft in seen:
+        count = int(draft.counts[0])
+        if count == 0:
+            continue
+        drafted = draft.tokens[0, :count].tolist()
+        slow = laws(slow_eagle3(head, model, text, drafted[:-1]))
+        found = draft.probs[0, :count].double().numpy()
+        assert np.abs(found[:, tokens] - slow).max() < 1e-5
+        assert np.delete(found, tokens, axis=1).sum() == 0.0
+        compared += count
+    assert compared > 12
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_tree_of_eagle3_has_the_laws_of_the_slow_reference_at_every_node(backend):
+    model = tiny_llama(seed=1)
+    head, target = tiny_eagle3(model), load(model)
+    drafter, seen = watched(Eagle3(head, target, "static", backend))
+    Engine(target, drafter, "traversal", 12).generate([1, 2, 3, 4], SAMPLED)
+    branching = 0
+    for (text,), draft in seen[:4]:
+        count, parents = int(draft.counts[0]), draft.parents[0].tolist()
+        for node in sorted(set(parents[:count])):
+            path, at = [], node
+            while at:
+                path.insert(0, int(draft.tokens[0, at - 1]))
+                at = parents[at - 1]
+            slow = laws(slow_eagle3(head, model, text, path))[-1]
+            assert np.abs(draft.probs[0, node].double().numpy() - slow).max() < 1e-5
+            branching += parents[:count].count(node) > 1
+    assert branching
+
+
+def test_the_laws_of_medusa_are_those_of_the_state_before_the_root():
+    model = tiny_llama(seed=1)
+    heads, target = tiny_medusa(model, num_heads=3, num_layers=2), load(model)
+    drafter, seen = watched(Medusa(heads, target))
+    Engine(target, drafter, "token", 5).generate([1, 2, 3, 4], SAMPLED)
+    assert max(draft.width for _, draft in seen) == 3
+    for (text,), draft in seen:
+        state = hidden_states(model, text)[-1][len(text) - 2]
+        for number in range(int(draft.counts[0])):
+            x = state
+            for layer in list(heads[number])[:-1]:
+                y = x @ layer.linear.weight.T + layer.linear.bias
+                x = x + y * y.sigmoid()
+            slow = (x @ heads[number][-1].weight.T).softmax(-1)
+            assert torch.allclose(draft.probs[0, number], slow, atol=1e-6)
+
+
+def test_a_tree_of_medusa_is_a_product_of_the_heads_best_tokens():
+    model = tiny_llama(seed=1)
+    heads, target = tiny_medusa(model), load(model)
+    drafter, seen = watched(Medusa(heads, target, "dynamic"))
+    Engine(target, drafter, "traversal", 12).generate([1, 2, 3, 4], GREEDY)
+    (text,), draft = seen[0]
+    state = hidden_states(model, text)[-1][len(text) - 2]
+    depths = draft.depths()[0, 1 : int(draft.counts[0]) + 1].tolist()
+    for depth in set(depths):
+        best = heads[depth - 1](state).topk(8).indices.tolist()
+        assert {int(draft.tokens[0, i]) for i, one in enumerate(depths) if one == depth} <= set(best)
+    assert len(set(depths)) > 1
+    assert len(depths) == 12
+
+
+def make(kind: str, head, target, tree="none", backend="torch"):
+    return Eagle3(head, target, tree, backend) if kind == "eagle3" else Medusa(head, target, tree)
+
+
+@pytest.mark.parametrize("runner", ["hf", "native"])
+@pytest.mark.parametrize("tree", ["none", "static", "dynamic"])
+@pytest.mark.parametrize(("kind", "backend"), [*(("eagle3", one) for one in BACKENDS), ("medusa", "torch")])
+def test_greedy_texts_are_the_targets_in_batches_that_rows_join_and_leave(kind, backend, tree, runner):
+    model = tiny_llama(seed=1)
+    target = load(model, runner=runner)
+    head = tiny_eagle3(model, draft_vocab_size=20) if kind == "eagle3" else tiny_medusa(model)
+    params = [SamplingParams(temperature=0.0, max_new_tokens=20 + 9 * i, ignore_eos=True) for i in range(len(PROMPTS))]
+    plain = Engine(target, None).generate(PROMPTS, params)
+    engine = Engine(target, make(kind, head, target, tree, backend), num_speculative_tokens=4, max_batch_size=2)
+    drafted = engine.generate(PROMPTS, params)
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert all(one.stats.drafted > 20 for one in drafted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_get_in_a_batch_what_they_get_alone(backend, temperature):
+    model = tiny_llama(seed=1)
+    target = load(model)
+    head = tiny_eagle3(model)
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_new_tokens=16, ignore_eos=True) for seed in range(4)
+    ]
+
+    def engine():
+        return Engine(target, Eagle3(head, target, backend=backend), "block", 3)
+
+    together = engine().generate(PROMPTS, params)
+    alone = [engine().generate(prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert [one.stats.accepted for one in together] == [one.stats.accepted for one in alone]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_long_prompts_are_read_in_chunks(backend):
+    model = tiny_llama(seed=1, max_position_embeddings=2048)
+    head, target = tiny_eagle3(model), load(model)
+    prompt = torch.randint(0, 32, (1100,), generator=torch.Generator().manual_seed(0)).tolist()
+    drafter, seen = watched(Eagle3(head, target, backend=backend))
+    Engine(target, drafter, "token", 3).generate([prompt, [1, 2]], SAMPLED)
+    texts, draft = next(
+        (texts, draft) for texts, draft in seen if len(texts) == 2 and len(texts[0]) > 1100 and draft.counts[0]
+    )
+    count = int(draft.counts[0])
+    slow = laws(slow_eagle3(head, model, texts[0], draft.tokens[0, : count - 1].tolist()))
+    assert np.abs(draft.probs[0, :count].double().numpy() - slow).max() < 1e-4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_text_that_was_written_without_drafts_is_caught_up_with(backend):
+    model = tiny_llama(seed=1)
+    head, target = tiny_eagle3(model), load(model)
+    drafter, seen = watched(Eagle3(head, target, backend=backend))
+    propose = drafter.propose
+
+    def seldom(batch, limits):
+        length = len(batch.sequences[0].tokens)
+        return propose(batch, limits if length % 5 == 0 else [0] * len(limits))
+
+    drafter.propose = seldom
+    Engine(target, drafter, "token", 3).generate([1, 2, 3, 4], SAMPLED)
+    drafts = [(text, draft) for (text,), draft in seen if draft.counts[0]]
+    assert len(drafts) >= 2
+    for text, draft in drafts:
+        slow = laws(slow_eagle3(head, model, text, draft.tokens[0, :-1].tolist()))
+        assert np.abs(draft.probs[0].double().numpy() - slow).max() < 1e-5
+
+
+def test_every_kind_of_target_shows_what_heads_need():
+    for model in (tiny_gpt2(seed=1), tiny_t5(seed=1)):
+        target = load(model)
+        head = tiny_eagle3(model)
+        plain = Engine(target, None).generate([PROMPTS[0], PROMPTS[2]], GREEDY)
+        drafted = Engine(target, Eagle3(head, target), num_speculative_tokens=3).generate(
+            [PROMPTS[0], PROMPTS[2]], GREEDY
+        )
+        assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+        assert drafted[0].stats.drafted > 20
+
+
+def test_heads_take_part_in_a_cascade():
+    model = tiny_llama(seed=1)
+    target = load(model)
+    cascade = Cascade([PromptLookup(), Eagle3(tiny_eagle3(model), target), Medusa(tiny_medusa(model), target)])
+    assert cascade.hidden_layers == (0, 1, 2)
+    plain = Engine(target, None).generate(PROMPTS, GREEDY)
+    drafted = Engine(target, cascade, num_speculative_tokens=3).generate(PROMPTS, GREEDY)
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert drafted[0].stats.drafted > 20
+    assert Cascade([PromptLookup(), PromptLookup()]).hidden_layers == ()
+
+
+def test_a_folder_of_a_head_is_a_drafter(tmp_path):
+    model = tiny_llama(seed=1)
+    save_eagle3(tiny_eagle3(model), tmp_path / "eagle")
+    save_medusa(tiny_medusa(model), tmp_path / "medusa")
+    model.save_pretrained(tmp_path / "model")
+    for form in (str(tmp_path / "eagle"), tmp_path / "eagle", f"eagle3:{tmp_path / 'eagle'}"):
+        assert isinstance(Engine(model, form).drafter, Eagle3)
+    for form in (str(tmp_path / "medusa"), f"medusa:{tmp_path / 'medusa'}"):
+        assert isinstance(Engine(model, form).drafter, Medusa)
+    assert isinstance(Engine(model, str(tmp_path / "model")).drafter, DraftModel)
+    cascade = Engine(model, f"prompt-lookup,{tmp_path / 'eagle'}").drafter
+    assert isinstance(cascade, Cascade)
+    assert isinstance(cascade.drafters[1], Eagle3)
+    with pytest.raises(ParameterError, match="'eagle3' needs to be told more: write eagle3:HEAD"):
+        Engine(model, "eagle3")
+    with pytest.raises(ModelError, match="there is no folder '/nowhere'"):
+        Engine(model, "eagle3:/nowhere")
+    with pytest.raises(ParameterError, match="is made of the target"):
+        get(f"medusa:{tmp_path / 'medusa'}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": 64}, "hidden states of 32 numbers, and those of .* have 64"),
+        ({"vocab_size": 40}, "vocabulary of 32 tokens, and that of .* has 40"),
+        ({"num_hidden_layers": 3}, "target of 2 layers, and .* has 3"),
+    ],
+)
+def test_heads_of_other_targets_are_refused(fields, message, tmp_path):
+    model = tiny_llama(seed=1)
+    save_eagle3(tiny_eagle3(model), tmp_path / "eagle")
+    heads = tiny_medusa(model)
+    save_medusa(heads, tmp_path / "medusa")
+    other = tiny_llama(**fields)
+    with pytest.raises(ModelError, match=message):
+        Engine(other, str(tmp_path / "eagle"))
+    if "num_hidden_layers" not in fields:
+        with pytest.raises(ModelError, match=message):
+            Engine(other, str(tmp_path / "medusa"))
+
+
+def test_a_head_that_wants_layers_which_the_target_lacks_is_refused():
+    model = tiny_llama(seed=1)
+    head = tiny_eagle3(model, target_layers=(0, 1, 7), target_num_layers=None)
+    with pytest.raises(ModelError, match=r"wants the output of layer 7 .* 0 to 1"):
+        Engine(model, Eagle3(head, load(model)))
+
+
+def test_broken_scores_cut_drafts_short_and_leave_the_text_alone():
+    model = tiny_llama(seed=1)
+    target = load(model)
+    plain = Engine(target, None).generate(PROMPTS[0], GREEDY)
+    for drafter in (
+        *(Eagle3(_broken(tiny_eagle3(model)), target, tree, one) for one in BACKENDS for tree in ("none", "static")),
+        Medusa(_broken(tiny_medusa(model)), target),
+    ):
+        with pytest.warns(RuntimeWarning, match="NaN or infinity"):
+            found = Engine(target, drafter, num_speculative_tokens=3).generate(PROMPTS[0], GREEDY)
+        assert found.token_ids == plain.token_ids
+        assert found.stats.drafted == 0
+
+
+def _broken(head):
+    for value in head.parameters():
+        value.fill_(torch.nan)
+    return head

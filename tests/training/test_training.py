@@ -1,0 +1,344 @@
+"""Training of drafters, from prompts to a folder that the engine takes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from foretoken import Engine, SamplingParams
+from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
+from foretoken.train import Corpus, Course, Shape, TrainingError, storage, train
+from foretoken.train.acceptance import expected_rounds
+from foretoken.train.data import Features, schedule
+from foretoken.train.learners import make_draft, make_eagle3
+from foretoken.train.measure import loss_of
+from foretoken.train.samples import Sample
+from foretoken.train.teacher import Teacher
+from tiny import tiny_llama
+
+COURSE = Course(steps=24, batch_tokens=512, micro_tokens=256, lr=5e-3, evaluate_every=8, depths=3, amp=False)
+SHAPES = {
+    "eagle3": Shape(kind="eagle3"),
+    "medusa": Shape(kind="medusa", num_heads=3),
+    "draft": Shape(kind="draft", num_layers=1, hidden_size=32),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def corpus(data: Path) -> Corpus:
+    return Corpus(data=(data,), num_samples=80, max_new_tokens=20, held_out=16)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_training_raises_acceptance_and_the_engine_takes_the_result(kind, target, data, corpus, tmp_path):
+    corpus = replace(corpus, num_samples=240)
+    course = replace(COURSE, steps=100, evaluate_every=50, batch_tokens=1024, micro_tokens=1024)
+    report = train(target, SHAPES[kind], corpus, course, tmp_path / "out", dtype="float32")
+    log = [json.loads(line) for line in (tmp_path / "out" / "training" / "log.jsonl").read_text().splitlines()]
+    first, best = log[0], report.totals.lengths
+    assert first["step"] == 0
+    for text in ("greedy", "sampled"):
+        assert best[text] > first[text] + 0.05, (first, best)
+    assert report.totals.best > (first["greedy"] + first["sampled"]) / 2 + 0.12
+    prompts = [[1, 2, 3], [5, 6, 7, 8]]
+    params = SamplingParams(temperature=0, max_new_tokens=40)
+    plain = Engine(target, None, dtype="float32").generate(prompts, params)
+    drafted = Engine(target, tmp_path / "out", "token", 3, dtype="float32").generate(prompts, params)
+    assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"{report.parameters:,}" in card
+    assert str(target) in card
+    assert not (tmp_path / "out" / "training" / "features").exists()
+
+
+def test_measured_acceptance_is_what_the_engine_sees(target, data, corpus, tmp_path):
+    course = replace(COURSE, steps=30, depths=5)
+    report = train(target, SHAPES["eagle3"], replace(corpus, num_samples=400, held_out=64), course, tmp_path / "o")
+    engine = Engine(target, tmp_path / "o", "token", 5, dtype="float32")
+    with np.load(tmp_path / "o" / "training" / "samples" / "00000.npz") as stored:
+        texts = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
+        prompts = [text[:start].tolist() for text, start in zip(texts, stored["starts"], strict=True)][:40]
+    params = [SamplingParams(temperature=1, max_new_tokens=20, seed=seed) for seed in range(40)] * 5
+    stats = [c.stats for c in engine.generate(prompts * 5, params)]
+    seen = sum(s.emitted for s in stats) / sum(s.rounds for s in stats)
+    assert abs(seen - report.totals.lengths["sampled"]) < 0.15
+
+
+def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(target, corpus, tmp_path):
+    whole = train(target, SHAPES["eagle3"], corpus, COURSE, tmp_path / "whole", dtype="float32")
+
+    def stop_once(state):
+        if state.news is not None and state.news.step == 11:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(target, SHAPES["eagle3"], corpus, COURSE, tmp_path / "parts", dtype="float32", watch=stop_once)
+    assert not (tmp_path / "parts" / "config.json").exists()
+    steps = []
+    parts = train(
+        target,
+        SHAPES["eagle3"],
+        corpus,
+        COURSE,
+        tmp_path / "parts",
+        dtype="float32",
+        watch=lambda state: state.news and steps.append(state.news.step),
+    )
+    assert steps[0] == 12
+    assert parts.totals.lengths == whole.totals.lengths
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(target, corpus, tmp_path, monkeypatch):
+    whole = train(target, SHAPES["medusa"], corpus, COURSE, tmp_path / "whole", dtype="float32")
+    real, saved = torch.save, []
+
+    def full(state, file):
+        if saved:
+            Path(file).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        saved.append(file)
+        real(state, file)
+
+    monkeypatch.setattr("foretoken.train.loop._CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(TrainingError, match=r"disk is full.*same command"):
+        train(target, SHAPES["medusa"], corpus, COURSE, tmp_path / "out", dtype="float32")
+    monkeypatch.undo()
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    steps = []
+    report = train(
+        target,
+        SHAPES["medusa"],
+        corpus,
+        COURSE,
+        tmp_path / "out",
+        dtype="float32",
+        watch=lambda state: state.news and steps.append(state.news.step),
+    )
+    assert steps[0] == 2
+    assert report.totals.lengths == whole.totals.lengths
+
+
+def test_a_disk_that_is_full_of_hidden_states_or_texts_is_named_too(target, corpus, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("I/O error: No space left on device (os error 28)")  # as safetensors says it
+
+    monkeypatch.setattr("foretoken.train.data.save_file", full)
+    with pytest.raises(TrainingError, match="disk is full"):
+        train(target, SHAPES["draft"], corpus, COURSE, tmp_path / "out", dtype="float32")
+    monkeypatch.undo()
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(TrainingError, match="disk is full"):
+        train(target, SHAPES["draft"], corpus, COURSE, tmp_path / "other", dtype="float32")
+
+
+def test_what_the_cache_has_no_room_for_is_computed_again(target, corpus, tmp_path):
+    sizes = ("0", "20KiB", "1GiB")
+    reports = [
+        train(target, SHAPES["eagle3"], corpus, replace(COURSE, steps=20), tmp_path / size, cache_size=size)
+        for size in sizes
+    ]
+    lengths = [list(report.totals.lengths.values()) for report in reports]
+    assert np.allclose(lengths[0], lengths[1], atol=0.02)
+    assert np.allclose(lengths[0], lengths[2], atol=0.02)
+
+
+def test_a_reduced_vocabulary_has_the_frequent_tokens(target, corpus, tmp_path):
+    shape = replace(SHAPES["eagle3"], draft_vocab_size=16)
+    train(target, shape, corpus, COURSE, tmp_path / "out", dtype="float32", export_speculators=tmp_path / "s")
+    with np.load(tmp_path / "out" / "training" / "samples" / "00000.npz") as stored:
+        counts = np.bincount(stored["tokens"], minlength=48)
+    tokens = weights(tmp_path / "out")["d2t"] + torch.arange(16)
+    assert len(set(tokens.tolist()) & set(np.argsort(-counts)[:24].tolist())) >= 14
+    for folder in ("out", "s"):
+        completion = Engine(target, tmp_path / folder, dtype="float32").generate([1, 2, 3])
+        assert completion.token_ids
+
+
+def test_training_ends_early_where_acceptance_does_not_rise(target, corpus, tmp_path):
+    course = replace(COURSE, steps=500, lr=1e-9, evaluate_every=2, patience=3)
+    report = train(target, SHAPES["medusa"], corpus, course, tmp_path / "out", dtype="float32")
+    assert report.totals.step == 6
+    assert "no better" in report.totals.reason
+
+
+def test_more_steps_go_on_from_a_finished_run(target, corpus, tmp_path):
+    first = train(target, SHAPES["medusa"], corpus, replace(COURSE, steps=4), tmp_path / "out", dtype="float32")
+    second = train(target, SHAPES["medusa"], corpus, replace(COURSE, steps=8), tmp_path / "out", dtype="float32")
+    assert (first.totals.step, second.totals.step) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"corpus": {"data": ()}}, "no data"),
+        ({"corpus": {"num_samples": 0}}, "num_samples"),
+        ({"corpus": {"temperatures": ()}}, "temperatures"),
+        ({"corpus": {"max_new_tokens": 256, "max_length": 1000}}, "max_new_tokens is 256"),
+        ({"corpus": {"num_samples": 1}}, "too few"),
+        ({"course": {"steps": None}}, "needs an end"),
+        ({"course": {"lr": 0.0}}, "lr"),
+        ({"course": {"optimizer": "sgd"}}, "optimizer"),
+        ({"shape": {"kind": "hydra"}}, "hydra"),
+        ({"shape": {"draft_vocab_size": 4096}}, "draft_vocab_size"),
+        ({"shape": {"target_layers": (1, 9)}}, "target layers"),
+        ({"shape": {"num_key_value_heads": 3}}, "num_key_value_heads"),
+        ({"shape": {"kind": "draft", "hidden_size": 50}}, "hidden_size"),
+    ],
+)
+def test_wrong_numbers_are_refused(change, words, target, corpus, tmp_path):
+    with pytest.raises(ParameterError, match=words):
+        train(
+            target,
+            replace(SHAPES["eagle3"], **change.get("shape", {})),
+            replace(corpus, **change.get("corpus", {})),
+            replace(COURSE, **change.get("course", {})),
+            tmp_path / "out",
+            dtype="float32",
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("empty.txt", b"  \n", "no text"),
+        ("broken.jsonl", b'{"prompt": "w1"}\n{"prompt"\n', "line 2 .* no JSON"),
+        ("other.jsonl", b'{"answer": "w1"}\n', "line 1 .* none of messages"),
+        ("latin.txt", b"\xe9\xff", "can't be read"),
+        ("number.jsonl", b'{"prompt": 7}\n', "no text"),
+    ],
+)
+def test_data_that_can_not_be_used_is_named(name, text, words, target, corpus, tmp_path):
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(ParameterError, match=words):
+        train(target, SHAPES["medusa"], replace(corpus, data=(tmp_path / name,)), COURSE, tmp_path / "out")
+
+
+def test_targets_and_folders_that_can_not_be_used_are_named(target, corpus, tmp_path):
+    with pytest.raises(ParameterError, match="can't be read"):
+        train(target, SHAPES["medusa"], replace(corpus, data=(tmp_path / "none.txt",)), COURSE, tmp_path / "out")
+    with pytest.raises(ModelError):
+        train(tmp_path / "nothing", SHAPES["medusa"], corpus, COURSE, tmp_path / "out")
+    with pytest.raises(PromptError, match="no tokenizer"):
+        train(tiny_llama(), SHAPES["medusa"], corpus, COURSE, tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(TrainingError, match="is there already"):
+        train(target, SHAPES["medusa"], corpus, COURSE, tmp_path / "full")
+
+
+def test_a_folder_of_another_run_is_refused(target, corpus, tmp_path):
+    course = replace(COURSE, steps=2)
+    train(target, SHAPES["medusa"], corpus, course, tmp_path / "out", dtype="float32")
+    with pytest.raises(TrainingError, match=r"another run .lr: 0\.005 then, 0\.001 now"):
+        train(target, SHAPES["medusa"], corpus, replace(course, lr=1e-3), tmp_path / "out", dtype="float32")
+    other = tmp_path / "target"
+    tiny_llama(48, seed=9, num_hidden_layers=3).save_pretrained(other)
+    for file in target.glob("*token*"):
+        (other / file.name).write_bytes(file.read_bytes())
+    (other / "chat_template.jinja").write_bytes((target / "chat_template.jinja").read_bytes())
+    with pytest.raises(TrainingError, match="another target"):
+        train(other, SHAPES["medusa"], corpus, course, tmp_path / "out", dtype="float32")
+
+
+def test_a_head_of_another_target_is_refused_by_the_engine(target, corpus, tmp_path):
+    train(target, SHAPES["eagle3"], corpus, replace(COURSE, steps=2), tmp_path / "out", dtype="float32")
+    with pytest.raises(ForetokenError, match="32"):
+        Engine(tiny_llama(48, hidden_size=64), tmp_path / "out")
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_depths_of_an_eagle_head_are_those_of_a_chain_drafted_token_by_token(share, target, tmp_path):
+    teacher = Teacher(target, dtype="float32")
+    ids = np.random.default_rng(0).integers(0, 48, size=(2, 14))
+    samples = [Sample(row.astype(np.int32), 3, 1.0, 0) for row in ids]
+    learner = make_eagle3(teacher, samples, None, None, None, 0)
+    torch.nn.init.normal_(learner.module.midlayer.mlp.up_proj.weight)  # what is fed back should matter
+    batch = Features(teacher, learner.layers, tmp_path, 0).batch(samples, [0, 1])
+    head, tokens = learner.module, batch.ids
+    found = list(learner.predictions(batch, 4, share, torch.Generator().manual_seed(1)))
+    assert [prediction.depth for prediction in found] == [0, 1, 2, 3]
+    assert [len(prediction.places) for prediction in found] == [12] + [round(12 * share)] * 3
+    for place in found[1].places.tolist():
+        states = head.fuse(batch.states[:, : place + 1])
+        slots = states
+        for depth, prediction in enumerate(found):
+            if place + 1 + depth >= tokens.shape[1]:
+                break
+            count = slots.shape[1]
+            embeddings = teacher.embed(tokens[:, 1 : count + 1])
+            outputs = head(embeddings, slots, torch.arange(count)[None])
+            at = prediction.places.tolist().index(place)
+            assert torch.allclose(prediction.logits[:, at], head.logits(outputs[:, -1]), atol=1e-4)
+            assert prediction.ahead == 2 + depth
+            slots = torch.cat([slots, outputs[:, -1:]], dim=1)
+
+
+def test_the_loss_is_the_divergence_from_the_targets_law(target, tmp_path):
+    teacher = Teacher(target, dtype="float32")
+    samples = [
+        Sample(np.arange(1, 10, dtype=np.int32), 3, 1.0, 0),
+        Sample(np.arange(20, 26, dtype=np.int32), 3, 1.0, 1),
+    ]
+    learner = make_draft(teacher, 1, 32, 0)
+    batch = Features(teacher, learner.layers, tmp_path, 0).batch(samples, [0, 1])
+    loss = loss_of(learner, teacher, batch, 4, 1.0, 0)
+    (gradient,) = torch.autograd.grad(loss, [learner.module.model.norm.weight])
+    total, weight = 0.0, learner.module.model.norm.weight
+    for sample in samples:
+        ids = torch.from_numpy(sample.tokens.astype(np.int64))[None]
+        log_p = teacher.module(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        log_q = learner.module(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        p, q = log_p.exp(), log_q.exp()
+        total = total + ((p * (log_p - log_q)).sum(-1) + 0.5 * (p - q).abs().sum(-1)).sum()
+    wanted = total / (8 + 5)
+    assert torch.allclose(loss, wanted, atol=1e-5)
+    assert torch.allclose(gradient, torch.autograd.grad(wanted, [weight])[0], atol=1e-5)
+
+
+def test_expected_rounds():
+    certain, never = np.ones((12, 5)), np.zeros((12, 5))
+    for depth in range(5):
+        certain[12 - depth :, depth] = 0
+    assert expected_rounds(certain) == 2  # twelve tokens, six a pass
+    assert expected_rounds(never) == 12
+
+
+def test_batches_hold_every_text_once_an_epoch():
+    lengths = np.random.default_rng(0).integers(3, 60, size=500).tolist()
+    batches = schedule(lengths, 256, 1, 0)
+    assert sorted(number for batch in batches for number in batch) == list(range(500))
+    assert all(len(batch) * max(lengths[i] for i in batch) <= 256 or len(batch) == 1 for batch in batches)
+    assert batches == schedule(lengths, 256, 1, 0) != schedule(lengths, 256, 1, 1)
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    file = tmp_path / "deep" / "file.json"
+    storage.write_json(file, [1])
+    with pytest.raises(ZeroDivisionError), storage.replacing(file) as temporary:
+        temporary.write_text(f"half {1 / 0}")
+    assert json.loads(file.read_text()) == [1]
+    assert [path.name for path in file.parent.iterdir()] == ["file.json"]
