@@ -30,7 +30,8 @@ class TokenRecycling:
     Every pass scores all nodes of a draft, and the likeliest tokens after each of them, rejected ones too, are entered
     as the successors of the node's token. A draft follows the table from the root on: where trees are taken in a tree
     of a fixed shape, wide at the top and deepest along first successors, else along first successors alone. The shape
-    is one of nine, by how often the first one was right lately: where that is the rule, a tree hardly branches. The tokens are chosen, not drawn.
+    is one of nine, by how often the first one was right lately: where that is the rule, a tree hardly branches. The
+    tokens are chosen, not drawn.
 
     The prompt is not scored node by node where a drafter could see it: until the target was heard on a token, its
     successors are those that it had in the prompt, the latest first.
