@@ -175,6 +175,17 @@ def test_a_tree_holds_the_alternatives_by_their_counts():
     assert len(paths) == 8
 
 
+def test_of_many_continuations_the_likeliest_is_drafted_for_what_it_is_worth():
+    # Twenty tokens followed 1, the 2 twice.
+    text = [token for follower in (2, *range(2, 22)) for token in (1, follower)]
+    paths = paths_of(Suffix(), sequence_of([*text, 1]), 4)
+    assert paths[0] == [2]
+    assert all(path[0] == 2 for path in paths)
+    # After (30, 1) came 5. What is left of this context goes to the shorter one, where 2 is one of many.
+    paths = paths_of(Suffix(growth=20), sequence_of([*text, 30, 1, 5, 30, 1]), 40)
+    assert [path[0] for path in paths if len(path) == 1] == [5]
+
+
 def test_shorter_contexts_have_a_say_below_the_root():
     # 5 followed (1, 2) once; 6 followed (9, 2), and so 2, three times.
     paths = paths_of(Suffix(growth=20), sequence_of([1, 2, 5, *[9, 2, 6] * 3, 1, 2]), 24)

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 ROOT = 0
 
 _COUNTED = 32  # contexts of a token that it is counted after, the longest first: keeps periodic texts from costing more
-_MANY = 32  # continuations of a context from which on only the likeliest one is looked at
+_MANY = 16  # continuations of a context from which on only the likeliest one is looked at
 
 
 class SuffixAutomaton:
@@ -180,8 +180,11 @@ class SuffixAutomaton:
                     continue
             share = negative * match / (match + 1)
             choices = self.continuations(state)
-            total = sum(self._counts[target] for _, target in choices) or 1
-            for token, target in choices:
+            if len(choices) == 1 and state in self._branches:
+                total = self._counts[state]  # of many continuations, the favourite alone
+            else:
+                total = sum(self._counts[target] for _, target in choices)
+            for token, target in choices[: limit - len(tokens)]:
                 arrivals += 1
                 probability = share * self._counts[target] / total
                 heappush(heap, (probability, arrivals, parent, token, target, match + 1))
