@@ -27,6 +27,7 @@ _LONGEST = 6  # longer matches are counted with those of this length
 _WEIGHT = 2.0  # drafts that this assumption counts as
 _MEMORY = 0.97  # what a draft counts for when there was another one
 _COUNTED = 5  # accepted tokens of a draft that are counted: longer drafts must not speak for whole drafters
+_SURE, _SURE_TO_PAY = 2.5, 4.0  # expected right tokens from which on a draft has the whole limit: copies, and others
 _BEYOND = 2  # tokens that are drafted beyond those that are expected to be right
 _TIMED = 15  # calls that a median of seconds is taken of
 _ENOUGH = 3  # calls from which on it is relied on
@@ -221,7 +222,7 @@ class Cascade:
                 text.waited[place] = 0
                 promised = self._record(text, kind).value if proposal else None
                 if promised is not None and draft.probs is None:
-                    counts[row] = min(counts[row], _reach(promised, limits[row]))
+                    counts[row] = min(counts[row], _reach(promised, limits[row], _SURE))
                 costs = self._costs or (measured if text.free else None)
                 open_rows[row] = self._goes_on(batch.sequences[row], text, place, promised, costs)
                 takes[row] = bool(proposal) and not open_rows[row]
@@ -282,7 +283,7 @@ class Cascade:
         """How many tokens to ask for: of a drafter that copies all, of others about as many as will be of use."""
         if hasattr(self.drafters[place], "matches"):
             return limit
-        return _reach(self._record(text, (place, _ANY)).value, limit)
+        return _reach(self._record(text, (place, _ANY)).value, limit, _SURE_TO_PAY)
 
     def _length(self, place: int, sequence: Sequence) -> int:
         matches = getattr(self.drafters[place], "matches", None)
@@ -327,9 +328,9 @@ class Cascade:
         return False
 
 
-def _reach(value: float, limit: int) -> int:
-    """How many tokens to draft where so many are expected to be right: all, where that is as many as are counted."""
-    return limit if value > _COUNTED - 1 else min(limit, ceil(value) + _BEYOND)
+def _reach(value: float, limit: int, sure: float) -> int:
+    """How many tokens to draft where so many are expected to be right."""
+    return limit if value > sure else min(limit, ceil(value) + _BEYOND)
 
 
 def _agreeing(ours: list[int], theirs: list[int]) -> int:
