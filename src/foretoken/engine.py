@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
-from difflib import get_close_matches
-from inspect import isclass, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, overload
 from zlib import crc32
@@ -14,17 +12,12 @@ from zlib import crc32
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
 from foretoken.control import AUTO, MAX_SPECULATIVE_TOKENS, Controller, TreeController, key_of
-from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, Vocab, draft_with, is_name
-from foretoken.drafters import get as get_drafter
-from foretoken.drafters import known as known_drafters
-from foretoken.drafters import names as drafter_names
-from foretoken.drafters.base import TargetChecker
+from foretoken.drafters import Drafter, Vocab, is_name
 from foretoken.drafters.growth import Tree, TreePlan, plan_of
-from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
-from foretoken.heads import kind_of
+from foretoken.errors import ForetokenError, ParameterError, PromptError
+from foretoken.making import make_drafter
 from foretoken.memory import Budget, parse_bytes
 from foretoken.models import LanguageModel, load
-from foretoken.models.loading import check_pair
 from foretoken.profile import Profile
 from foretoken.profile import read as read_profile
 from foretoken.request import Prompt, check_params, is_single, make_sequence
@@ -422,94 +415,3 @@ def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
                 raise ParameterError(
                     f"unknown option {name}={options[name]!r}: choose one of max_batch_size, {', '.join(known)}"
                 )
-
-
-def make_drafter(
-    drafter: Any,
-    target: LanguageModel,
-    *,
-    tree: TreePlan | None = None,
-    vocab: Vocab = "auto",
-    **load_options: Any,
-) -> Drafter:
-    """The drafter that `Engine` was asked for; see there.
-
-    Raises:
-        ParameterError: neither a known name nor a model, or it can't grow the trees that are asked for.
-        ModelError: the model can't be loaded, or doesn't fit the target.
-    """
-    if drafter is None:
-        _refuse_trees(tree, "no drafter")
-        return NoDrafter()
-    if isinstance(drafter, str):
-        if drafter == DraftModel.name and is_shipped(target):
-            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree, vocab)
-        if drafter == DraftModel.name:
-            raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
-        parts = drafter.split(",")
-        if len(parts) > 1 and all(is_name(part.strip()) for part in parts[:-1]):
-            drafter = [part.strip() for part in parts]
-        elif drafter == Cascade.name:
-            raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
-    if isinstance(drafter, list | tuple):
-        _refuse_trees(tree, "a cascade")
-        return Cascade([make_drafter(part, target, vocab=vocab, **load_options) for part in drafter])
-    if isinstance(drafter, str):
-        if is_name(drafter):
-            return _named(drafter, target, tree)
-        # A slip of the pen is no reason to ask the hub, which can take long to say no.
-        meant = get_close_matches(drafter, drafter_names(), n=1, cutoff=0.8)
-        if meant and not os.path.exists(drafter):
-            raise ParameterError(
-                f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? Choose one of {', '.join(drafter_names())}, "
-                "or give a model's path"
-            )
-    kind = kind_of(drafter) if isinstance(drafter, str | Path) else None
-    if kind is not None:
-        return _named(kind, target, tree, head=drafter)
-    if isclass(drafter):
-        raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
-    if isinstance(drafter, Drafter):
-        if tree is not None and tree != getattr(drafter, "tree", TreePlan()):
-            raise ParameterError("tree= is for drafters that are made here: give it to the drafter itself instead")
-        return _checked(drafter, target)
-    try:
-        # A drafter's rounding changes nothing but how often it is right.
-        model = load(drafter, **{"quantize": "auto", **load_options})
-    except ModelError as error:
-        if isinstance(drafter, str) and os.sep not in drafter and "/" not in drafter:
-            raise ParameterError(
-                f"unknown drafter {drafter!r}: choose one of {', '.join(drafter_names())}, or give a model ({error})"
-            ) from error
-        raise
-    return _of_model(model, target, tree, vocab)
-
-
-def _named(name: str, target: LanguageModel, tree: TreePlan | None, **options: Any) -> Drafter:
-    if tree is not None and known_drafters()[name.partition(":")[0]].takes_tree:
-        options["tree"] = tree
-    else:
-        _refuse_trees(tree, f"drafter {name!r}")
-    return _checked(get_drafter(name, target, **options), target)
-
-
-def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None, vocab: Vocab) -> Drafter:
-    made = draft_with(model, target, vocab, tree or TreePlan())
-    if not isinstance(made, DraftModel) or made.tree != (tree or TreePlan()):
-        _refuse_trees(tree, "a drafter of another vocabulary")
-    return made
-
-
-def _checked(drafter: Drafter, target: LanguageModel) -> Drafter:
-    """The drafter, which can draft for the target."""
-    for model in getattr(drafter, "models", ()):
-        check_pair(target, getattr(model, "target", model))  # a translated model reads its target's tokens
-    if isinstance(drafter, TargetChecker):
-        drafter.check_target(target)
-    return drafter
-
-
-def _refuse_trees(tree: TreePlan | None, what: str) -> None:
-    if tree is not None and tree.branches:
-        takers = [name for name, one in known_drafters().items() if one.takes_tree]
-        raise ParameterError(f"tree= is given, but {what} takes none: leave it out, or use {', '.join(takers)}")

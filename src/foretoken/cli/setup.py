@@ -118,7 +118,7 @@ def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -
 
 
 def _make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
-    from foretoken import drafters, engine
+    from foretoken import drafters, making
     from foretoken.drafters.growth import plan_of
 
     shipped = options.target is None
@@ -134,7 +134,7 @@ def _make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
             f"{options.target} name a drafter model's folder or hub id, or one of 'foretoken drafters'"
         )
     vocab = cast("Vocab", options.vocab)
-    return engine.make_drafter(name, target, tree=tree, vocab=vocab, **drafter_options(options))
+    return making.make_drafter(name, target, tree=tree, vocab=vocab, **drafter_options(options))
 
 
 def load_target(options: LoadOptions) -> LanguageModel:

@@ -10,7 +10,8 @@ from foretoken.drafters import Cascade, Drafter
 from foretoken.drafters.base import FeatureReader
 from foretoken.drafters.growth import TreePlan, plan_of
 from foretoken.drafters.shapes import AcceptanceTable
-from foretoken.engine import Engine, make_drafter
+from foretoken.engine import Engine
+from foretoken.making import make_drafter
 from foretoken.models import LanguageModel
 from foretoken.profile import MEASURED
 from foretoken.sampling import SamplingParams
