@@ -3,7 +3,7 @@
 Temperature 1, verifier `traversal` (block verification on chains). Trees are drawn without replacement; their shapes
 are the best ones for rates that were measured on other prompts. Neither depends on how fast anything is.
 
-Run with: python benchmarks/trees.py --data DIR [--out DIR], DIR as for recipes/tiny_pair/train.py; the plot is made with
+Run with: python benchmarks/trees.py --data DIR [--out DIR], DIR as for recipes/tiny_pair/train.py; the plot is made by
 matplotlib, which is to be installed for it.
 """
 
