@@ -36,11 +36,6 @@ def watched(drafter):
     return drafter, seen
 
 
-def scores_of(law: torch.Tensor) -> np.ndarray:
-    """Logarithms, at which two laws of equal scores are equal but for what was added to all of them."""
-    return law.double().clamp(min=1e-30).log().numpy()
-
-
 def laws(logits: np.ndarray) -> np.ndarray:
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)
@@ -125,9 +120,17 @@ def make(kind: str, head, target, tree="none", backend="torch"):
     return Eagle3(head, target, tree, backend) if kind == "eagle3" else Medusa(head, target, tree)
 
 
-@pytest.mark.parametrize("runner", ["hf", "native"])
-@pytest.mark.parametrize("tree", ["none", "static", "dynamic"])
-@pytest.mark.parametrize(("kind", "backend"), [*(("eagle3", one) for one in BACKENDS), ("medusa", "torch")])
+@pytest.mark.parametrize(
+    ("kind", "backend", "tree", "runner"),
+    [
+        ("eagle3", BACKENDS[-1], "none", "native"),
+        ("eagle3", BACKENDS[-1], "dynamic", "hf"),
+        ("eagle3", "torch", "none", "hf"),
+        ("eagle3", "torch", "static", "native"),
+        ("medusa", "torch", "none", "hf"),
+        ("medusa", "torch", "dynamic", "native"),
+    ],
+)
 def test_greedy_texts_are_the_targets_in_batches_that_rows_join_and_leave(kind, backend, tree, runner):
     model = tiny_llama(seed=1)
     target = load(model, runner=runner)
@@ -263,7 +266,7 @@ def test_heads_of_other_targets_are_refused(fields, message, tmp_path):
 def test_a_head_that_wants_layers_which_the_target_lacks_is_refused():
     model = tiny_llama(seed=1)
     head = tiny_eagle3(model, target_layers=(0, 1, 7), target_num_layers=None)
-    with pytest.raises(ModelError, match="wants the output of layer 7 .* 0 to 1"):
+    with pytest.raises(ModelError, match=r"wants the output of layer 7 .* 0 to 1"):
         Engine(model, Eagle3(head, load(model)))
 
 
