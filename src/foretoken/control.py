@@ -4,6 +4,8 @@ A round that drafts up to k tokens emits ``1 + Σ_{d ≤ k} P(d tokens are accep
 pass over k + 1 positions, k steps of the drafter and some work around them. `Controller` learns both sides while it
 runs and takes the k with the most tokens a second, 0 included. What it learns is kept for the next process.
 
+Of a drafter of trees k is the number of nodes, and what trees of each number had accepted is learnt as a whole.
+
 The choice is made before a round drafts anything, from the past alone. A round of any lossless verifier has the
 target's law whatever k is, given the past, so choosing k this way changes nothing about the output's law. It does mean
 that a text depends on k where the verifier rejects and replaces; requests that name a seed are therefore left at a
@@ -18,12 +20,12 @@ import os
 import platform
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -32,6 +34,12 @@ AUTO: Literal["auto"] = "auto"
 DEFAULT_K = 5
 """Tokens drafted a round where nothing is known yet, or where the number must not depend on the clock."""
 LARGEST_K = 16
+BUDGETS = (0, 4, 8, 16, 32)
+"""Nodes of a tree that are tried."""
+DEFAULT_NODES = 8
+"""What `DEFAULT_K` is for drafters of trees."""
+MAX_SPECULATIVE_TOKENS = 256
+"""Most tokens that a round may draft, whoever asks for them."""
 
 _WINDOW = 9  # measurements of one kind that a median is taken of
 _ENOUGH = 3  # measurements of one kind from which on they are relied on
@@ -39,7 +47,9 @@ _GAIN = 1.02  # how much faster than plain decoding speculation must promise to 
 _GAIN_OF_BATCHES = 1.1  # the same where rows that get further than others leave a smaller batch behind
 _PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become useful
 _REFRESH = 256  # rounds with speculation after which plain decoding is measured again
+_NEIGHBOURS = 24  # rounds with trees after which the next larger number of nodes, or the next smaller, is tried
 _CURVE_ROUNDS = 8  # after which costs are looked at anew
+_BY_NODES = (0.0, 1.4, 1.85, 2.25, 2.6)  # tokens that trees of the `BUDGETS` are taken to get accepted, up to a factor
 _SLOPE = 0.04  # what a further position adds to a pass, as a share, before it was measured
 
 
@@ -76,6 +86,36 @@ class Acceptance:
             tried, kept = (self.tried[place], self.kept[place]) if known else (0.0, 0.0)
             result.append((kept + weight * prior[place]) / (tried + weight))
         return result
+
+
+class Yields(Acceptance):
+    """How many tokens trees of each of the `BUDGETS` had accepted, the past weighing less the longer ago it is."""
+
+    def record(self, limit: int, accepted: int) -> None:
+        """A round that might draft `limit` nodes had `accepted` accepted."""
+        if not self.tried:
+            self.tried, self.kept = [0.0] * len(BUDGETS), [0.0] * len(BUDGETS)
+        self.tried = [tried * self._keep for tried in self.tried]
+        self.kept = [kept * self._keep for kept in self.kept]
+        place = min(range(1, len(BUDGETS)), key=lambda place: abs(BUDGETS[place] - limit))
+        self.tried[place] += 1.0
+        self.kept[place] += accepted
+
+    def expected(self, prior: Sequence[float], weight: float) -> list[float]:
+        """Tokens that a tree of each budget gets accepted.
+
+        Args:
+            prior: what is expected where nothing was tried; it is scaled to what was accepted at other budgets.
+            weight: rounds that it counts as.
+        """
+        if not self.tried:
+            return list(prior)
+        promised = sum(tried * value for tried, value in zip(self.tried, prior, strict=True))
+        scale = (sum(self.kept) + weight) / (promised + weight)
+        return [
+            (kept + weight * scale * value) / (tried + weight)
+            for tried, kept, value in zip(self.tried, self.kept, prior, strict=True)
+        ]
 
 
 class Costs:
@@ -168,7 +208,7 @@ class Controller:
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
-        self._overall = Acceptance(memory=400)
+        self._overall = self.new_record(memory=400)
         self._offers = 1.0  # share of the rounds that might draft in which something was drafted
         self._idle = 0  # plain rounds since the last that drafted
         self._busy = 0  # rounds with a draft since the last plain one
@@ -188,6 +228,15 @@ class Controller:
                     float(k) * min(1.0, 20.0 / float(t)) if t else 0.0 for k, t in zip(kept, tried, strict=True)
                 ]
 
+    sizes: ClassVar[tuple[int, ...]] = tuple(range(LARGEST_K + 1))
+    """What is chosen from, rising from 0."""
+    new_record: ClassVar[Callable[..., Acceptance]] = Acceptance
+    """What is kept of a request."""
+    first: ClassVar[int] = DEFAULT_K
+    """What is tried first."""
+    probe: ClassVar[int] = 2
+    """What is tried to see whether a drafter has become useful."""
+
     def choose(self, requests: Sequence[Acceptance], limit: int) -> int:
         """The k of the next round.
 
@@ -195,8 +244,8 @@ class Controller:
             requests: what was accepted of each row's drafts so far.
             limit: most tokens that any row can use.
         """
-        most = min(limit, LARGEST_K)
-        rows = len(requests)
+        sizes = self._within(limit)
+        rows, most = len(requests), sizes[-1]
         if most == 0:
             return 0
         until, whose = self._plain
@@ -204,21 +253,13 @@ class Controller:
             return self._went(0)
         if not self.costs.known("target", rows, 1) and self._busy >= 2:
             return self._went(0)
-        seconds = self._curve(rows, most)
+        seconds = self._curve(rows)
         if seconds is None:
             # Nothing is known: a round of either kind, then there is something to choose by.
-            return self._went(min(DEFAULT_K, most) if self._busy < 2 else 0)
-        prior = self._prior(most)
-        tokens = [float(rows)] * (most + 1)  # expected, by k
-        for request in requests:
-            reach = 1.0
-            for depth, rate in enumerate(request.rates(most, prior, weight=4.0), start=1):
-                reach *= rate
-                tokens[depth] += reach
-        for k in range(2, most + 1):
-            tokens[k] += tokens[k - 1] - rows
+            return self._went(min(self.first, most) if self._busy < 2 else 0)
+        tokens = self._tokens(requests, len(sizes))  # expected, by place among the sizes
         plain = seconds[0]
-        best = max(range(most + 1), key=lambda k: tokens[k] / seconds[k])
+        best = max(range(len(sizes)), key=lambda place: tokens[place] / seconds[place])
         entry = 0.0 if self._busy else self._entry * rows
         # Of the longest text that may be left, with speculation and without.
         left = entry + limit * rows / tokens[best] * seconds[best]
@@ -227,13 +268,36 @@ class Controller:
         if best and self._busy >= _REFRESH:
             return self._went(0)
         if best == 0:
-            probe = min(2, most)
+            probe = sizes.index(min(self.probe, most))
             lost = seconds[probe] + entry - plain * tokens[probe] / rows
             if self._idle * plain * _PROBE_SHARE >= lost and self._idle >= 8:
-                return self._went(probe)
+                return self._went(sizes[probe])
             # Nothing that is chosen by changes soon, and going through many rows' acceptance takes its time.
             self._plain = self._rounds + max(_CURVE_ROUNDS, self._idle // 8), tuple(map(id, requests))
-        return self._went(best)
+            return self._went(0)
+        return self._went(sizes[self._varied(best, len(sizes))])
+
+    def _varied(self, best: int, count: int) -> int:
+        """The best of `count` sizes, or another one that is to be tried again; by place."""
+        return best
+
+    def _within(self, limit: int) -> tuple[int, ...]:
+        """The sizes that make sense where a text has room for so many tokens."""
+        return self.sizes[: limit + 1]
+
+    def _tokens(self, requests: Sequence[Acceptance], count: int) -> list[float]:
+        """Expected tokens of a round of all rows, with each of the first `count` sizes."""
+        rows, most = len(requests), count - 1
+        prior = self._prior(most)
+        tokens = [float(rows)] * count
+        for request in requests:
+            reach = 1.0
+            for depth, rate in enumerate(request.rates(most, prior, weight=4.0), start=1):
+                reach *= rate
+                tokens[depth] += reach
+        for k in range(2, count):
+            tokens[k] += tokens[k - 1] - rows
+        return tokens
 
     def learn(
         self,
@@ -304,28 +368,57 @@ class Controller:
             rates.append((kept + weight * above) / (tried + weight))
         return rates
 
-    def _curve(self, rows: int, most: int) -> list[float] | None:
-        """Seconds of a round with up to 0 … `most` drafted tokens a row; None before both kinds were measured."""
+    def _curve(self, rows: int) -> list[float] | None:
+        """Seconds of a round with each of the sizes; None before both kinds were measured."""
         key = _bucket(rows)
         if key in self._curves and self._rounds < self._curves_until:
-            return self._curves[key][: most + 1]
+            return self._curves[key]
         passes = []
-        for size in range(1, LARGEST_K + 2):
-            target, rest = (self.costs.estimate(part, rows, size) for part in ("target", "rest"))
+        for size in self.sizes:
+            target, rest = (self.costs.estimate(part, rows, size + 1) for part in ("target", "rest"))
             if target is None:
                 return None
             passes.append(target + (rest or 0.0))
         curve = [passes[0]]
-        for k in range(1, LARGEST_K + 1):
-            drafting = self.costs.estimate("drafter", rows, k)
+        for size, seconds in zip(self.sizes[1:], passes[1:], strict=True):
+            drafting = self.costs.estimate("drafter", rows, size)
             if drafting is None:
                 return None
-            curve.append(drafting + self._offers * passes[k] + (1.0 - self._offers) * passes[0])
+            curve.append(drafting + self._offers * seconds + (1.0 - self._offers) * passes[0])
         if self._rounds >= self._curves_until:
             self._curves.clear()
             self._curves_until = self._rounds + _CURVE_ROUNDS
         self._curves[key] = curve
-        return curve[: most + 1]
+        return curve
+
+
+class TreeController(Controller):
+    """Chooses the number of nodes for a drafter of trees, by what trees of each number had accepted."""
+
+    sizes = BUDGETS
+    new_record = Yields
+    first = DEFAULT_NODES
+    probe = BUDGETS[1]
+
+    def _within(self, limit: int) -> tuple[int, ...]:
+        return self.sizes if limit else self.sizes[:1]
+
+    def _varied(self, best: int, count: int) -> int:
+        # A tree says nothing of what a larger one would have had accepted: only trying does.
+        if self._busy % _NEIGHBOURS != _NEIGHBOURS - 1:
+            return best
+        other = best + (1 if self._busy // _NEIGHBOURS % 2 == 0 else -1)
+        return other if 0 < other < count else best
+
+    def _tokens(self, requests: Sequence[Acceptance], count: int) -> list[float]:
+        assert isinstance(self._overall, Yields)
+        prior = self._overall.expected(_BY_NODES, weight=4.0)
+        tokens = [float(len(requests))] * count
+        for request in requests:
+            assert isinstance(request, Yields)
+            for place, accepted in enumerate(request.expected(prior, weight=4.0)[:count]):
+                tokens[place] += accepted
+        return tokens
 
 
 def key_of(*parts: object) -> str:

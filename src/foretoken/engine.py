@@ -9,13 +9,16 @@ from difflib import get_close_matches
 from inspect import isclass, signature
 from pathlib import Path
 from typing import Any, Literal, overload
+from zlib import crc32
 
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
-from foretoken.control import AUTO, Controller, key_of
+from foretoken.control import AUTO, MAX_SPECULATIVE_TOKENS, Controller, TreeController, key_of
 from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, is_name
 from foretoken.drafters import get as get_drafter
+from foretoken.drafters import known as known_drafters
 from foretoken.drafters import names as drafter_names
+from foretoken.drafters.growth import Tree, TreePlan, plan_of
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 from foretoken.heads import kind_of
 from foretoken.memory import Budget, parse_bytes
@@ -43,7 +46,12 @@ class Engine:
             trees and ``"token"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round, k; 0 decodes plainly. ``"auto"`` takes what
             measured costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; a request that
-            names a seed then has a fixed k of 5 where its text would depend on k.
+            names a seed then has a fixed k of 5 where its text would depend on k. For drafters of trees this is the
+            number of nodes, and the fixed one is 8.
+        tree: what a drafter does that can grow trees, a model among others: ``"none"`` for chains, ``"static"`` for
+            the shape that is best for the number of nodes, drawn, ``"dynamic"`` for the likeliest nodes, or what
+            `foretoken.drafters.growth.plan_of` takes besides, such as a file with measured rates. None leaves it to the
+            drafter; models draft chains then.
         max_batch_size: most rows that are decoded at once; further requests wait for a free row.
         reuse_prefixes: keep what the target has read when the last request of a call has ended, so that the next call's
             requests start from a copy where they begin alike: the same system prompt, or a conversation that goes on.
@@ -64,6 +72,7 @@ class Engine:
         verifier: str | verify.AnyVerifier = AUTO,
         num_speculative_tokens: int | Literal["auto"] = AUTO,
         *,
+        tree: Tree | None = None,
         max_batch_size: int = 32,
         reuse_prefixes: bool = True,
         cache_memory: int | str | None = None,
@@ -74,8 +83,10 @@ class Engine:
         _check_options(load_options, target, drafter)
         if verifier != AUTO:
             verify.get(verifier)  # a wrong name should not cost the time that models take to load
+        if tree is not None:
+            tree = plan_of(tree)  # nor should a wrong tree
         self.target: LanguageModel = load(target, **load_options)
-        self.drafter: Drafter = make_drafter(drafter, self.target, **load_options)
+        self.drafter: Drafter = make_drafter(drafter, self.target, tree=tree, **load_options)
         trees = getattr(self.drafter, "trees", False)
         self.verifier = verify.get(("traversal" if trees else "token") if verifier == AUTO else verifier)
         self.reuse_prefixes = reuse_prefixes
@@ -84,7 +95,7 @@ class Engine:
         self._submitted = 0
         models = [self.target, *getattr(self.drafter, "models", ())]
         self._budget = None if cache_memory is None else Budget(parse_bytes(cache_memory), models)
-        self._controller = Controller(_controller_key(self.target, self.drafter))
+        self._controller = (TreeController if trees else Controller)(_controller_key(self.target, self.drafter))
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
@@ -282,9 +293,6 @@ class Engine:
         return Rounds(self.target, self.drafter, self.num_speculative_tokens, self._controller, trace, make_sampler)
 
 
-MAX_SPECULATIVE_TOKENS = 256
-
-
 def check_k(value: Any) -> int | Literal["auto"]:
     """A number of tokens to draft, or ``"auto"``.
 
@@ -303,7 +311,9 @@ def check_k(value: Any) -> int | Literal["auto"]:
 def _controller_key(target: LanguageModel, drafter: Drafter) -> str:
     models = [target, *getattr(drafter, "models", ())]
     described = [f"{type(model).__name__} {model.name} {model.dtype} {model.device}" for model in models]
-    return key_of(*described, drafter.name)
+    plan = getattr(drafter, "tree", None)
+    grown = f"trees {crc32(repr(plan).encode()):08x}" if getattr(plan, "branches", False) else ""
+    return key_of(*described, drafter.name, *filter(None, [grown]))
 
 
 def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
@@ -318,14 +328,15 @@ def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:
                 )
 
 
-def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Drafter:
+def make_drafter(drafter: Any, target: LanguageModel, *, tree: TreePlan | None = None, **load_options: Any) -> Drafter:
     """The drafter that `Engine` was asked for; see there.
 
     Raises:
-        ParameterError: neither a known name nor a model.
+        ParameterError: neither a known name nor a model, or it can't grow the trees that are asked for.
         ModelError: the model can't be loaded, or has another vocabulary than the target.
     """
     if drafter is None:
+        _refuse_trees(tree, "no drafter")
         return NoDrafter()
     if isinstance(drafter, str):
         if drafter == DraftModel.name:
@@ -336,9 +347,13 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
         elif drafter == Cascade.name:
             raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
     if isinstance(drafter, list | tuple):
+        _refuse_trees(tree, "a cascade")
         return Cascade([make_drafter(part, target, **load_options) for part in drafter])
     if isinstance(drafter, str):
         if is_name(drafter):
+            if tree is not None and known_drafters()[drafter.partition(":")[0]].takes_tree:
+                return get_drafter(drafter, target, tree=tree)
+            _refuse_trees(tree, f"drafter {drafter!r}")
             return get_drafter(drafter, target)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
         meant = get_close_matches(drafter, drafter_names(), n=1, cutoff=0.8)
@@ -349,10 +364,12 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
             )
     kind = kind_of(drafter) if isinstance(drafter, str | Path) else None
     if kind is not None:
-        return get_drafter(kind, target, head=drafter)
+        return get_drafter(kind, target, head=drafter, tree=tree or TreePlan())
     if isclass(drafter):
         raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):
+        if tree is not None and tree != getattr(drafter, "tree", TreePlan()):
+            raise ParameterError("tree= is for drafters that are made here: give it to the drafter itself instead")
         for model in getattr(drafter, "models", ()):
             _check_drafter(target, model)
         return drafter
@@ -366,7 +383,13 @@ def make_drafter(drafter: Any, target: LanguageModel, **load_options: Any) -> Dr
             ) from error
         raise
     _check_drafter(target, model)
-    return DraftModel(model)
+    return DraftModel(model, tree or TreePlan())
+
+
+def _refuse_trees(tree: TreePlan | None, what: str) -> None:
+    if tree is not None and tree.branches:
+        takers = [name for name, one in known_drafters().items() if one.takes_tree]
+        raise ParameterError(f"tree= is given, but {what} takes none: leave it out, or use {', '.join(takers)}")
 
 
 def _check_drafter(target: LanguageModel, model: LanguageModel) -> None:

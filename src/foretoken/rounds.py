@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
@@ -23,7 +23,7 @@ from foretoken.completion import (
     StreamEvent,
     TokenLogprob,
 )
-from foretoken.control import AUTO, DEFAULT_K, Acceptance, Controller
+from foretoken.control import AUTO, DEFAULT_K, MAX_SPECULATIVE_TOKENS, Acceptance, Controller
 from foretoken.decision import decide_batch, join
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, FeatureReader, NoDrafter
@@ -57,7 +57,7 @@ class Row:
         self.verifier = verifier
         self.num_speculative_tokens = num_speculative_tokens
         self.stats = DecodeStats()
-        self.acceptance = Acceptance(memory=30)
+        self.acceptance: Acceptance | None = None  # of its drafts, once a controller has seen to it
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.logprobs: list[TokenLogprob] | None = [] if sequence.params.logprobs is not None else None
@@ -209,6 +209,7 @@ class Rounds:
         self.drafter = drafter
         self.k = num_speculative_tokens
         self._controller = controller
+        self._branches: bool = getattr(drafter, "trees", False)
         self._hidden_layers = tuple(drafter.hidden_layers) if isinstance(drafter, FeatureReader) else ()
         self._drafted = False  # whether the drafter was called in the last round, and so knows the text
         self.trace = trace
@@ -323,15 +324,28 @@ class Rounds:
         self._leave()
 
     def _limits(self) -> list[int]:
-        """How many tokens each row may draft this round, which emits one more than it accepts."""
-        most = [_room(row) for row in self._active]
+        """How many tokens each row may draft this round.
+
+        A round emits one token more than it accepts: that bounds the length of a chain, and the depth of a tree, whose
+        nodes are as many as they may be where a single one is of use.
+        """
+        room = [_room(row) for row in self._active]
+        most = [
+            MAX_SPECULATIVE_TOKENS if room and self._branches and row.verifier.trees else room
+            for row, room in zip(self._active, room, strict=True)
+        ]
         k = 0
         if None in self._numbers:
             free = [place for place, number in enumerate(self._numbers) if number is None]
             k = self._controller.choose(
-                [self._active[place].acceptance for place in free], max(most[place] for place in free)
+                [self._acceptance(self._active[place]) for place in free], max(room[place] for place in free)
             )
         return [min(k if number is None else number, limit) for number, limit in zip(self._numbers, most, strict=True)]
+
+    def _acceptance(self, row: Row) -> Acceptance:
+        if row.acceptance is None:
+            row.acceptance = self._controller.new_record(memory=30)
+        return row.acceptance
 
     def _fixed(self, row: Row) -> int | None:
         """The number of tokens that a row is drafted; None where the controller chooses it."""
@@ -340,7 +354,7 @@ class Rounds:
         number = self.k if row.num_speculative_tokens is None else row.num_speculative_tokens
         if number != AUTO:
             return number
-        return DEFAULT_K if self._depends_on_k(row) else None
+        return self._controller.first if self._depends_on_k(row) else None
 
     def _depends_on_k(self, row: Row) -> bool:
         """Whether a seed that the request names would give another text with another number."""
@@ -356,7 +370,7 @@ class Rounds:
         # Rows that draft different numbers of tokens tell what no number costs or gives to all.
         if fixed == {None} or (self.k == AUTO and len(fixed) == 1):
             clean = clean and (k == 0 or self._drafted)
-            requests = [row.acceptance for row in self._active]
+            requests = [self._acceptance(row) for row in self._active]
             self._controller.learn(len(self._active), k, width, accepted, requests, seconds, clean)
         self._drafted = k > 0
 
@@ -518,8 +532,13 @@ class Rounds:
             sequences = [batch.sequences[place] for place in rule.places]
             part, scores = draft.part(rule.places), logits[rule.places]
             if not rule.verifier.trees:
-                part = replace(part, is_chain=True)
-            parts.append(decide_batch(rule.verifier, rule.sampler, sequences, part, scores, self.trace))
+                part = part.chains()
+            found, law = decide_batch(
+                rule.verifier, rule.sampler, sequences, part, scores[:, : part.width + 1], self.trace
+            )
+            if law is not None:
+                law = torch.nn.functional.pad(law, (0, 0, 0, draft.width - part.width))
+            parts.append((found, law))
         order = torch.tensor([place for rule in self._rules for place in rule.places], device=logits.device).argsort()
         laws = [law for _, law in parts if law is not None]
         return join([verdict for verdict, _ in parts], order), torch.cat(laws)[order] if laws else None

@@ -95,6 +95,18 @@ def test_drafters_by_name(call, drafter):
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("tree", ["static", "dynamic"])
+def test_trees(call, tree):
+    arguments = ["hello hello", "-t", 0, "-n", 16, "-k", 6, "--json"]
+    chains, trees = (json.loads(call("generate", *arguments, *more).stdout) for more in ([], ["--tree", tree]))
+    assert trees["token_ids"] == chains["token_ids"]
+    assert trees["stats"]["rounds"] <= chains["stats"]["rounds"]
+    assert call("generate", "hello", "--tree", tree, "-n", 8, "-k", 6, "--probs").exit_code == 0
+    refused = call("generate", "hello", "--tree", "round")
+    assert refused.exit_code == 2
+    assert "none, static, dynamic" in refused.stderr
+
+
 def test_another_target_drafts_by_prompt_lookup(models, call, monkeypatch):
     from foretoken.cli.options import ModelOptions
     from foretoken.cli.screen import Screen

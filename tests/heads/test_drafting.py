@@ -231,6 +231,10 @@ def test_a_folder_of_a_head_is_a_drafter(tmp_path):
     for form in (str(tmp_path / "medusa"), f"medusa:{tmp_path / 'medusa'}"):
         assert isinstance(Engine(model, form).drafter, Medusa)
     assert isinstance(Engine(model, str(tmp_path / "model")).drafter, DraftModel)
+    for form in (str(tmp_path / "medusa"), f"eagle3:{tmp_path / 'eagle'}"):
+        engine = Engine(model, form, tree="static")
+        assert engine.drafter.trees
+        assert engine.verifier.name == "traversal"
     cascade = Engine(model, f"prompt-lookup,{tmp_path / 'eagle'}").drafter
     assert isinstance(cascade, Cascade)
     assert isinstance(cascade.drafters[1], Eagle3)

@@ -194,7 +194,7 @@ class Chat:
         else:
             models = replace(options, **{name: value})
             target = self._engine.target
-            drafter = make_drafter(models, target) if name == "drafter" else self._engine.drafter
+            drafter = make_drafter(models, target) if name in ("drafter", "tree") else self._engine.drafter
             self._engine = make_engine(models, target, drafter)
             self._models = models
         self._screen.note(f"{name} is now {_written(value)}")
@@ -272,7 +272,7 @@ class Chat:
         self.finished = True
 
 
-_CHANGEABLE = ("drafter", "verifier", "num_speculative_tokens")
+_CHANGEABLE = ("drafter", "tree", "verifier", "num_speculative_tokens")
 
 
 def _settings(kind: type) -> dict[str, Any]:

@@ -59,6 +59,16 @@ class ModelOptions:
             rich_help_panel=_MODELS,
         ),
     ] = "auto"
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|static|dynamic|FILE",
+            help="Trees of drafters that can grow them: the best shape for -k nodes, drawn; the likeliest nodes; or by "
+            "measured rates in a file. Default: the drafter's own way, chains with a draft model.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
     dtype: Annotated[
         str | None,
         typer.Option(

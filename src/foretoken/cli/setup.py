@@ -43,9 +43,12 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
     """
     from foretoken import verify
     from foretoken.control import AUTO
+    from foretoken.drafters.growth import plan_of
 
     if options.verifier != AUTO:
         verify.get(options.verifier)  # a wrong name should not cost the time that models take to load
+    if options.tree is not None:
+        plan_of(options.tree)
     with screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext():
         target = _load_target(options)
         engine = make_engine(options, target, make_drafter(options, target))
@@ -69,6 +72,7 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     """The drafter that the options name, loaded."""
     from foretoken import drafters, engine
     from foretoken.drafters import DraftModel
+    from foretoken.drafters.growth import plan_of
     from foretoken.models import check_pair
     from foretoken.shipped import load_part
 
@@ -78,8 +82,9 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     if options.quantize_drafter is not None and name in drafters.names() and name != SHIPPED_DRAFTER:
         raise ParameterError(f"drafter {name!r} has no model to round to {options.quantize_drafter}: leave it out")
     parts = [part.strip() for part in name.split(",")]
+    tree = None if options.tree is None else plan_of(options.tree)
     if SHIPPED_DRAFTER not in parts:
-        return engine.make_drafter(name, target, **_drafter_options(options))
+        return engine.make_drafter(name, target, tree=tree, **_drafter_options(options))
     if not shipped:
         raise ParameterError(
             f"drafter {SHIPPED_DRAFTER!r} is the shipped drafter, which fits the shipped target alone: for "
@@ -87,9 +92,9 @@ def make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
         )
     model = load_part("drafter", **_drafter_options(options))
     check_pair(target, model)
-    drafter = DraftModel(model)
-    made = [drafter if part == SHIPPED_DRAFTER else part for part in parts]
-    return drafter if len(made) == 1 else engine.make_drafter(made, target)
+    if len(parts) == 1:
+        return DraftModel(model, tree or "none")
+    return engine.make_drafter([model if part == SHIPPED_DRAFTER else part for part in parts], target, tree=tree)
 
 
 def _load_target(options: ModelOptions) -> LanguageModel:

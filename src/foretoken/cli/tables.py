@@ -35,7 +35,7 @@ def drafters() -> list[dict[str, Any]]:
         {
             "name": name,
             "needs a model": known.needs_model,
-            "drafts": _shapes(known.trees, only=True),
+            "drafts": "trees" if known.trees and not known.takes_tree else _shapes(known.takes_tree),
             "summary": known.summary,
             "citation": known.citation,
         }
@@ -43,8 +43,8 @@ def drafters() -> list[dict[str, Any]]:
     ]
 
 
-def _shapes(trees: bool, only: bool = False) -> str:
-    return "chains" if not trees else "trees" if only else "chains, trees"
+def _shapes(trees: bool) -> str:
+    return "chains, trees" if trees else "chains"
 
 
 def show(rows: list[dict[str, Any]], as_json: bool, screen: Screen) -> None:

@@ -13,12 +13,15 @@ from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.eagle3 import Eagle3
 from foretoken.drafters.medusa import Medusa
+from foretoken.drafters.growth import TreePlan
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.prompt_lookup import PromptLookup
+from foretoken.drafters.shapes import AcceptanceTable, TreeShape
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 
 __all__ = [
+    "AcceptanceTable",
     "Batch",
     "Cascade",
     "DraftModel",
@@ -29,6 +32,8 @@ __all__ = [
     "NgramStorage",
     "NoDrafter",
     "PromptLookup",
+    "TreePlan",
+    "TreeShape",
     "get",
     "is_name",
     "known",
@@ -46,6 +51,8 @@ class Known:
     citation: str = ""
     trees: bool = False
     """Whether its drafts branch."""
+    takes_tree: bool = False
+    """Whether `make` takes what trees to grow, as ``tree=``."""
     needs_model: bool = False
     needs_target: bool = False
     """Whether `make` takes the target, as ``target=``."""
@@ -67,8 +74,10 @@ _DRAFTERS = {
     "none": Known(NoDrafter, "proposes nothing: plain decoding"),
     "draft-model": Known(
         DraftModel,
-        "a smaller model with the target's vocabulary, one token a step",
-        "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318",
+        "a smaller model with the target's vocabulary, one token a step; as a tree, one depth a step",
+        "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318; trees: Chen et al. 2024, "
+        "arXiv 2402.12374; Li et al. 2024, arXiv 2406.16858",
+        takes_tree=True,
         needs_model=True,
     ),
     "prompt-lookup": Known(
@@ -85,6 +94,7 @@ _DRAFTERS = {
         Eagle3,
         "a head of one layer on the target's hidden states, trained for that target: eagle3:FOLDER",
         "Li et al. 2025, EAGLE-3, arXiv 2503.01840",
+        takes_tree=True,
         needs_target=True,
         argument="head",
     ),
@@ -92,6 +102,7 @@ _DRAFTERS = {
         Medusa,
         "heads on the target's last hidden state, one for each of the next tokens: medusa:FOLDER",
         "Cai et al. 2024, arXiv 2401.10774",
+        takes_tree=True,
         needs_target=True,
         argument="head",
     ),

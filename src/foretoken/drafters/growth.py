@@ -154,11 +154,8 @@ class Grown:
 
     def kept(self, verdict: Verdict) -> tuple[Tensor, Tensor]:
         """The accepted nodes that were scored, as `Cache.commit` takes them: ``[B, D]`` numbers and ``[B]`` counts."""
-        if self.scored.shape[1] == 0 or verdict.path.shape[1] == 0:
-            return torch.zeros((len(self.scored), 0), dtype=torch.int64), torch.zeros(
-                len(self.scored), dtype=torch.int64
-            )
-        numbers = self.scored.gather(1, (verdict.path.cpu() - 1).clamp(min=0))
+        # A number for the root, too, which is what a path is padded with.
+        numbers = torch.nn.functional.pad(self.scored, (1, 0), value=-1).gather(1, verdict.path.cpu())
         steps = torch.arange(numbers.shape[1])
         held = (numbers >= 0) & (steps < verdict.counts.cpu()[:, None])
         return numbers.clamp(min=0), held.to(torch.int64).cumprod(1).sum(1)
