@@ -12,8 +12,8 @@ from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.eagle3 import Eagle3
-from foretoken.drafters.medusa import Medusa
 from foretoken.drafters.growth import TreePlan
+from foretoken.drafters.medusa import Medusa
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.shapes import AcceptanceTable, TreeShape
