@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_drafting import BACKENDS
+from test_head_drafting import BACKENDS
 
 from foretoken.heads import Eagle3Head, kind_of, load_eagle3, save_eagle3
 from foretoken.heads.running import make_runner

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from test_drafting import BACKENDS
+from test_head_drafting import BACKENDS
 
 from foretoken import load
 from foretoken.drafters import Eagle3, Medusa
