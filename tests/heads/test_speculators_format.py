@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_head_drafting import BACKENDS
+from tiny import tiny_llama
 
 from foretoken.heads import Eagle3Head, kind_of, load_eagle3, save_eagle3
 from foretoken.heads.running import make_runner
@@ -84,7 +85,9 @@ def test_fresh_checkpoints_of_speculators_and_what_it_makes_of_ours(name, tmp_pa
     subprocess.run(script, check=True)
     check(tmp_path)
     head = load_eagle3(tmp_path, 4)
-    save_eagle3(head, tmp_path / "again", layout="speculators")
+    target = tmp_path / "target"  # where `speculators` looks for the rest
+    tiny_llama(24, hidden_size=16, num_hidden_layers=4).save_pretrained(target)
+    save_eagle3(head, tmp_path / "again", layout="speculators", target=str(target))
     from speculators.models.eagle3.core import Eagle3DraftModel
 
     theirs = Eagle3DraftModel.from_pretrained(tmp_path / "again").state_dict()
