@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_head_drafting import BACKENDS
-from tiny import tiny_llama
 
 from foretoken.heads import Eagle3Head, kind_of, load_eagle3, save_eagle3
 from foretoken.heads.running import make_runner
+from tiny import tiny_llama
 
 HERE = Path(__file__).parent
 FLAGS = {
