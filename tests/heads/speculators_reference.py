@@ -1,4 +1,4 @@
-"""Writes a tiny checkpoint with `speculators` itself, and what its model says: data for test_speculators.py.
+"""Writes a tiny checkpoint with `speculators` itself, and what its model says: data for test_speculators_format.py.
 
 Run it where `speculators` is installed: ``python speculators_reference.py FOLDER [FLAG …]``, FLAG being "qwen3" for a
 layer of that kind, or one of the config's switches. The folders under data/ were written so, with version 0.9.0.

@@ -34,11 +34,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty prompts, of each kind that a line may be."""
+    """Twelve hundred prompts, of each kind that a line may be."""
     file = tmp_path_factory.mktemp("data") / "prompts.jsonl"
     lines = []
-    for number in range(40):
-        words = f"w{number} w{(number * 7) % VOCAB} w{(number * 5 + 1) % VOCAB}"
+    for number in range(1200):
+        words = f"w{number % VOCAB} w{number // VOCAB} w{(number * 5 + 1) % VOCAB}"
         kinds = (
             {"prompt": words},
             {"question": words},

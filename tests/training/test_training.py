@@ -17,7 +17,7 @@ from foretoken import Engine, SamplingParams
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 from foretoken.train import Corpus, Course, Shape, TrainingError, storage, train
 from foretoken.train.acceptance import expected_rounds
-from foretoken.train.data import Features, schedule
+from foretoken.train.data import Features, schedule, split
 from foretoken.train.learners import make_draft, make_eagle3
 from foretoken.train.measure import loss_of
 from foretoken.train.samples import Sample
@@ -51,15 +51,15 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_training_raises_acceptance_and_the_engine_takes_the_result(kind, target, data, corpus, tmp_path):
-    corpus = replace(corpus, num_samples=240)
+    corpus = replace(corpus, num_samples=320, held_out=60)
     course = replace(COURSE, steps=100, evaluate_every=50, batch_tokens=1024, micro_tokens=1024)
     report = train(target, SHAPES[kind], corpus, course, tmp_path / "out", dtype="float32")
     log = [json.loads(line) for line in (tmp_path / "out" / "training" / "log.jsonl").read_text().splitlines()]
     first, best = log[0], report.totals.lengths
     assert first["step"] == 0
-    for text in ("greedy", "sampled"):
-        assert best[text] > first[text] + 0.05, (first, best)
-    assert report.totals.best > (first["greedy"] + first["sampled"]) / 2 + 0.12
+    assert best["sampled"] > first["sampled"] + 0.1, (first, best)
+    if kind == "eagle3":  # the others begin by repeating, which greedy text of a random target does too
+        assert best["greedy"] > first["greedy"] + 0.1, (first, best)
     prompts = [[1, 2, 3], [5, 6, 7, 8]]
     params = SamplingParams(temperature=0, max_new_tokens=40)
     plain = Engine(target, None, dtype="float32").generate(prompts, params)
@@ -325,6 +325,15 @@ def test_expected_rounds():
         certain[12 - depth :, depth] = 0
     assert expected_rounds(certain) == 2  # twelve tokens, six a pass
     assert expected_rounds(never) == 12
+
+
+def test_texts_on_one_prompt_are_on_one_side():
+    samples = [Sample(np.arange(5, dtype=np.int32), 2, 1.0, number % 100) for number in range(300)]
+    learning, measuring = split(samples, 100, 64)
+    assert {sample.prompt for sample in learning}.isdisjoint({sample.prompt for sample in measuring})
+    assert len(learning) == 300 - 3 * 6
+    assert len(measuring) == 18
+    assert len(split(samples, 100_000, 3)[1]) == 3
 
 
 def test_batches_hold_every_text_once_an_epoch():

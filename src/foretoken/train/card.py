@@ -57,8 +57,11 @@ def card(
     facts = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     return f"""# {_NAMES[kind]} for {target}
 
-Drafts for that target and no other: `Engine({target!r}, FOLDER)`, or `foretoken generate --target {target} --drafter
-FOLDER`. With a lossless verifier it changes how fast the text comes, and not the text's law.
+Drafts for that target and no other. With a lossless verifier it changes how fast the text comes, and not its law.
+
+```sh
+foretoken generate --target {target} --drafter FOLDER "…"
+```
 
 | | |
 | --- | --- |

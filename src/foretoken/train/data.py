@@ -18,6 +18,7 @@ from foretoken.train.storage import replacing
 from foretoken.train.teacher import Teacher
 
 _SHARD_BYTES = 64 << 20
+_FEW = 6
 _WINDOW = 16
 """Batches whose texts are sorted by length together, so that little is padded."""
 
@@ -48,10 +49,10 @@ class Batch:
 def split(samples: Sequence[Sample], num_prompts: int, held_out: int) -> tuple[list[Sample], list[Sample]]:
     """Texts to learn from and texts to measure with, one prompt's always on one side.
 
-    Prompts were shuffled before: the first ones are held out, a twentieth of them at most and one at least. Of the
-    held-out texts, `held_out` are taken.
+    `num_prompts` have a text at least. They were shuffled before: the first ones are held out, a twentieth of them at
+    most, but a few at least. Of the held-out texts, `held_out` are taken.
     """
-    count = max(1, min(held_out, num_prompts // 20))
+    count = max(min(_FEW, num_prompts // 2), min(held_out, num_prompts // 20))
     learning = [sample for sample in samples if sample.prompt >= count]
     measuring = [sample for sample in samples if sample.prompt < count]
     return learning, measuring[:held_out]

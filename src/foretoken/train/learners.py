@@ -145,18 +145,15 @@ class Eagle3Learner:
 
 @torch.no_grad()
 def _prepare(head: Eagle3Head, teacher: Teacher, tokens: Tensor | None) -> None:
-    """Begin from what the target knows, and with attention that looks at the newest token.
+    """Begin with the target's output layer, and with attention that looks at the newest token.
 
-    The output layer is the target's, and the last of the fused features passes. The token's embedding enters through
-    attention alone, where it would be one among all the text's at first: so in half of the heads queries and keys begin
-    as one projection of the embedding, under which a token is most like itself, and the values go back the way they
-    came.
+    The token's embedding enters through attention alone, where it would be one among all the text's at first: so in
+    half of the heads queries and keys begin as one projection of the embedding, under which a token is most like
+    itself, and the values go back the way they came.
     """
     config = head.config
     width, size = config.hidden_size, config.head_dim
     if config.target_hidden_size == width:
-        head.fc.weight.mul_(0.5)
-        head.fc.weight[:, -width:] += torch.eye(width)
         weight = teacher.head.weight.float().cpu()
         head.lm_head.weight.copy_(weight if tokens is None else weight[tokens])
     attention = head.midlayer.self_attn

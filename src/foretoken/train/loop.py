@@ -35,7 +35,7 @@ _CHECKPOINT_SECONDS = 120.0
 _WARM_UP = 0.03
 _LAST = 0.03
 """Share of the learning rate that is left at the end."""
-_INHERITED = 0.25
+_INHERITED = 0.15
 """Share of the learning rate that moves what began as the target's own."""
 
 
@@ -251,8 +251,9 @@ def fit(
     checkpoint = folder / CHECKPOINT
     if checkpoint.is_file():
         totals, best = _restore(checkpoint, learner, optimizers)
-        if totals.reason == COMPLETE and course.progress(totals.step, totals.seconds) < 1:
-            totals.done = False  # more was asked for since
+        patient = not course.patience or totals.looks < course.patience
+        if course.progress(totals.step, totals.seconds) < 1 and (totals.reason == COMPLETE or patient):
+            totals.done = False  # where more was asked for since
 
     def save() -> None:
         features.flush()

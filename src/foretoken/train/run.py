@@ -189,7 +189,7 @@ def train(
     prompts = read_prompts(teacher.model, corpus.data, corpus.prompt_tokens, room, corpus.seed)
     _claim(out, _identity(teacher, shape, corpus, course))
     samples = _samples(target, teacher, prompts, corpus, work / "samples", watch, load_options)
-    learning, measuring = split(samples, len(prompts), corpus.held_out)
+    learning, measuring = split(samples, min(len(prompts), len(samples)), corpus.held_out)
     if not learning or not measuring:
         raise ParameterError(
             f"{len(samples):,} texts on {len(prompts):,} prompts are too few: some are held out and some learned from; "

@@ -1,0 +1,125 @@
+"""Samples of the engine with heads as drafters against the exactly enumerated law of the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from test_head_drafting import BACKENDS
+
+from foretoken import load
+from foretoken.drafters import Eagle3, Medusa
+from foretoken.engine import Engine
+from foretoken.sampling import SamplingParams
+from laws import g_test, joint_law
+from tiny import tiny_gpt2, tiny_llama
+from tiny_heads import tiny_eagle3, tiny_medusa
+
+VOCAB_SIZE = 8
+LENGTH = 3
+PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
+ERROR_LEVEL = 0.01  # that any of the tests of a law fails a correct engine, before the choice of fixed seeds
+
+OPTIONS = {
+    "plain": {},
+    "top_k": {"top_k": 3},
+    "warm": {"temperature": 0.6, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+}
+CHAINS = ["token", "block", "coupled"]
+TREES = ["tree", "traversal", "coupled"]
+DRAFTERS = {
+    "eagle3": lambda model, target, tree: Eagle3(tiny_eagle3(model), target, tree, "torch"),
+    "eagle3-reduced": lambda model, target, tree: Eagle3(
+        tiny_eagle3(model, draft_vocab_size=5), target, tree, BACKENDS[-1]
+    ),
+    "medusa": lambda model, target, tree: Medusa(tiny_medusa(model), target, tree),
+}
+RUNNERS = ["llama-hf", "llama-native", "gpt2-hf"]
+SHAPES = [*(("none", one) for one in CHAINS), *((tree, one) for tree in ("static", "dynamic") for one in TREES)]
+GRID = [
+    (drafter, runner, *shape, option)
+    for drafter in DRAFTERS
+    for runner in RUNNERS
+    for shape in SHAPES
+    for option in OPTIONS
+]
+QUICK = [  # every drafter with every kind of draft and verifier, runners and options in turn
+    (drafter, RUNNERS[(i + j) % 3], *shape, list(OPTIONS)[(i + 2 * j + i // 3) % 3])
+    for j, drafter in enumerate(DRAFTERS)
+    for i, shape in enumerate(SHAPES)
+]
+
+
+@cache
+def model(kind: str):
+    if kind == "gpt2":
+        return tiny_gpt2(vocab_size=VOCAB_SIZE, seed=1, n_layer=1)
+    return tiny_llama(vocab_size=VOCAB_SIZE, seed=1, num_hidden_layers=1)
+
+
+@cache
+def target(name: str):
+    kind, runner = name.split("-")
+    return load(model(kind), runner=runner)
+
+
+@cache
+def law(kind: str, option: str) -> np.ndarray:
+    return joint_law(model(kind), PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
+
+
+@cache
+def drafter(name: str, runner: str, tree: str):
+    return DRAFTERS[name](model(runner.split("-")[0]), target(runner), tree)
+
+
+def check(case: tuple, draws: int, tests: int) -> None:
+    """The law in batches; and that some requests, sent alone, get the very tokens that they got in a batch."""
+    name, runner, tree, verifier, option = case
+    first = 1_000_003 * (GRID.index(case) + 1)
+
+    def engine(batch_size: int) -> Engine:
+        made, k = drafter(name, runner, tree), 3 if tree == "none" else 8
+        return Engine(target(runner), made, verifier, k, max_batch_size=batch_size)
+
+    # One token more than is looked at, so that the last one looked at can be a drafted one with a successor.
+    wanted = [
+        SamplingParams(seed=first + number, max_new_tokens=LENGTH + 1, ignore_eos=True, **OPTIONS[option])
+        for number in range(draws)
+    ]
+    samples = [one.token_ids[:LENGTH] for one in engine(64).generate([PROMPT] * draws, wanted)]
+    assert g_test(samples, law(runner.split("-")[0], option)) > ERROR_LEVEL / tests
+    single = engine(1)
+    assert [single.generate(PROMPT, one).token_ids[:LENGTH] for one in wanted[:20]] == samples[:20]
+
+
+@pytest.mark.parametrize("case", QUICK, ids="-".join)
+def test_heads_keep_the_targets_law(case):
+    check(case, 1_000, len(QUICK))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", GRID, ids="-".join)
+def test_heads_keep_the_targets_law_in_many_draws(case):
+    check(case, 20_000, len(GRID))
+
+
+def test_a_draft_law_that_is_not_what_was_drawn_from_is_caught(monkeypatch):
+    """The test has the power to fail: q is said to be flatter than it was."""
+    made = Eagle3(tiny_eagle3(model("llama")), target("llama-hf"), backend="torch")
+    propose = made.propose
+
+    def lying(batch, limits):
+        draft = propose(batch, limits)
+        if draft.probs is None:
+            return draft
+        flat = draft.probs.sqrt()
+        return replace(draft, probs=flat / flat.sum(-1, keepdim=True))
+
+    monkeypatch.setattr(made, "propose", lying)
+    params = [SamplingParams(seed=seed, max_new_tokens=LENGTH + 1, ignore_eos=True) for seed in range(2_000)]
+    engine = Engine(target("llama-hf"), made, "token", 3, max_batch_size=64)
+    samples = [one.token_ids[:LENGTH] for one in engine.generate([PROMPT] * len(params), params)]
+    assert g_test(samples, law("llama", "plain")) < 1e-6
