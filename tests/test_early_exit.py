@@ -15,6 +15,7 @@ from foretoken.models.feed import feed
 from foretoken.models.native.loader import openvino_refusal
 from foretoken.models.wrapping import SlowModelWarning
 from foretoken.sampling import SamplingParams
+from laws import g_test, joint_law
 from tiny import (
     tiny_bloom,
     tiny_falcon,
@@ -118,6 +119,28 @@ def test_greedy_texts_are_the_targets(runner, make):
     stats = [one.stats for one in found]
     assert sum(one.accepted for one in stats) > 0
     assert sum(one.rounds for one in stats) < sum(one.rounds for one in (plain_one.stats for plain_one in plain))
+
+
+@pytest.mark.parametrize("tree", ["static", "dynamic"])
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_trees(runner, tree):
+    model = target(runner)
+    engine = Engine(model, EarlyExit(model, 3, tree), "traversal", 8, max_batch_size=2)
+    plain = Engine(model, None, max_batch_size=2)
+    params = SamplingParams(temperature=0, max_new_tokens=20, ignore_eos=True)
+    trees, chains = engine.generate(PROMPTS, params), plain.generate(PROMPTS, params)
+    assert [one.token_ids for one in trees] == [one.token_ids for one in chains]
+    assert max(one.stats.mean_acceptance_length for one in trees) > 1.5
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_drawn_trees_leave_the_law_alone(runner):
+    module = tiny_llama(vocab_size=8, seed=1, num_hidden_layers=3)
+    model = load(module, **RUNNERS[runner])
+    engine = Engine(model, EarlyExit(model, 2, "static"), "traversal", 6, max_batch_size=64)
+    params = [SamplingParams(seed=seed, max_new_tokens=4, ignore_eos=True) for seed in range(3_000)]
+    samples = [one.token_ids[:3] for one in engine.generate([PROMPTS[0][:5]] * len(params), params)]
+    assert g_test(samples, joint_law(module, PROMPTS[0][:5], SamplingParams(), 3)) > 0.01 / len(RUNNERS)
 
 
 @pytest.mark.parametrize("runner", ["hf", "torch", "openvino"])

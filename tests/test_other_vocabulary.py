@@ -368,7 +368,7 @@ def check_law(case: tuple[str, ...], draws: int, alone: int) -> None:
     first_seed = 777_777 * (1 + CASES.index(case))
     engine = other_letters(kind, vocab, verifier, 64)
     samples = draw(engine, option, draws, first_seed)
-    assert g_test(samples, law(kind, option)) > 0.01 / len(CASES)
+    assert g_test(samples, law(kind, "draft-model", option)) > 0.01 / len(CASES)
     assert draw(other_letters(kind, vocab, verifier, 1), option, alone, first_seed) == samples[:alone]
 
 
@@ -386,7 +386,7 @@ def test_many_texts_have_the_targets_law(case):
 def test_a_wrong_law_is_caught():
     """The test has the power to fail: the same drafts, verified without the adjustment."""
     samples = draw(other_letters("llama", "intersection", "token-unadjusted", 64), "plain", DRAWS // 10, 5)
-    assert g_test(samples, law("llama", "plain")) < 1e-6
+    assert g_test(samples, law("llama", "draft-model", "plain")) < 1e-6
 
 
 def test_the_draft_carries_the_law_that_it_was_drawn_from():

@@ -277,10 +277,14 @@ def test_scores_that_are_no_numbers_cut_a_tree_short(tree):
     assert g_test(samples, joint_law(module(1), [1, 2, 4, 1, 2], SamplingParams(), LENGTH)) > ERROR_LEVEL
 
 
-def test_kseq_says_that_it_wants_draws_with_replacement():
-    engine = Engine(model("hf", 1), DraftModel(model("hf", 2), "static"), "kseq", 8)
-    with pytest.raises(ParameterError, match="without replacement: verify them with tree or traversal"):
-        engine.generate(PROMPT, sampled(1))
+@pytest.mark.parametrize("others", ["kseq", "traversal"])
+def test_kseq_which_wants_draws_with_replacement_gets_chains(others):
+    trees, chains = (Engine(model("hf", 1), DraftModel(model("hf", 2), tree), "kseq", 4) for tree in ("static", "none"))
+    request = trees.submit(PROMPT, sampled(1, 20))
+    trees.submit(PROMPT, sampled(2, 20), verifier=others)
+    while trees.busy:
+        trees.step()
+    assert request.completion.token_ids == chains.generate(PROMPT, sampled(1, 20)).token_ids
 
 
 def test_a_cascade_takes_chains_of_it():

@@ -30,10 +30,10 @@ def file(tmp_path):
 
 
 def test_a_profile_is_made_and_used(tune, call, models, tmp_path, file):
-    result = tune("--prompts", file, "--drafter", models.drafter, "--drafter", models.foreign, "--budget", "40s")
+    result = tune("--prompts", file, "--drafter", models.drafter, "--drafter", "retrieval:nowhere", "--budget", "40s")
     assert result.exit_code == 0, result.stderr
     assert "plain decoding" in result.stdout
-    assert "Can't be used: foreign: " in result.stdout
+    assert "Can't be used: retrieval:nowhere: " in result.stdout
     assert [path.name for path in tmp_path.iterdir() if "profile" in path.name] == ["profile.json"]
     profile = json.loads((tmp_path / "profile.json").read_text())
     assert profile["target"] == models.target

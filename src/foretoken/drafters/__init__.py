@@ -130,6 +130,7 @@ _DRAFTERS = {
         "the target's own first layers, over the target's keys and values: early-exit, or early-exit:LAYERS",
         "Draft & Verify, Zhang et al. 2023, arXiv 2309.08168; LayerSkip, Elhoushi et al. 2024, arXiv 2404.16710",
         needs_target=True,
+        takes_tree=True,
         argument="layers",
     ),
     "retrieval": Known(

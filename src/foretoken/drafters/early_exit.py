@@ -11,6 +11,7 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
 from foretoken.drafters.draft_model import DraftModel, _Memory
+from foretoken.drafters.growth import Tree
 from foretoken.errors import ModelError, ParameterError
 from foretoken.models.base import Cache, Exits, Keep, LanguageModel, Scores
 from foretoken.models.loading import load
@@ -31,6 +32,7 @@ class EarlyExit(DraftModel):
         target: the loaded target, the very object that the engine gets. It runs on the native runner, or on the
             transformers one where its layers can be told apart; encoder-decoder models can't be left early.
         layers: how many of its layers draft; None for about a third.
+        tree: see `DraftModel`.
 
     Raises:
         ParameterError: the target can't be left early, or has no more than so many layers.
@@ -38,7 +40,7 @@ class EarlyExit(DraftModel):
 
     name = "early-exit"
 
-    def __init__(self, target: Any, layers: int | None = None) -> None:
+    def __init__(self, target: Any, layers: int | None = None, tree: Tree = "none") -> None:
         model: LanguageModel = load(target)
         if not isinstance(model, Exits):
             raise ParameterError(
@@ -55,7 +57,7 @@ class EarlyExit(DraftModel):
             raise ParameterError(f"drafter {self.name!r}: {error}") from error
         self.target: LanguageModel = model
         self.layers = chosen
-        super().__init__(_OverTarget(early))
+        super().__init__(_OverTarget(early), tree)
 
     def check_target(self, target: LanguageModel) -> None:
         """See to it that the layers are the target's.
@@ -70,7 +72,7 @@ class EarlyExit(DraftModel):
             )
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """A chain of up to ``limits[b]`` tokens in row b."""
+        """A draft of up to ``limits[b]`` tokens in row b."""
         assert batch.cache is not None
         try:
             return super().propose(batch, limits)
