@@ -17,6 +17,7 @@ from foretoken.drafters.base import Batch
 from foretoken.drafters.growth import Frontier, Tree, grow, plan_of
 from foretoken.errors import ModelError
 from foretoken.heads.eagle3 import Eagle3Head
+from foretoken.heads.fitting import check_fit
 from foretoken.heads.loading import load_eagle3
 from foretoken.heads.runner import HeadCache
 from foretoken.heads.running import make_runner
@@ -88,6 +89,7 @@ class Eagle3:
             raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")
         if not isinstance(head, Eagle3Head):
             head = load_eagle3(head, target.num_layers)
+        check_fit(head.config, head.config.target_hidden_size, name, target, "eagle3")
         _check(head, name, target)
         config = head.config
         self.hidden_layers = config.target_layers
@@ -202,39 +204,23 @@ class Eagle3:
         return memory
 
 
-def _check(head: Eagle3Head, name: str, target: LanguageModel) -> None:
-    """See to it that a head was made for such a target as this.
+def _check(head: Eagle3Head, name: str, target: Transparent) -> None:
+    """See to it that the target has the layers and the embeddings that a head asks for.
 
     Raises:
-        ModelError: it was not.
+        ModelError: it has not.
     """
-    assert isinstance(target, Transparent)
     config = head.config
     cure = "give a head that was trained on this very model, or train one: foretoken train eagle3"
-    if config.target_hidden_size != target.hidden_size:
-        raise ModelError(
-            f"{name} was trained for a target with hidden states of {config.target_hidden_size:,} numbers, and those "
-            f"of {target.name} have {target.hidden_size:,}: {cure}"
-        )
-    if config.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"{name} was trained for a vocabulary of {config.vocab_size:,} tokens, and that of {target.name} has "
-            f"{target.vocab_size:,}: {cure}"
-        )
-    if config.target_num_layers not in (None, target.num_layers):
-        raise ModelError(
-            f"{name} was trained for a target of {config.target_num_layers} layers, and {target.name} has "
-            f"{target.num_layers}: {cure}"
-        )
     # The last layer's output comes normalised, which is not what heads are trained on.
     wrong = [layer for layer in config.target_layers if not 0 <= layer < target.num_layers]
     if wrong:
         raise ModelError(
-            f"{name} wants the output of layer {wrong[0]} of its target, and of {target.name}, which has "
+            f"{name} wants the output of layer {wrong[0]} of its target, and of this one, which has "
             f"{target.num_layers} layers, it could get those of 0 to {target.num_layers - 1}: {cure}"
         )
     if not config.own_embeddings and config.hidden_size != target.hidden_size:
         raise ModelError(
-            f"{name} is {config.hidden_size:,} wide and has no embeddings of its own, and those of {target.name} are "
+            f"{name} is {config.hidden_size:,} wide and has no embeddings of its own, and the target's are "
             f"{target.hidden_size:,} wide: {cure}"
         )

@@ -15,6 +15,7 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
 from foretoken.drafters.growth import Frontier, Tree, grow, plan_of
 from foretoken.errors import ModelError
+from foretoken.heads.fitting import check_fit
 from foretoken.heads.loading import load_medusa
 from foretoken.heads.medusa import MedusaHeads
 from foretoken.models.base import LanguageModel, Transparent
@@ -52,7 +53,7 @@ class Medusa:
             raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")
         if not isinstance(head, MedusaHeads):
             head = load_medusa(head)
-        _check(head, name, target)
+        check_fit(head.config, head.config.hidden_size, name, target, "medusa")
         self.hidden_layers = (target.num_layers,)
         self._heads = head.to(target.device, target.dtype)
         self._size = head.config.num_heads
@@ -114,29 +115,3 @@ class Medusa:
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Nothing to learn: what the target says of accepted tokens comes through `read`."""
-
-
-def _check(head: MedusaHeads, name: str, target: LanguageModel) -> None:
-    """See to it that heads were made for such a target as this.
-
-    Raises:
-        ModelError: they were not.
-    """
-    assert isinstance(target, Transparent)
-    config = head.config
-    cure = "give heads that were trained on this very model, or train some: foretoken train medusa"
-    if config.hidden_size != target.hidden_size:
-        raise ModelError(
-            f"{name} was trained for a target with hidden states of {config.hidden_size:,} numbers, and those of "
-            f"{target.name} have {target.hidden_size:,}: {cure}"
-        )
-    if config.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"{name} was trained for a vocabulary of {config.vocab_size:,} tokens, and that of {target.name} has "
-            f"{target.vocab_size:,}: {cure}"
-        )
-    if config.target_num_layers not in (None, target.num_layers):
-        raise ModelError(
-            f"{name} was trained for a target of {config.target_num_layers} layers, and {target.name} has "
-            f"{target.num_layers}: {cure}"
-        )
