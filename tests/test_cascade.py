@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretoken import load
 from foretoken.draft import Draft
 from foretoken.drafters import Cascade, DraftModel, PromptLookup
 from foretoken.drafters.cascade import _COUNTED
 from foretoken.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.sampling import SamplingParams
+from number_tokenizer import NumberTokenizer
 from tiny import tiny_llama
 
 REPEATING = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3]
@@ -131,6 +133,36 @@ def test_rows_that_are_drafted_by_both_have_the_laws_of_both():
     assert draft.probs[0, torch.arange(3), draft.tokens[0]].tolist() == [1.0] * 3
     assert torch.allclose(draft.probs.sum(-1), torch.ones(2, 3))
     assert draft.probs[1].max() < 0.9
+
+
+def test_a_drafter_is_not_told_of_paths_longer_than_its_drafts():
+    """One row copies a long text while another one is drafted for by a model that grows trees elsewhere."""
+    prompt, target = [1, 2, 3], tiny_llama(seed=1)
+    said = Engine(target, None).generate(prompt, GREEDY).token_ids
+
+    class Copy(Fixed):
+        def propose(self, batch, limits):
+            asked = [limit if one.params.greedy else 0 for one, limit in zip(batch.sequences, limits, strict=True)]
+            ends = [len(one.output) for one in batch.sequences]
+            return Draft.from_lists([said[end:][:limit] for end, limit in zip(ends, asked, strict=True)])
+
+    cascade = Cascade([Copy("copy", [], match=6), DraftModel(tiny_llama(seed=2), "static")])
+    params = [GREEDY, SamplingParams(seed=1, max_new_tokens=24, ignore_eos=True)]
+    texts = [one.token_ids for one in Engine(target, cascade, "token", 16).generate([prompt, NEW], params)]
+    assert texts[0] == said
+    alone = Cascade([Copy("copy", [], match=6), DraftModel(tiny_llama(seed=2))])
+    assert texts[1] == Engine(target, alone, "token", 16).generate(NEW, params[1]).token_ids
+
+
+def test_tokens_that_only_one_of_the_drafters_knows():
+    words = NumberTokenizer(6)
+    target = load(tiny_llama(vocab_size=8, seed=1), runner="hf", tokenizer=words)
+    narrow = load(tiny_llama(vocab_size=6, seed=2), runner="hf", tokenizer=words)
+    params = [SamplingParams(seed=seed, max_new_tokens=12, ignore_eos=True) for seed in range(4)]
+    prompts = [[6, 7, 1, 6, 7, 1, 6, 7], [1, 2, 3], [7, 6, 7, 6], [4, 5]]
+    engine = Engine(target, [PromptLookup(), DraftModel(narrow)], "token", 4)
+    together = [one.token_ids for one in engine.generate(prompts, params)]
+    assert together == [engine.generate(prompt, one).token_ids for prompt, one in zip(prompts, params, strict=True)]
 
 
 def test_how_a_cascade_is_named(tmp_path):

@@ -290,6 +290,37 @@ def test_ties(size):
     assert (law_of(few, top_p=0.7, top_k=2) > 0).nonzero().squeeze(-1).tolist() == [1, 4, 6]
 
 
+@pytest.mark.parametrize("size", [8, 40, 3_000])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 6}, {"top_p": 0.9}])
+def test_the_first_of_the_best_do_not_depend_on_how_many_are_wanted(size, options):
+    """Scores of 16 bits tie often; how many are wanted is a matter of the other rows of a batch."""
+    params = SamplingParams(**options)
+    sequence, draft = sequence_of(params), Draft.empty(1)
+    sampler = Sampler([params], [0], vocab_size=size)
+    for seed in range(40):
+        logits = (2 * random_logits(1, 1, size, seed=seed)).round() / 2
+        tokens, shares = sampler.best(logits, [sequence], draft, count=8)
+        assert int(tokens[0, 0, 0]) == int(argmax(logits)[0, 0])
+        for count in range(1, 8):
+            fewer, known = sampler.best(logits, [sequence], draft, count=count)
+            used = known[0, 0] > -torch.inf
+            assert torch.equal(fewer[0, 0][used], tokens[0, 0, :count][used])
+            assert torch.equal(known[0, 0], shares[0, 0, :count])
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 3, "top_p": 0.5}, {"min_p": 0.1}])
+def test_no_law_where_all_that_has_a_score_is_forbidden(options):
+    """As for a drafter that knows three of the tokens; another row is not touched by it."""
+    banned = SamplingParams(logit_bias=dict.fromkeys(range(3), -math.inf), **options)
+    params = [banned, SamplingParams(**options)]
+    sequences, logits = [sequence_of(one) for one in params], random_logits(2, 1, 3)
+    sampler = Sampler(params, [0, 1], vocab_size=8)
+    probs = sampler.probabilities(logits, sequences, Draft.empty(2))
+    assert probs[0].tolist() == [[0.0] * 3]
+    assert torch.equal(probs[1:], sampler.select([1]).probabilities(logits[1:], sequences[1:], Draft.empty(1)))
+    assert not (sampler.best(logits, sequences, Draft.empty(2), count=2)[1][0] > -torch.inf).any()
+
+
 def test_top_p_window_and_histogram_agree(monkeypatch):
     """Coarse scores with many ties: the two ways through top-p give one set, that of a stable sort."""
     generator = torch.Generator().manual_seed(0)

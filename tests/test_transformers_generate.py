@@ -151,6 +151,25 @@ def test_processors_that_know_the_rows_of_a_batch(make, options):
     assert torch.equal(ours, model.generate(batch, **GREEDY, **options))
 
 
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}])
+@pytest.mark.parametrize("tree", ["static", "dynamic"])
+def test_processors_are_asked_about_each_path_of_a_tree(options, tree):
+    """Token 0 is never drafted here: a text that holds one is none of the tree's."""
+
+    def allowed(row, text):
+        assert 0 not in text[PROMPT.shape[1] :].tolist()
+        return [1, 2, 3, 4, 5]
+
+    model = tiny_llama(vocab_size=16, seed=1)
+    speculate = foretoken.custom_generate(
+        tiny_llama(vocab_size=16, seed=2), num_speculative_tokens=8, tree=tree, seed=1
+    )
+    ours = model.generate(
+        PROMPT, **options, max_new_tokens=12, prefix_allowed_tokens_fn=allowed, custom_generate=speculate
+    )
+    assert set(ours[0, PROMPT.shape[1] :].tolist()) <= {1, 2, 3, 4, 5}
+
+
 def test_processors_with_a_state_are_refused():
     with pytest.raises(ParameterError, match="guidance_scale"):
         tiny_llama(vocab_size=16, seed=1).generate(

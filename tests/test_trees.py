@@ -22,6 +22,7 @@ from foretoken.errors import ParameterError
 from foretoken.sampling import SamplingParams, draw_distinct
 from foretoken.shaping import measure_acceptance
 from laws import g_test, joint_law, next_laws
+from number_tokenizer import NumberTokenizer
 from tiny import tiny_gpt2, tiny_llama
 
 VOCAB_SIZE = 8
@@ -285,6 +286,71 @@ def test_kseq_which_wants_draws_with_replacement_gets_chains(others):
     while trees.busy:
         trees.step()
     assert request.completion.token_ids == chains.generate(PROMPT, sampled(1, 20)).token_ids
+
+
+# What one batch may hold: verifier, sampling parameters.
+MIXED = [
+    ("traversal", {}),
+    ("tree", {"temperature": 0.7}),
+    ("traversal", {"top_k": 3}),
+    ("traversal", {"repetition_penalty": 1.4, "presence_penalty": 0.5}),
+    ("token", {}),
+    ("block", {"top_p": 0.8}),
+    ("kseq", {}),
+    ("coupled", {}),
+    ("traversal", {"temperature": 0.0}),
+]
+
+
+def check_mixed(tree, draws: int, tests: int) -> None:
+    """Rows of all kinds, with numbers of nodes and lengths of their own, each with its own law."""
+    engine = Engine(model("hf", 1), DraftModel(model("hf", 2), tree), "traversal", 8, max_batch_size=128)
+    made = [
+        engine.submit(
+            PROMPT,
+            sampled(len(MIXED) * number + kind, LENGTH + 1 + number % 3, **options),
+            verifier=verifier,
+            num_speculative_tokens=(8, 3, 5, 12)[(number + kind) % 4],
+        )
+        for number in range(draws)
+        for kind, (verifier, options) in enumerate(MIXED)
+    ]
+    while engine.busy:
+        engine.step()
+    texts = [one.completion.token_ids[:LENGTH] for one in made]
+    for kind, (_, options) in enumerate(MIXED):
+        if "temperature" in options and not options["temperature"]:
+            assert len({tuple(text) for text in texts[kind :: len(MIXED)]}) == 1
+        else:
+            wanted = joint_law(module(1), PROMPT, SamplingParams(**options), LENGTH)
+            assert g_test(texts[kind :: len(MIXED)], wanted) > ERROR_LEVEL / len(MIXED) / tests, MIXED[kind]
+
+
+def test_every_row_of_a_mixed_batch_has_its_own_law():
+    check_mixed("static", 150, 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("tree", ["static", "dynamic", TYPICAL, TreeShape((0, 0, 0, 0, 1, 1, 2, 5, 5))])
+def test_every_row_of_a_mixed_batch_has_its_own_law_in_many_draws(tree):
+    check_mixed(tree, 3_000, 4)
+
+
+@pytest.mark.parametrize("verifier", ["token", "traversal", "tree", "coupled"])
+@pytest.mark.parametrize("tree", ["none", *TREES])
+def test_what_is_forbidden_is_not_said_where_the_drafter_knows_nothing_else(tree, verifier):
+    """A drafter that is padded less than the target, and a row that forbids all of its tokens."""
+    words = NumberTokenizer(6)
+    target, drafter = load(module(1), runner="hf", tokenizer=words), tiny_llama(vocab_size=6, seed=2)
+    engine = Engine(target, DraftModel(load(drafter, runner="hf", tokenizer=words), tree), verifier, 6)
+    banned = {"logit_bias": dict.fromkeys(range(6), -np.inf)}
+    params = [sampled(seed, 4, **({} if seed % 2 else banned)) for seed in range(160)]
+    params += [sampled(200 + seed, 4, top_p=0.9, top_k=seed, **banned) for seed in (0, 3)]
+    texts = [one.token_ids for one in engine.generate([PROMPT] * len(params), params)]
+    assert all(token > 5 for text in [*texts[:160:2], *texts[160:]] for token in text)
+    laws = [joint_law(module(1), PROMPT, SamplingParams(**options), 1) for options in (banned, {})]
+    for first, wanted in enumerate(laws):
+        assert g_test([text[:1] for text in texts[first:160:2]], wanted) > ERROR_LEVEL / 24
 
 
 def test_a_cascade_takes_chains_of_it():

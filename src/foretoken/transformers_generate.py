@@ -21,6 +21,7 @@ from foretoken.request import encode
 from foretoken.rounds import Row
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sampling.params import check_integer
+from foretoken.sampling.vocabulary import zeros_for_none
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
 
@@ -189,6 +190,7 @@ class _ProcessorSampler(Sampler):
             vocab_size=engine.target.vocab_size,
             device=engine.target.device,
         )
+        self.alters = len(processors) > 0
         places = {row.sequence.id: place for place, row in enumerate(rows)}
         self._padding = {row.sequence.id: row.padding for row in rows}
         self._processors = {sequence.id: _for_row(processors, places[sequence.id], len(rows)) for sequence in sequences}
@@ -231,7 +233,7 @@ class _ProcessorSampler(Sampler):
         scores = self.scores(logits, sequences, draft, nodes)
         if self.all_greedy:
             return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-        return scores.softmax(-1)
+        return zeros_for_none(scores.softmax(-1))
 
     def picks(
         self,

@@ -257,7 +257,9 @@ class Cascade:
             text.proposals.clear()
         for drafter, takes in zip(self.drafters, self._turns, strict=False):
             mine = torch.tensor(takes, device=verdict.counts.device)
-            drafter.observe(batch, draft, replace(verdict, counts=torch.where(mine, verdict.counts, 0)), logits)
+            # Nor the path of other rows: it may go further than any draft of this drafter's.
+            path, kept = torch.where(mine[:, None], verdict.path, 0), torch.where(mine, verdict.counts, 0)
+            drafter.observe(batch, draft, replace(verdict, path=path, counts=kept), logits)
         self._turns = []  # a round without a proposal is told of too
 
     def _text(self, batch: Batch, row: int) -> _Text:
@@ -351,7 +353,9 @@ def _joined(taken: list[tuple[list[bool], Draft]], batch: Batch, size: int) -> D
     tokens = torch.zeros((size, width), dtype=torch.int64, device=batch.device)
     counts = torch.zeros(size, dtype=torch.int64, device=batch.device)
     laws = [draft.probs for _, draft in drafts if draft.probs is not None]
-    probs = laws[0].new_zeros((size, width, max(law.shape[-1] for law in laws))) if laws else None
+    # Laws of a drafter that is padded less than the target are narrower than what others choose from.
+    entries = max([batch.vocab_size, *(law.shape[-1] for law in laws)])
+    probs = laws[0].new_zeros((size, width, entries)) if laws else None
     for rows, draft in drafts:
         mine = torch.tensor(rows, device=batch.device)
         tokens[mine, : draft.width] = draft.tokens[mine]

@@ -129,6 +129,9 @@ class DraftModel:
                 q = batch.sampler.probabilities(scores, batch.sequences, so_far, node)
                 laws.append(q)
                 token = draw(q, coins[:, step : step + 1])
+                if batch.sampler.alters:
+                    # All that the drafter knows may be forbidden: then there was nothing to draw from.
+                    counts = torch.where(q[:, 0].amax(-1) > 0, counts, counts.clamp(max=step))
                 if any(batch.shared_noise):
                     noisy = torch.tensor(batch.shared_noise, device=device)[:, None]
                     picks = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=True)

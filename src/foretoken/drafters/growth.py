@@ -195,7 +195,9 @@ def grow(plan: TreePlan, batch: Batch, limits: AbstractSequence[int], root: Tens
         if coins is not None:
             q = batch.sampler.probabilities(logits, batch.sequences, so_far, nodes)
             laws.append((q, frontiers))
-            _draw(trees, frontiers, q, coins)
+            # All that the drafter knows may be forbidden: then there is nothing to draw from.
+            possible = (q.amax(-1) > 0).tolist() if batch.sampler.alters else None
+            _draw(trees, frontiers, q, coins, possible)
         if not all(tree.drawn for tree in trees):
             _choose(trees, frontiers, batch, logits, so_far, nodes)
         depth += 1
@@ -379,15 +381,18 @@ def _so_far(trees: list[_Tree], batch: Batch, counts: list[int], depth: int) -> 
     return draft, _table(nodes, 0, device)
 
 
-def _draw(trees: list[_Tree], frontiers: list[list[int]], q: Tensor, coins: Tensor) -> None:
-    """Give the nodes of the frontiers of `drawn` trees children, from laws ``[B, F, V]``."""
+def _draw(
+    trees: list[_Tree], frontiers: list[list[int]], q: Tensor, coins: Tensor, possible: list[list[bool]] | None
+) -> None:
+    """Give the nodes of the frontiers of `drawn` trees children, from laws ``[B, F, V]``; all, or those `possible`."""
     parents: list[tuple[int, int, int]] = []  # row, place in the frontier, node
     places: list[tuple[int, ...]] = []
     for row, (tree, nodes) in enumerate(zip(trees, frontiers, strict=True)):
         if tree.drawn:
             assert isinstance(tree, _Static)
-            parents += [(row, place, node) for place, node in enumerate(nodes)]
-            places += [tree.places(node) for node in nodes]
+            found = [(row, place, node) for place, node in enumerate(nodes) if possible is None or possible[row][place]]
+            parents += found
+            places += [tree.places(node) for _, _, node in found]
     if not parents:
         return
     rows, columns, _ = (torch.tensor(numbers, device=q.device) for numbers in zip(*parents, strict=True))

@@ -14,7 +14,7 @@ from foretoken.randomness import gumbel, gumbel_at, seed_tensor
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.penalties import Penalties, node_depths
 from foretoken.sampling.truncation import Filters, Kept, truncate
-from foretoken.sampling.vocabulary import argmax, topk
+from foretoken.sampling.vocabulary import argmax, best_of, zeros_for_none
 from foretoken.sequence import Sequence
 
 _NOISE_ROWS = 8  # rows of a vocabulary's noise made at a time
@@ -140,9 +140,15 @@ class Sampler:
     ) -> Tensor:
         """``[B, M, V]`` float32: the law of the next token at each node; each sums to 1.
 
-        Greedy rows have all mass at their best token, the lowest id of equal ones.
+        Greedy rows have all mass at their best token, the lowest id of equal ones. Where a row that is not greedy
+        forbids every token that has a score, there is no law, but zeros: that happens to drafters that know but a part
+        of the target's tokens.
         """
-        scores = self.scores(logits, sequences, draft, nodes)
+        probs = self._laws(self.scores(logits, sequences, draft, nodes))
+        return zeros_for_none(probs) if self.alters else probs
+
+    def _laws(self, scores: Tensor) -> Tensor:
+        """``[B, M, V]``: the laws of scores; NaN for those without one."""
         parts = [kept for group in self._groups for kept in self._truncate(scores, group)]
         if len(parts) == 1 and parts[0].rows is None and parts[0].ids is None:
             return parts[0].scores.softmax(-1).view(scores.shape)
@@ -198,7 +204,7 @@ class Sampler:
         count: int = 1,
         noise: AbstractSequence[bool] = (),
     ) -> tuple[Tensor, Tensor]:
-        """The best tokens of each node, best first, and how sure of them their scores are.
+        """The best tokens of each node, best first and by id among equal ones, and how sure of them their scores are.
 
         The scores are those of `picks`, whose token is the first: a greedy row's before temperature, elsewhere the
         log-probabilities, in rows with `noise` with Gumbel noise on them.
@@ -220,7 +226,7 @@ class Sampler:
         tokens = torch.zeros((*scores.shape[:2], count), dtype=torch.int64, device=scores.device)
         shares = torch.full(tokens.shape, -torch.inf, device=scores.device)
         if self._greedy is not None:
-            values, tokens[self._greedy] = topk(scores[self._greedy], count)
+            values, tokens[self._greedy] = best_of(scores[self._greedy], count)
             shares[self._greedy] = values - scores[self._greedy].logsumexp(-1, keepdim=True)
         flat_tokens, flat_shares = tokens.view(-1, count), shares.view(-1, count)
         noisy = torch.tensor(noise or [False] * len(self.params), device=scores.device)
@@ -237,9 +243,9 @@ class Sampler:
                         key = seeds[rows[place]], positions[rows[place]]
                         size = values.shape[-1]
                         values[place] += gumbel(*key, size) if kept.ids is None else gumbel_at(*key, kept.ids[place])
-                top, ids = topk(values, min(count, values.shape[-1]))
+                top, ids = best_of(values, min(count, values.shape[-1]), kept.ids)
                 width = top.shape[-1]
-                flat_tokens[rows, :width] = ids if kept.ids is None else kept.ids.gather(-1, ids)
+                flat_tokens[rows, :width] = ids
                 flat_shares[rows, :width] = top - values.logsumexp(-1, keepdim=True)
         return tokens, shares
 

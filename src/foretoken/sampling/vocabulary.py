@@ -13,6 +13,7 @@ from torch import Tensor
 
 _BLOCK = 256  # entries, for argmax and sums
 _TOPK_BLOCK = 64  # entries
+_TIES = 8  # that are looked at beyond the best k before whole rows are sorted
 _TOPK_LIMIT = 128  # from here on torch.topk is as fast
 
 
@@ -73,6 +74,43 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         inside, candidates = torch.cat([inside, rest], -1), torch.cat([candidates, x[..., whole:]], -1)
     values, places = candidates.topk(k)
     return values, inside.gather(-1, places)
+
+
+def best_of(x: Tensor, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The k largest entries of each row, largest first, equal ones by their ids: the first of k are the same for any k.
+
+    Args:
+        x: ``[…, V]``.
+        k: at most V.
+        ids: of the entries, ``[…, V]`` int64, no two of a row alike; None for their places.
+
+    Returns:
+        values and ids, ``[…, k]``.
+    """
+    window = min(k + _TIES, x.shape[-1])
+    values, places = topk(x, window)
+    values, found = _in_order(values, places if ids is None else ids.gather(-1, places))
+    kth = values[..., k - 1]
+    crowded = (kth == values[..., -1]) & (kth > -torch.inf)  # of those at -inf none is a choice
+    if window < x.shape[-1] and bool(crowded.any()):
+        rows = x[crowded]
+        names = torch.arange(x.shape[-1], device=x.device).expand_as(rows) if ids is None else ids[crowded]
+        all_values, all_found = _in_order(rows, names)
+        values[crowded], found[crowded] = all_values[:, :window], all_found[:, :window]
+    return values[..., :k], found[..., :k]
+
+
+def _in_order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and their ids, largest first, equal ones by id."""
+    ids, by_id = ids.sort(dim=-1)
+    values, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, by_value)
+
+
+def zeros_for_none(probs: Tensor) -> Tensor:
+    """Laws ``[…, V]``, zeros in the place of those that are NaN: the softmax of nothing but -inf."""
+    missing = probs.amax(-1, keepdim=True).isnan()
+    return probs.masked_fill(missing, 0.0) if bool(missing.any()) else probs
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
