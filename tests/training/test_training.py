@@ -117,7 +117,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(target, cor
 
     def full(state, file):
         if saved:
-            Path(file).write_bytes(b"half")
+            file.write(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         saved.append(file)
         real(state, file)
@@ -198,13 +198,13 @@ def test_more_steps_go_on_from_a_finished_run(target, corpus, tmp_path):
         ({"corpus": {"num_samples": 0}}, "num_samples"),
         ({"corpus": {"temperatures": ()}}, "temperatures"),
         ({"corpus": {"max_new_tokens": 256, "max_length": 1000}}, "max_new_tokens is 256"),
-        ({"corpus": {"num_samples": 1}}, "too few"),
+        ({"corpus": {"num_samples": 1}}, "two are needed"),
         ({"course": {"steps": None}}, "needs an end"),
         ({"course": {"lr": 0.0}}, "lr"),
         ({"course": {"optimizer": "sgd"}}, "optimizer"),
         ({"shape": {"kind": "hydra"}}, "hydra"),
         ({"shape": {"draft_vocab_size": 4096}}, "draft_vocab_size"),
-        ({"shape": {"target_layers": (1, 9)}}, "target layers"),
+        ({"shape": {"target_layers": (1, 9)}}, "target_layers"),
         ({"shape": {"num_key_value_heads": 3}}, "num_key_value_heads"),
         ({"shape": {"kind": "draft", "hidden_size": 50}}, "hidden_size"),
     ],
