@@ -162,7 +162,7 @@ def test_chains_for_targets_that_take_no_trees_and_in_cascades(tmp_path):
 def test_an_index_for_another_tokenizer_is_refused(tmp_path):
     path = make(tmp_path, CORPUS, size=32)
     target = load(tiny_llama(vocab_size=32, seed=1), tokenizer=NumberTokenizer(33, "other"), name="my-target")
-    message = "made with the tokenizer of numbers .*my-target has another vocabulary .*--tokenizer my-target"
+    message = "made with the tokenizer of numbers .*my-target has another vocabulary .*--tokenizer MODEL"
     named = f"retrieval:{path}"
     for drafter in (named, Retrieval(path), f"prompt-lookup,{named}", [PromptLookup(), Retrieval(path)]):
         with pytest.raises(ParameterError, match=message):

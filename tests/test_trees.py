@@ -428,9 +428,11 @@ def test_wrong_words_are_refused():
         Engine(module(1), module(2), tree="statical")
     with pytest.raises(ParameterError, match="tree is 3"):
         plan_of(3)
-    with pytest.raises(ParameterError, match=r"tree= is given, but drafter 'prompt-lookup' takes none.*draft-model"):
+    with pytest.raises(
+        ParameterError, match=r"a tree is given, but drafter 'prompt-lookup' can't be told.*draft-model"
+    ):
         Engine(module(1), "prompt-lookup", tree="static")
-    with pytest.raises(ParameterError, match="a cascade takes none"):
+    with pytest.raises(ParameterError, match="a cascade can't be told"):
         Engine(module(1), ["prompt-lookup", module(2)], tree="static")
     with pytest.raises(ParameterError, match="give it to the drafter itself"):
         Engine(module(1), DraftModel(module(2)), tree="static")

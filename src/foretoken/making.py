@@ -8,7 +8,7 @@ from inspect import isclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, Vocab, draft_with, is_name
+from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, Vocab, check_vocab, draft_with, is_name
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import known as known_drafters
 from foretoken.drafters import names as drafter_names
@@ -35,6 +35,7 @@ def make_drafter(
         ParameterError: neither a known name nor a model, or it can't grow the trees that are asked for.
         ModelError: the model can't be loaded, or doesn't fit the target.
     """
+    check_vocab(vocab)
     if drafter is None:
         _refuse_trees(tree, "no drafter")
         return NoDrafter()
@@ -43,9 +44,10 @@ def make_drafter(
             return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree, vocab)
         if drafter == DraftModel.name:
             raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
-        parts = drafter.split(",")
-        if len(parts) > 1 and all(is_name(part.strip()) for part in parts[:-1]):
-            drafter = [part.strip() for part in parts]
+        parts = [part.strip() for part in drafter.split(",")]
+        if len(parts) > 1 and not os.path.exists(drafter):
+            _check_parts(drafter, parts)
+            drafter = parts
         elif drafter == Cascade.name:
             raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
     if isinstance(drafter, list | tuple):
@@ -55,12 +57,9 @@ def make_drafter(
         if is_name(drafter):
             return _named(drafter, target, tree)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
-        meant = get_close_matches(drafter, drafter_names(), n=1, cutoff=0.8)
+        meant = get_close_matches(drafter.partition(":")[0], drafter_names(), n=1, cutoff=0.8)
         if meant and not os.path.exists(drafter):
-            raise ParameterError(
-                f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? Choose one of {', '.join(drafter_names())}, "
-                "or give a model's path"
-            )
+            raise ParameterError(f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? {_choices()}")
     kind = kind_of(drafter) if isinstance(drafter, str | Path) else None
     if kind is not None:
         return _named(kind, target, tree, head=drafter)
@@ -74,12 +73,27 @@ def make_drafter(
         # A drafter's rounding changes nothing but how often it is right.
         model = load(drafter, **{"quantize": "auto", **load_options})
     except ModelError as error:
-        if isinstance(drafter, str) and os.sep not in drafter and "/" not in drafter:
-            raise ParameterError(
-                f"unknown drafter {drafter!r}: choose one of {', '.join(drafter_names())}, or give a model ({error})"
-            ) from error
+        if isinstance(drafter, str) and "/" not in drafter and not os.path.exists(drafter):
+            raise ParameterError(f"unknown drafter {drafter!r} ({error}). {_choices()}") from error
         raise
     return _of_model(model, target, tree, vocab)
+
+
+def _choices() -> str:
+    return f"Choose one of {', '.join(drafter_names())}, or give the folder or hub id of a model"
+
+
+def _check_parts(drafter: str, parts: list[str]) -> None:
+    """See to it that names with commas make a cascade: only its last may be a model, for whose loading an error waits.
+
+    Raises:
+        ParameterError: one is empty, or unknown.
+    """
+    if not all(parts):
+        raise ParameterError(f"drafter {drafter!r} has nothing on one side of a comma: name a drafter, or leave it out")
+    unknown = [part for part in parts[:-1] if not is_name(part) and not os.path.exists(part)]
+    if unknown:
+        raise ParameterError(f"unknown drafter {unknown[0]!r} in {drafter!r}. {_choices()}")
 
 
 def _named(name: str, target: LanguageModel, tree: TreePlan | None, **options: Any) -> Drafter:
@@ -109,4 +123,6 @@ def _checked(drafter: Drafter, target: LanguageModel) -> Drafter:
 def _refuse_trees(tree: TreePlan | None, what: str) -> None:
     if tree is not None and tree.branches:
         takers = [name for name, one in known_drafters().items() if one.takes_tree]
-        raise ParameterError(f"tree= is given, but {what} takes none: leave it out, or use {', '.join(takers)}")
+        raise ParameterError(
+            f"a tree is given, but {what} can't be told what trees to grow: leave it out, or use {', '.join(takers)}"
+        )

@@ -16,8 +16,12 @@ TENTATIVE = 257
 """Tokens that a row is taken to hold beyond its text: the root and what is drafted after it."""
 
 
-def parse_bytes(value: int | str) -> int:
+def parse_bytes(value: int | str, name: str = "cache_memory") -> int:
     """Bytes of a number such as 1073741824, ``"512MiB"`` or ``"4G"`` (powers of 1024).
+
+    Args:
+        value: the number, or the text.
+        name: of the parameter, in messages.
 
     Raises:
         ParameterError: it is no size, or not above 0.
@@ -31,7 +35,7 @@ def parse_bytes(value: int | str) -> int:
     )
     size = round(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size <= 0:
-        raise ParameterError(f"cache_memory is {value!r}: give a number of bytes above 0, or a size such as '4GiB'")
+        raise ParameterError(f"{name} is {value!r}: give a number of bytes above 0, or a size such as '4GiB'")
     return size
 
 

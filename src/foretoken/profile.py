@@ -148,7 +148,18 @@ def read(file: str | Path) -> Profile:
         profile = Profile(**content)
     except TypeError as error:
         raise ProfileError(f"profile {str(file)!r} is damaged ({error}): make it anew with foretoken tune") from error
-    kinds = {"fingerprint": dict, "drafter": str, "verifier": str, "load": dict, "load_drafter": dict, "machine": dict}
+    kinds = {
+        "target": str | None,
+        "fingerprint": dict,
+        "drafter": str,
+        "verifier": str,
+        "num_speculative_tokens": int | str,
+        "tree": str | None,
+        "acceptance": list if profile.tree == MEASURED else list | None,
+        "load": dict,
+        "load_drafter": dict,
+        "machine": dict,
+    }
     for name, kind in kinds.items():
         if not isinstance(getattr(profile, name), kind):
             raise ProfileError(

@@ -18,7 +18,7 @@ from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptE
 from foretoken.train import Corpus, Course, Shape, TrainingError, storage, train
 from foretoken.train.acceptance import expected_rounds
 from foretoken.train.data import Features, schedule, split
-from foretoken.train.learners import make_draft, make_eagle3
+from foretoken.train.learners import DraftLearner, draft_config, eagle3_config, make_eagle3
 from foretoken.train.measure import loss_of
 from foretoken.train.samples import Sample
 from foretoken.train.teacher import Teacher
@@ -117,7 +117,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(target, cor
 
     def full(state, file):
         if saved:
-            Path(file).write_bytes(b"half")
+            file.write(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         saved.append(file)
         real(state, file)
@@ -198,13 +198,13 @@ def test_more_steps_go_on_from_a_finished_run(target, corpus, tmp_path):
         ({"corpus": {"num_samples": 0}}, "num_samples"),
         ({"corpus": {"temperatures": ()}}, "temperatures"),
         ({"corpus": {"max_new_tokens": 256, "max_length": 1000}}, "max_new_tokens is 256"),
-        ({"corpus": {"num_samples": 1}}, "too few"),
+        ({"corpus": {"num_samples": 1}}, "two are needed"),
         ({"course": {"steps": None}}, "needs an end"),
         ({"course": {"lr": 0.0}}, "lr"),
         ({"course": {"optimizer": "sgd"}}, "optimizer"),
         ({"shape": {"kind": "hydra"}}, "hydra"),
         ({"shape": {"draft_vocab_size": 4096}}, "draft_vocab_size"),
-        ({"shape": {"target_layers": (1, 9)}}, "target layers"),
+        ({"shape": {"target_layers": (1, 9)}}, "target_layers"),
         ({"shape": {"num_key_value_heads": 3}}, "num_key_value_heads"),
         ({"shape": {"kind": "draft", "hidden_size": 50}}, "hidden_size"),
     ],
@@ -275,7 +275,7 @@ def test_depths_of_an_eagle_head_are_those_of_a_chain_drafted_token_by_token(sha
     teacher = Teacher(target, dtype="float32")
     ids = np.random.default_rng(0).integers(0, 48, size=(2, 14))
     samples = [Sample(row.astype(np.int32), 3, 1.0, 0) for row in ids]
-    learner = make_eagle3(teacher, samples, None, None, None, 0)
+    learner = make_eagle3(teacher, eagle3_config(teacher, None, None, None), samples, 0)
     torch.nn.init.normal_(learner.module.midlayer.mlp.up_proj.weight)  # what is fed back should matter
     batch = Features(teacher, learner.layers, tmp_path, 0).batch(samples, [0, 1])
     head, tokens = learner.module, batch.ids
@@ -303,7 +303,7 @@ def test_the_loss_is_the_divergence_from_the_targets_law(target, tmp_path):
         Sample(np.arange(1, 10, dtype=np.int32), 3, 1.0, 0),
         Sample(np.arange(20, 26, dtype=np.int32), 3, 1.0, 1),
     ]
-    learner = make_draft(teacher, 1, 32, 0)
+    learner = DraftLearner(teacher, draft_config(teacher, 1, 32), 0)
     batch = Features(teacher, learner.layers, tmp_path, 0).batch(samples, [0, 1])
     loss = loss_of(learner, teacher, batch, 4, 1.0, 0)
     (gradient,) = torch.autograd.grad(loss, [learner.module.model.norm.weight])

@@ -66,7 +66,10 @@ class Store:
             with self._file.open("a", encoding="utf-8") as opened:
                 opened.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise BenchError(f"{str(self._file)!r} can't be written: {error.strerror}") from error
+            raise BenchError(
+                f"{str(self._file)!r} can't be written ({error.strerror}): make room, or name another file; with this "
+                "one the same command goes on from what it holds"
+            ) from error
 
     def of(self, kind: str) -> list[Record]:
         """The records of one kind."""

@@ -70,7 +70,8 @@ def load(name: str, data: Path | None = None) -> list[Item]:
     try:
         text = data.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{str(data)!r} can't be read ({error}): name a file of UTF-8 text") from error
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
+        raise ParameterError(f"{str(data)!r} can't be read ({reason}): name a file of UTF-8 text") from error
     lines = [line for line in text.splitlines() if line.strip()]
     items = list(_READERS[name](lines, data))
     if not items:

@@ -195,16 +195,21 @@ def tune(*, options: TuneOptions, load: LoadOptions, no_color: NoColor = False) 
     measure(options, load, screen)
 
 
+_Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also the papers that each comes from; --json has them anyway.")
+]
+
+
 @command
-def verifiers(*, output: ListOptions) -> None:
+def verifiers(*, verbose: _Verbose = False, output: ListOptions) -> None:
     """List the verifiers: what each keeps of a draft, and whether the text keeps the target's law."""
-    tables.show(tables.verifiers(), output.json, Screen(output.no_color))
+    tables.show(tables.verifiers(), output.json, verbose, Screen(output.no_color))
 
 
 @command
-def drafters(*, output: ListOptions) -> None:
+def drafters(*, verbose: _Verbose = False, output: ListOptions) -> None:
     """List the drafters: what guesses ahead."""
-    tables.show(tables.drafters(), output.json, Screen(output.no_color))
+    tables.show(tables.drafters(), output.json, verbose, Screen(output.no_color))
 
 
 @command

@@ -38,7 +38,12 @@ def make(files: list[Path], tokenizer: str | None, out: Path, fields: list[str],
             bar.update(task, completed=done, total=total)
 
         made = load_tokenizer(tiny_pair_path() / "target" if tokenizer is None else tokenizer)
-        report = build(files, made, out, fields=fields, progress=tell)
+        try:
+            report = build(files, made, out, fields=fields, progress=tell)
+        except KeyboardInterrupt:
+            there = "is as it was" if out.exists() else "was not written"
+            screen.note(f"interrupted: {out} {there}; the same command begins anew", style="")
+            raise
     header, seconds = report.header, perf_counter() - start
     if as_json:
         print_json(
@@ -55,8 +60,9 @@ def make(files: list[Path], tokenizer: str | None, out: Path, fields: list[str],
         return
     if report.skipped:
         screen.note(f"{report.skipped:,} files that are no UTF-8 text were left out", style="yellow")
+    documents = f"{header.documents:,} document" + ("" if header.documents == 1 else "s")
     screen.note(
-        f"{out}: {header.suffixes:,} tokens of {header.documents:,} documents, {show_bytes(header.size)}, in "
+        f"{out}: {header.suffixes:,} tokens of {documents}, {show_bytes(header.size)}, in "
         f"{seconds:.1f} s. Use it with --drafter retrieval:{out}",
         style="",
     )

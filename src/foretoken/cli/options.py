@@ -113,10 +113,10 @@ class ModelOptions(LoadOptions):
     tree: Annotated[
         str | None,
         typer.Option(
-            metavar="HOW",
-            help="Trees of drafters that can grow them: static (the best shape for -k nodes, drawn), dynamic (the "
-            "likeliest nodes), a file (by the rates that were measured), or none. Default: the drafter's own way, "
-            "chains with a draft model.",
+            metavar="KIND|FILE",
+            help="Trees of drafters that can grow them: static, the best shape for -k nodes, drawn; dynamic, the "
+            "likeliest nodes; none, chains; or by measured rates in a file. Default: the drafter's own way, chains "
+            "with a draft model.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),

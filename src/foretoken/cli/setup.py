@@ -85,6 +85,8 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
     with loading(screen):
         target = load_target(options)
         engine = make_engine(options, target, make_drafter(options, target, screen))
+    if options.tree is not None and plan_of(options.tree).branches and not engine.verifier.trees:
+        screen.note(f"verifier {engine.verifier.name} takes chains alone: --tree {options.tree} is not used")
     if options.quantize is not None:
         screen.note(
             f"{target.name} has been rounded to {options.quantize}: the text follows the law of the rounded target, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -47,19 +48,19 @@ def _shapes(trees: bool) -> str:
     return "chains, trees" if trees else "chains"
 
 
-def show(rows: list[dict[str, Any]], as_json: bool, screen: Screen) -> None:
-    """Print rows as a table, or as a JSON list."""
+def show(rows: list[dict[str, Any]], as_json: bool, verbose: bool, screen: Screen) -> None:
+    """Print rows as a table, with where each comes from if `verbose`, or as a JSON list with all there is to know."""
     if as_json:
         print_json(screen, [{key.replace(" ", "_"): value for key, value in row.items()} for row in rows])
         return
-    *short, _, _ = rows[0]
-    table = Table(*short, "what it does", show_lines=True)
+    short = [key for key in rows[0] if key not in ("needs a model", "summary", "citation")]
+    table = Table(*short, "what it does", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.columns[0].no_wrap = True
     table.columns[0].style = "bold"
     for row in rows:
         # Side by side, summary and citation would leave each other too little room.
         what = Text(row["summary"])
-        if row["citation"]:
+        if verbose and row["citation"]:
             what.append(f"\n{row['citation']}", style="dim")
         table.add_row(
             *(_written(row[key]) for key in short), what, style="yellow" if row.get("lossless") is False else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ModelError, ParameterError
 
 if TYPE_CHECKING:
+    from foretoken.bench.workload import Item
     from foretoken.models import LanguageModel
     from foretoken.tune import Plan, Results
     from foretoken.tune.search import Progress
@@ -98,14 +99,16 @@ def tune(options: TuneOptions, load: LoadOptions, screen: Screen) -> None:
     from foretoken.bench.store import Store
     from foretoken.cli.setup import drafter_options, load_options, load_target, loading
     from foretoken.tune import Meter, search
+    from foretoken.tune.prompts import from_file, mix
     from foretoken.tune.report import profile_of, show
 
     seconds = duration(options.budget)
     check_writable(options.output)
     state = options.output.with_name(options.output.name + ".state")
+    items = mix() if options.prompts is None else from_file(options.prompts, options.chat)
     with loading(screen):
         target = load_target(load)
-    plan = _plan(options, load, target, seconds)
+    plan = _plan(options, load, target, items, seconds)
     store = Store(state, plan.settings())
     meter = Meter(target, options.max_new_tokens, drafter_options(load))
     if store.of("run"):
@@ -126,17 +129,17 @@ def tune(options: TuneOptions, load: LoadOptions, screen: Screen) -> None:
     screen.note(f"{options.output} holds it: foretoken generate --profile {options.output} …")
 
 
-def _plan(options: TuneOptions, load: LoadOptions, target: LanguageModel, seconds: float) -> Plan:
+def _plan(
+    options: TuneOptions, load: LoadOptions, target: LanguageModel, items: Sequence[Item], seconds: float
+) -> Plan:
     from foretoken import profile
     from foretoken.bench import workload
     from foretoken.cli.setup import SHIPPED_DRAFTER, drafter_options, load_options
     from foretoken.tune import Plan
     from foretoken.tune.candidates import registered
-    from foretoken.tune.prompts import from_file, mix
 
     if target.tokenizer is None:
         raise ModelError(f"{target.name} has no tokenizer, which prompts need: put its files beside the model")
-    items = mix() if options.prompts is None else from_file(options.prompts, options.chat)
     # A draft may reach as far behind the end as it is long.
     room = target.max_length - options.max_new_tokens - 32
     named = [str(absolute(words)) for words in options.drafter]

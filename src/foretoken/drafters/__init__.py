@@ -17,7 +17,7 @@ from foretoken.drafters.growth import TreePlan
 from foretoken.drafters.lookahead import Lookahead
 from foretoken.drafters.medusa import Medusa
 from foretoken.drafters.ngram_storage import NgramStorage
-from foretoken.drafters.other_vocabulary import DraftedText, SharedTokens, Vocab, draft_with
+from foretoken.drafters.other_vocabulary import DraftedText, SharedTokens, Vocab, check_vocab, draft_with
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.recycling import TokenRecycling
 from foretoken.drafters.retrieval import Retrieval
@@ -48,6 +48,7 @@ __all__ = [
     "TreePlan",
     "TreeShape",
     "Vocab",
+    "check_vocab",
     "draft_with",
     "get",
     "is_name",
@@ -72,7 +73,9 @@ class Known:
     needs_target: bool = False
     """Whether `make` takes the target, as ``target=``."""
     argument: str = ""
-    """The option that stands behind a colon: ``name:argument``. A number is given as one."""
+    """The option that stands behind a colon: ``name:argument``."""
+    number: bool = False
+    """Whether that is a whole number."""
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -112,6 +115,7 @@ _DRAFTERS = {
         "Oliaro et al. 2024, arXiv 2411.04975; Hu et al. 2024, arXiv 2411.10666",
         trees=True,
         argument="global_tokens",
+        number=True,
     ),
     "recycling": Known(
         TokenRecycling,
@@ -132,6 +136,7 @@ _DRAFTERS = {
         needs_target=True,
         takes_tree=True,
         argument="layers",
+        number=True,
     ),
     "retrieval": Known(
         Retrieval,
@@ -183,8 +188,10 @@ def get(name: str, target: LanguageModel | None = None, **options: Any) -> Draft
     if colon:
         if not found.argument or not argument:
             form = f"write {base}:{found.argument.upper()}" if found.argument else "leave out what follows the name"
+            if found.needs_model:
+                form = "give the models' names alone, without this one"
             raise ParameterError(f"drafter {name!r} has {'no' if found.argument else 'an'} argument: {form}")
-        options[found.argument] = int(argument) if argument.isdecimal() else argument
+        options[found.argument] = _whole(name, found.argument, argument) if found.number else argument
     if found.argument in found.required and found.argument not in options:
         raise ParameterError(f"drafter {base!r} needs to be told more: write {base}:{found.argument.upper()}")
     if found.needs_target:
@@ -196,6 +203,16 @@ def get(name: str, target: LanguageModel | None = None, **options: Any) -> Draft
     except TypeError as error:
         form = f" (write {base}:{found.argument.upper()})" if found.argument and not colon else ""
         raise ParameterError(f"drafter {name!r}: {error}{form}") from error
+
+
+def _whole(name: str, option: str, argument: str) -> int:
+    try:
+        return int(argument)
+    except ValueError:
+        raise ParameterError(
+            f"drafter {name!r}: {option} is {argument!r}, not a whole number: write {name.partition(':')[0]}:8, or the "
+            "name alone"
+        ) from None
 
 
 def is_name(text: str) -> bool:

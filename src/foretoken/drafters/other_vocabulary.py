@@ -238,8 +238,7 @@ def draft_with(
         ModelError: the two don't fit together.
         ParameterError: `vocab` is none of these.
     """
-    if vocab not in get_args(Vocab):
-        raise ParameterError(f"vocab is {vocab!r}: use one of {', '.join(map(repr, get_args(Vocab)))}")
+    check_vocab(vocab)
     check_kind(target, model)
     nameless = model.tokenizer is None or target.tokenizer is None
     if vocab == "same" or (vocab == "auto" and (nameless or difference(target, model) is None)):
@@ -253,6 +252,16 @@ def draft_with(
     if vocab == "auto":
         vocab = "intersection" if _share(_reader(model, target)) >= ENOUGH_SHARED else "text"
     return SharedTokens(model, target) if vocab == "intersection" else DraftedText(model, target)
+
+
+def check_vocab(vocab: str) -> None:
+    """See to it that `vocab` is one of the words for it.
+
+    Raises:
+        ParameterError: it is not.
+    """
+    if vocab not in get_args(Vocab):
+        raise ParameterError(f"vocab is {vocab!r}: use one of {', '.join(map(repr, get_args(Vocab)))}")
 
 
 def _reader(model: LanguageModel, target: LanguageModel) -> Reader:

@@ -44,8 +44,8 @@ class Retrieval:
     name = "retrieval"
     trees = True
 
-    def __init__(self, index: str | Path | int, max_match: int | None = None, min_match: int = 2) -> None:
-        self.index = Index(str(index))
+    def __init__(self, index: str | Path, max_match: int | None = None, min_match: int = 2) -> None:
+        self.index = Index(index)
         depth = self.index.header.depth
         self.max_match = depth if max_match is None else max_match
         check_integer("max_match", self.max_match, 1, depth, cure="the index is sorted by so many tokens")
@@ -73,7 +73,7 @@ class Retrieval:
         if ours != header.fingerprint:
             raise ParameterError(
                 f"{made} (fingerprint {header.fingerprint}), and {target.name} has another vocabulary (fingerprint "
-                f"{ours}): make one for it, 'foretoken index … --tokenizer {target.name}'"
+                f"{ours}): make one for it, 'foretoken index … --tokenizer MODEL'"
             )
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:

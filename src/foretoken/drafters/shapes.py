@@ -203,19 +203,24 @@ def load(path: str | os.PathLike[str]) -> TreeShape | AcceptanceTable:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not {"parents", "acceptance"} & set(content):
+            raise ValueError("it has neither parents nor acceptance")
         if "parents" in content:
             return TreeShape(tuple(_whole(parent) for parent in content["parents"]))
+        if content["acceptance"] is None:
+            raise ValueError("it is a profile for a drafter whose trees were not measured")
         return AcceptanceTable(tuple(tuple(float(rate) for rate in ranks) for ranks in content["acceptance"]))
     except OSError as error:
         raise ParameterError(
-            f"tree {os.fspath(path)!r}: {error.strerror}: use none, static, dynamic or a file"
+            f"tree is {os.fspath(path)!r}, which can't be read as a file ({error.strerror}): use none, static, dynamic "
+            "or a file"
         ) from error
     except ParameterError as error:
         raise ParameterError(f"tree file {os.fspath(path)}: {error}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise ParameterError(
-            f"tree file {os.fspath(path)}: neither a tree shape nor an acceptance table ({error!r}): it is written by "
-            "TreeShape.save or AcceptanceTable.save"
+            f"tree file {os.fspath(path)}: neither a tree shape nor an acceptance table ({error}): give a file that "
+            "TreeShape.save, AcceptanceTable.save or foretoken tune has written"
         ) from error
 
 

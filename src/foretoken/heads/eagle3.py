@@ -91,9 +91,28 @@ class Eagle3Config:
     norm_output: bool = False
 
     def __post_init__(self) -> None:
+        for name in (
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "vocab_size",
+            "target_hidden_size",
+        ):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} of an EAGLE-3 head is {getattr(self, name)}: it must be at least 1")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ModelError(
+                f"num_key_value_heads of an EAGLE-3 head is {self.num_key_value_heads}: it must divide the "
+                f"{self.num_attention_heads} heads"
+            )
         rope_type = self.rope_parameters.get("rope_type", "default")
         if rope_type not in ROPE_TYPES or rope_type == "longrope":
-            raise ModelError(f"an EAGLE-3 head with the rotary embedding {rope_type!r} can't be run")
+            possible = ", ".join(sorted(set(ROPE_TYPES) - {"longrope"}))
+            raise ModelError(
+                f"an EAGLE-3 head with the rotary embedding {rope_type!r} can't be run: only those of {possible} can"
+            )
         if not 0 < self.draft_vocab_size <= self.vocab_size:
             raise ModelError(
                 f"a head's draft_vocab_size is {self.draft_vocab_size:,} and its vocab_size {self.vocab_size:,}: "

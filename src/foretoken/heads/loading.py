@@ -70,7 +70,9 @@ def load_eagle3(folder: str | PathLike[str], target_num_layers: int, dtype: torc
     layer = fields.get("transformer_layer_config", {}) if speculators else fields
     try:
         config = _eagle_config(fields, layer, weights, target_num_layers)
-    except (KeyError, TypeError, ValueError) as error:
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(
             f"{path / CONFIG} does not describe an EAGLE-3 head ({type(error).__name__}: {error}): is it that of the "
             "checkpoint?"
@@ -97,10 +99,12 @@ def load_medusa(folder: str | PathLike[str], dtype: torch.dtype | None = None) -
     weights = {name.removeprefix("medusa_head."): value for name, value in _weights(path, "medusa").items()}
     try:
         heads, layers = int(fields["medusa_num_heads"]), int(fields.get("medusa_num_layers", 1))
+        size = fields.get("target_num_hidden_layers")
+        size = None if size is None else int(size)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"{path / CONFIG} does not describe Medusa heads: it needs the numbers medusa_num_heads and "
-            "medusa_num_layers"
+            "medusa_num_layers, and if it has target_num_hidden_layers, that must be one too"
         ) from error
     last = weights.get(f"0.{layers}.weight")
     if last is None or last.dim() != 2:
@@ -108,8 +112,7 @@ def load_medusa(folder: str | PathLike[str], dtype: torch.dtype | None = None) -
             f"{path} lacks the weight 0.{layers}.weight, the first head's output layer: its files are truncated, or "
             f"its heads have not the {layers} blocks that config.json says"
         )
-    size = fields.get("target_num_hidden_layers")
-    config = MedusaConfig(last.shape[1], last.shape[0], heads, layers, None if size is None else int(size))
+    config = MedusaConfig(last.shape[1], last.shape[0], heads, layers, size)
     module = MedusaHeads(config, device="meta")
     _assign(module, weights, path)
     return _ready(module, dtype)
@@ -120,7 +123,10 @@ def _folder(folder: str | PathLike[str], kind: Kind) -> Path:
     if not path.is_dir():
         raise ModelError(f"there is no folder {str(folder)!r}: check the path of the {kind} head")
     if not (path / CONFIG).is_file():
-        raise ModelError(f"{folder} has no config.json: give the folder of an {kind} checkpoint")
+        raise ModelError(f"{folder} has no config.json: give the folder of a checkpoint of the kind {kind}")
+    found = kind_of(path)
+    if found not in (kind, None):
+        raise ModelError(f"{folder} holds a checkpoint of the kind {found}, and not {kind}: name it {found}:{folder}")
     return path
 
 
@@ -222,7 +228,12 @@ def _weights(path: Path, kind: Kind) -> dict[str, Tensor]:
         try:
             # Nothing but tensors is taken from a pickle, which could hold any program.
             found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
-        except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        except pickle.UnpicklingError as error:  # torch's own words are of ways to run it all the same
+            raise ModelError(
+                f"{file} can't be read: it is broken, or a pickle that holds more than tensors, which could be any "
+                "program; save its weights as safetensors"
+            ) from error
+        except (OSError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise ModelError(f"{file} can't be read, it is broken or incomplete: {reason}") from error
         if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):

@@ -254,33 +254,30 @@ def _start_from(model: Any, teacher: Teacher) -> None:
     narrow[:, :size] = 0.5 * centred @ directions
 
 
-def make_eagle3(
+def eagle3_config(
     teacher: Teacher,
-    samples: Sequence[Sample],
     draft_vocab_size: int | None,
     target_layers: Sequence[int] | None,
     num_key_value_heads: int | None,
-    seed: int,
-) -> Eagle3Learner:
-    """An EAGLE-3 head in the manner of the target.
+) -> Eagle3Config:
+    """The shape of an EAGLE-3 head in the manner of the target.
 
     Args:
         teacher: the target.
-        samples: texts that say which tokens are frequent.
-        draft_vocab_size: tokens that the head proposes, the most frequent ones; None for all.
+        draft_vocab_size: tokens that the head proposes; None for all.
         target_layers: whose outputs are fused; None for EAGLE's choice.
         num_key_value_heads: heads of keys and values; None for as many as the target has.
-        seed: of the weights.
 
     Raises:
         ParameterError: a number out of its range.
     """
     fields: dict[str, Any] = {}
     if target_layers is not None:
-        if not all(0 <= layer <= teacher.num_layers for layer in target_layers) or not target_layers:
+        last = teacher.num_layers - 1  # the output of the last one is known in its normalised form alone
+        if not all(0 <= layer <= last for layer in target_layers) or not target_layers:
             raise ParameterError(
-                f"target layers {list(target_layers)} of {teacher.name}: it has the outputs 0 (embeddings) to "
-                f"{teacher.num_layers}"
+                f"target_layers are {list(target_layers)}: of {teacher.name} give numbers from 0 (the embeddings) to "
+                f"{last}"
             )
         fields["target_layers"] = tuple(target_layers)
     if num_key_value_heads is not None:
@@ -292,27 +289,24 @@ def make_eagle3(
         raise ParameterError(
             f"draft_vocab_size is {draft_vocab_size:,}: give 1 to {teacher.vocab_size:,}, the tokens of {teacher.name}"
         )
-    config = Eagle3Config.for_target(
+    return Eagle3Config.for_target(
         teacher.config, vocab_size=teacher.vocab_size, draft_vocab_size=draft_vocab_size, **fields
     )
+
+
+def make_eagle3(teacher: Teacher, config: Eagle3Config, samples: Sequence[Sample], seed: int) -> Eagle3Learner:
+    """An EAGLE-3 head; of a reduced vocabulary with the tokens that are most frequent in `samples`."""
     tokens = frequent(samples, config.draft_vocab_size, teacher) if config.reduced else None
     return Eagle3Learner(teacher, config, tokens, seed)
 
 
-def make_medusa(teacher: Teacher, num_heads: int, num_layers: int, seed: int) -> MedusaLearner:
-    """Medusa heads for a target."""
-    config = MedusaConfig(teacher.hidden_size, teacher.vocab_size, num_heads, num_layers, teacher.num_layers)
-    return MedusaLearner(teacher, config, seed)
-
-
-def make_draft(teacher: Teacher, num_layers: int, hidden_size: int | None, seed: int) -> DraftLearner:
-    """A small Llama with the target's vocabulary.
+def draft_config(teacher: Teacher, num_layers: int, hidden_size: int | None) -> transformers.LlamaConfig:
+    """The shape of a small Llama with the target's vocabulary.
 
     Args:
         teacher: the target.
         num_layers: decoder layers.
         hidden_size: width, a multiple of the heads' 64 (of 16 below 64); None for about a third of the target's.
-        seed: of the weights.
 
     Raises:
         ParameterError: a width that heads don't divide.
@@ -322,7 +316,7 @@ def make_draft(teacher: Teacher, num_layers: int, hidden_size: int | None, seed:
     head = 64 if hidden_size >= 64 else 16
     if hidden_size < 16 or hidden_size % head:
         raise ParameterError(f"hidden_size is {hidden_size}: give a multiple of 64, or of 16 below that")
-    config = transformers.LlamaConfig(
+    return transformers.LlamaConfig(
         vocab_size=teacher.vocab_size,
         hidden_size=hidden_size,
         intermediate_size=max(16, round(hidden_size * 8 / 3 / 64) * 64),
@@ -336,7 +330,6 @@ def make_draft(teacher: Teacher, num_layers: int, hidden_size: int | None, seed:
         eos_token_id=list(teacher.eos_token_ids) or None,
         pad_token_id=getattr(teacher.config, "pad_token_id", None),
     )
-    return DraftLearner(teacher, config, seed)
 
 
 def frequent(samples: Sequence[Sample], count: int, teacher: Teacher) -> Tensor:

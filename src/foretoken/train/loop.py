@@ -263,8 +263,9 @@ def fit(
             "totals": vars(totals),
             "best": best,
         }
-        with replacing(checkpoint) as temporary:
-            torch.save(state, temporary)
+        # A file of Python's tells what is wrong with a disk; of one of its own torch says "unexpected pos".
+        with replacing(checkpoint) as temporary, temporary.open("wb") as opened:
+            torch.save(state, opened)
 
     def gradients_of(numbered: tuple[int, list[int]]) -> tuple[Batch, float, Sequence[Tensor | None]]:
         """One part of a step: its texts, its loss, and the gradient by each weight, scaled to its part of the step."""

@@ -52,7 +52,8 @@ def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterato
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{str(file)!r} can't be read ({error}): name a file of UTF-8 text") from error
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
+        raise ParameterError(f"{str(file)!r} can't be read ({reason}): name a file of UTF-8 text") from error
     if file.suffix not in (".jsonl", ".json", ".ndjson"):
         yield from _pieces(model, text, prompt_tokens)
         return

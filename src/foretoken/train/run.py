@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from foretoken.errors import ParameterError
+from foretoken.heads import MedusaConfig
 from foretoken.memory import parse_bytes
 from foretoken.models import load
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.train.card import card
 from foretoken.train.data import Features, split
 from foretoken.train.errors import TrainingError
-from foretoken.train.learners import Learner, make_draft, make_eagle3, make_medusa
+from foretoken.train.learners import DraftLearner, Learner, MedusaLearner, draft_config, eagle3_config, make_eagle3
 from foretoken.train.loop import Course, News, Totals, fit
 from foretoken.train.prompts import read_prompts
 from foretoken.train.samples import SHARD, Sample, write_samples
@@ -94,15 +95,25 @@ class Shape:
         if self.num_layers is not None:
             check_integer("num_layers", self.num_layers, 1, cure="leave it out for the default")
 
+    def config(self, teacher: Teacher) -> Any:
+        """The shape that it has for a target.
+
+        Raises:
+            ParameterError: a number is out of the target's range.
+        """
+        if self.kind == "eagle3":
+            return eagle3_config(teacher, self.draft_vocab_size, self.target_layers, self.num_key_value_heads)
+        if self.kind == "medusa":
+            sizes = teacher.hidden_size, teacher.vocab_size, self.num_heads, self.num_layers or 1
+            return MedusaConfig(*sizes, teacher.num_layers)
+        return draft_config(teacher, self.num_layers or 2, self.hidden_size)
+
     def make(self, teacher: Teacher, samples: Sequence[Sample], seed: int) -> Learner:
         """A fresh learner for a target."""
+        config = self.config(teacher)
         if self.kind == "eagle3":
-            return make_eagle3(
-                teacher, samples, self.draft_vocab_size, self.target_layers, self.num_key_value_heads, seed
-            )
-        if self.kind == "medusa":
-            return make_medusa(teacher, self.num_heads, self.num_layers or 1, seed)
-        return make_draft(teacher, self.num_layers or 2, self.hidden_size, seed)
+            return make_eagle3(teacher, config, samples, seed)
+        return (MedusaLearner if self.kind == "medusa" else DraftLearner)(teacher, config, seed)
 
 
 @dataclass(frozen=True)
@@ -175,10 +186,11 @@ def train(
         KeyboardInterrupt: a stop was asked for; what was done is kept.
     """
     out = Path(out).expanduser()
-    limit = 0 if str(cache_size).strip() == "0" else parse_bytes(cache_size)
+    limit = 0 if str(cache_size).strip() == "0" else parse_bytes(cache_size, "cache_size")
     if export_speculators is not None and shape.kind != "eagle3":
         raise ParameterError(f"export_speculators writes EAGLE-3 heads: leave it out for {shape.kind}")
     teacher = Teacher(target, **load_options)
+    shape.config(teacher)  # a wrong number should not cost the time that the texts take
     work = out / WORK
     room = min(teacher.max_length, corpus.max_length) - corpus.max_new_tokens
     if room < 1:
@@ -187,14 +199,15 @@ def train(
             "tokens, prompt and answer together: lower it"
         )
     prompts = read_prompts(teacher.model, corpus.data, corpus.prompt_tokens, room, corpus.seed)
+    answered = min(len(prompts), corpus.num_samples)
+    if answered < 2:
+        raise ParameterError(
+            f"num_samples is {corpus.num_samples:,}, and prompts are {len(prompts):,}: some texts are held out and "
+            "some learned from, so that two are needed of both; give more data, or raise num_samples"
+        )
     _claim(out, _identity(teacher, shape, corpus, course))
     samples = _samples(target, teacher, prompts, corpus, work / "samples", watch, load_options)
-    learning, measuring = split(samples, min(len(prompts), len(samples)), corpus.held_out)
-    if not learning or not measuring:
-        raise ParameterError(
-            f"{len(samples):,} texts on {len(prompts):,} prompts are too few: some are held out and some learned from; "
-            "give more data, or raise num_samples"
-        )
+    learning, measuring = split(samples, answered, corpus.held_out)
     learner = shape.make(teacher, learning, corpus.seed)
     features = Features(teacher, learner.layers, work / "features", limit)
 

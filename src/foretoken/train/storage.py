@@ -27,12 +27,12 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        number = error.errno if isinstance(error, OSError) else None
-        # Libraries that write for us pass the system's error on as text.
-        if number in _FULL or os.strerror(errno.ENOSPC) in str(error):
+        number = _reason(error)
+        if number in _FULL:
+            what = "files may not grow so large here (ulimit -f)" if number == errno.EFBIG else "the disk is full"
             raise TrainingError(
-                f"the disk is full: {path} can't be written ({_free(path)} free). Make room, or lower --cache-size; "
-                "the same command then goes on from what was saved"
+                f"{what}: {path} can't be written ({_free(path)} free). Make room, or lower --cache-size; the same "
+                "command then goes on from what was saved"
             ) from error
         if isinstance(error, OSError):
             raise TrainingError(f"{path} can't be written ({error.strerror or error}): choose another --out") from error
@@ -61,6 +61,18 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON in place of what was there; see `replacing`."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _reason(error: BaseException) -> int | None:
+    """The number of the system's error behind one, None where there is none.
+
+    Libraries that write for us pass it on as text, or raise an error of their own while they handle it.
+    """
+    if isinstance(error, OSError):
+        return error.errno
+    told = next((number for number in _FULL if os.strerror(number) in str(error)), None)
+    behind = error.__cause__ or error.__context__
+    return told if told is not None or behind is None else _reason(behind)
 
 
 def _free(path: Path) -> str:
