@@ -182,7 +182,6 @@ def flipped(folder):
         (lambda folder: renamed(folder, "norm.weight", "final.weight"), "such as norm.weight.*such as final.weight"),
         (cut, "it is broken or incomplete"),
         (lambda folder: rewrite(folder, hidden_size=-4), "hidden_size of an EAGLE-3 head is -4"),
-        (lambda folder: rewrite(folder, num_hidden_layers=2), "2 layers can't be run"),
         (shifted, "outside of its vocabulary of 32 tokens"),
         (flipped, "contradict each other"),
         (lambda folder: rewrite(folder, hidden_size=None), "does not describe an EAGLE-3 head .*hidden_size"),
