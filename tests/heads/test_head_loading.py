@@ -181,6 +181,7 @@ def flipped(folder):
         (lambda folder: without(folder, "d2t"), "lacks 2 weights .* d2t|lacks 1 weights .* d2t"),
         (lambda folder: renamed(folder, "norm.weight", "final.weight"), "such as norm.weight.*such as final.weight"),
         (cut, "it is broken or incomplete"),
+        (lambda folder: rewrite(folder, hidden_size=-4), "hidden_size of an EAGLE-3 head is -4"),
         (shifted, "outside of its vocabulary of 32 tokens"),
         (flipped, "contradict each other"),
         (lambda folder: rewrite(folder, hidden_size=None), "does not describe an EAGLE-3 head .*hidden_size"),
