@@ -428,9 +428,7 @@ def test_wrong_words_are_refused():
         Engine(module(1), module(2), tree="statical")
     with pytest.raises(ParameterError, match="tree is 3"):
         plan_of(3)
-    with pytest.raises(
-        ParameterError, match=r"a tree is given, but drafter 'prompt-lookup' can't be told.*draft-model"
-    ):
+    with pytest.raises(ParameterError, match=r"a tree is given, but drafter 'prompt-lookup' can't be.*draft-model"):
         Engine(module(1), "prompt-lookup", tree="static")
     with pytest.raises(ParameterError, match="a cascade can't be told"):
         Engine(module(1), ["prompt-lookup", module(2)], tree="static")
