@@ -31,7 +31,8 @@ def test_it_holds_the_pair_and_stays_small(wheel):
     for part in ("target", "drafter"):
         for file in ("config.json", "model.safetensors", "tokenizer.json"):
             assert f"foretoken/assets/tiny_pair/{part}/{file}" in names
-    assert "foretoken/assets/tiny_pair/MODEL_CARD.md" in names
+    for file in ("MODEL_CARD.md", "eagle3/config.json", "eagle3/model.safetensors", "eagle3/README.md"):
+        assert f"foretoken/assets/tiny_pair/{file}" in names
     assert "foretoken/py.typed" in names
     assert not [name for name in names if name.startswith(("tests", "recipes"))]
     assert wheel.stat().st_size < 40e6

@@ -8,7 +8,7 @@ from inspect import isclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.drafters import Cascade, Drafter, DraftModel, NoDrafter, Vocab, check_vocab, draft_with, is_name
+from foretoken.drafters import Cascade, Drafter, DraftModel, Eagle3, NoDrafter, Vocab, check_vocab, draft_with, is_name
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import known as known_drafters
 from foretoken.drafters import names as drafter_names
@@ -18,7 +18,7 @@ from foretoken.errors import ModelError, ParameterError
 from foretoken.heads import kind_of
 from foretoken.models import LanguageModel, load
 from foretoken.models.loading import check_pair
-from foretoken.shipped import is_shipped, load_part
+from foretoken.shipped import head_path, is_shipped, load_part
 
 
 def make_drafter(
@@ -101,6 +101,8 @@ def _named(name: str, target: LanguageModel, tree: TreePlan | None, **options: A
         options["tree"] = tree
     else:
         _refuse_trees(tree, f"drafter {name!r}")
+    if name == Eagle3.name and not options.get("head") and is_shipped(target):
+        options["head"] = head_path()
     return _checked(get_drafter(name, target, **options), target)
 
 

@@ -54,6 +54,11 @@ def _name(part: Part) -> str:
     return f"tiny_pair/{part}"
 
 
+def head_path() -> Path:
+    """The folder of the EAGLE-3 head that was trained for the shipped target: the drafter ``"eagle3"`` there."""
+    return tiny_pair_path() / "eagle3"
+
+
 def load_part(part: Part, dtype: Any = "float32", **load_options: Any) -> LanguageModel:
     """One of the two; see `tiny_pair`."""
     from foretoken.models import load

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foretoken.models import LanguageModel
 
 SHIPPED_DRAFTER = "draft-model"
+SHIPPED_HEAD = "eagle3"
 MODEL_FREE_DRAFTER = "prompt-lookup"  # for a target that came without a drafter
 
 

@@ -134,7 +134,7 @@ def _plan(
 ) -> Plan:
     from foretoken import profile
     from foretoken.bench import workload
-    from foretoken.cli.setup import SHIPPED_DRAFTER, drafter_options, load_options
+    from foretoken.cli.setup import SHIPPED_DRAFTER, SHIPPED_HEAD, drafter_options, load_options
     from foretoken.tune import Plan
     from foretoken.tune.candidates import registered
 
@@ -143,7 +143,7 @@ def _plan(
     # A draft may reach as far behind the end as it is long.
     room = target.max_length - options.max_new_tokens - 32
     named = [str(absolute(words)) for words in options.drafter]
-    shipped = [SHIPPED_DRAFTER] if load.target is None else []
+    shipped = [SHIPPED_DRAFTER, SHIPPED_HEAD] if load.target is None else []
     return Plan(
         drafters=tuple(dict.fromkeys([*registered(), *shipped, *named])),
         prompts=tuple(workload.encode(items, target.tokenizer, room)),

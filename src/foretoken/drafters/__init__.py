@@ -148,7 +148,8 @@ _DRAFTERS = {
     ),
     "eagle3": Known(
         Eagle3,
-        "a head of one layer on the target's hidden states, trained for that target: eagle3:FOLDER",
+        "a head of one layer on the target's hidden states, trained for that target: eagle3:FOLDER; eagle3 alone is "
+        "the shipped target's own",
         "Li et al. 2025, EAGLE-3, arXiv 2503.01840",
         needs_target=True,
         takes_tree=True,
