@@ -424,7 +424,7 @@ def test_damaged_files_are_refused(content, message, tmp_path):
 
 
 def test_wrong_words_are_refused():
-    with pytest.raises(ParameterError, match=r"'statical'.*No such file or directory.*: use none, static, dynamic or a file"):
+    with pytest.raises(ParameterError, match=r"'statical'.*No such file or directory.*: use none, static, dynamic"):
         Engine(module(1), module(2), tree="statical")
     with pytest.raises(ParameterError, match="tree is 3"):
         plan_of(3)
