@@ -1,5 +1,6 @@
 """Shared by all tests: one thread (tiny models run faster so), and `tests` importable as plain modules."""
 
+import gc
 import os
 import signal
 import sys
@@ -21,3 +22,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 sys.path.insert(0, str(Path(__file__).parent))
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the garbage collector need not look through it again and again (a tenth of the time)."""
+    gc.collect()
+    gc.freeze()

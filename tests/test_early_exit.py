@@ -137,7 +137,7 @@ def test_trees(runner, tree):
 def test_drawn_trees_leave_the_law_alone(runner):
     module = tiny_llama(vocab_size=8, seed=1, num_hidden_layers=3)
     model = load(module, **RUNNERS[runner])
-    engine = Engine(model, EarlyExit(model, 2, "static"), "traversal", 6, max_batch_size=64)
+    engine = Engine(model, EarlyExit(model, 2, "static"), "traversal", 6, max_batch_size=256)
     params = [SamplingParams(seed=seed, max_new_tokens=4, ignore_eos=True) for seed in range(3_000)]
     samples = [one.token_ids[:3] for one in engine.generate([PROMPTS[0][:5]] * len(params), params)]
     assert g_test(samples, joint_law(module, PROMPTS[0][:5], SamplingParams(), 3)) > 0.01 / len(RUNNERS)

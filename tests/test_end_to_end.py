@@ -49,6 +49,7 @@ VERIFIERS = [name for name in verify.names() if verify.get(name).lossless]
 IMPOSSIBLE = {("t5", "early-exit")}
 GRID = [case for case in product(MODELS, DRAFTERS, VERIFIERS, OPTIONS) if case[:2] not in IMPOSSIBLE]
 DRAWS = 20_000
+BATCH_SIZE = 256
 DRAWS_OF_GUESSES = 5_000
 """In the quick test, of these drafters, which choose their tokens by rule: nothing in such a draft is random."""
 GUESSERS = {"suffix", "recycling", "lookahead", "retrieval"}
@@ -129,21 +130,21 @@ def draw(engine: Engine, option: str, count: int, first_seed: int) -> list[list[
 
 
 def check(case: tuple, tests: int, alone: int, draws: int = DRAWS) -> None:
-    """The law in batches of 64; and that some requests, sent alone, get the very tokens that they got in a batch.
+    """The law in large batches; and that some requests, sent alone, get the very tokens that they got in a batch.
 
     What a request gets is a function of its seed, so the second says that the law of single requests is the same one:
     it is a sharper test of them than as many draws compared with a law.
     """
     kind, drafter, verifier, option = case
     first_seed = 1_000_003 * (GRID.index(case) + 1)
-    samples = draw(make_engine(kind, drafter, verifier, 64), option, draws, first_seed)
+    samples = draw(make_engine(kind, drafter, verifier, BATCH_SIZE), option, draws, first_seed)
     assert g_test(samples, law(kind, drafter, option)) > ERROR_LEVEL / tests
     assert draw(make_engine(kind, drafter, verifier, 1), option, alone, first_seed) == samples[:alone]
 
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: "-".join(map(str, case)))
 def test_every_pair_of_options_has_the_targets_law(case):
-    check(case, len(QUICK), alone=200, draws=DRAWS_OF_GUESSES if case[1] in GUESSERS else DRAWS)
+    check(case, len(QUICK), alone=100, draws=DRAWS_OF_GUESSES if case[1] in GUESSERS else DRAWS)
 
 
 @pytest.mark.full
@@ -169,7 +170,7 @@ def test_single_requests_have_the_targets_law_with_every_verifier(verifier):
 
 def test_a_lossy_verifier_is_caught():
     """The test has the power to fail: the same draws with the adjustment skipped."""
-    engine = make_engine("llama", "draft-model", "token-unadjusted", 64)
+    engine = make_engine("llama", "draft-model", "token-unadjusted", BATCH_SIZE)
     assert g_test(draw(engine, "plain", DRAWS, 5), law("llama", "draft-model", "plain")) < 1e-12
 
 

@@ -18,7 +18,7 @@ from foretoken.models import load
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sequence import Sequence
 from laws import g_test
-from test_end_to_end import DRAWS, PROMPT, VOCAB_SIZE, draw, law, model
+from test_end_to_end import BATCH_SIZE, DRAWS, PROMPT, VOCAB_SIZE, draw, law, model
 from tiny import tiny_gpt2, tiny_llama, tiny_t5
 from tiny_tokenizers import TEXT, byte_bpe, letters, permuted, sentencepiece, unigram, with_tokens, wordpiece
 
@@ -366,7 +366,7 @@ CASES = [
 def check_law(case: tuple[str, ...], draws: int, alone: int) -> None:
     kind, vocab, verifier, option = case
     first_seed = 777_777 * (1 + CASES.index(case))
-    engine = other_letters(kind, vocab, verifier, 64)
+    engine = other_letters(kind, vocab, verifier, BATCH_SIZE)
     samples = draw(engine, option, draws, first_seed)
     assert g_test(samples, law(kind, "draft-model", option)) > 0.01 / len(CASES)
     assert draw(other_letters(kind, vocab, verifier, 1), option, alone, first_seed) == samples[:alone]
@@ -385,7 +385,7 @@ def test_many_texts_have_the_targets_law(case):
 
 def test_a_wrong_law_is_caught():
     """The test has the power to fail: the same drafts, verified without the adjustment."""
-    samples = draw(other_letters("llama", "intersection", "token-unadjusted", 64), "plain", DRAWS // 10, 5)
+    samples = draw(other_letters("llama", "intersection", "token-unadjusted", BATCH_SIZE), "plain", DRAWS // 10, 5)
     assert g_test(samples, law("llama", "draft-model", "plain")) < 1e-6
 
 

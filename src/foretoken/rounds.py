@@ -31,7 +31,7 @@ from foretoken.errors import NumericalError, OutOfMemory, ParameterError, Prompt
 from foretoken.models.base import LanguageModel, Scores
 from foretoken.models.feed import CHUNK, feed
 from foretoken.sampling import Sampler, all_finite
-from foretoken.sequence import Sequence, shared_beginning
+from foretoken.sequence import Sequence, may_share, shared_beginning
 from foretoken.text import Detokenizer, continuation
 from foretoken.threads import one_thread
 from foretoken.verify import AnyVerifier, Verdict, is_coupled
@@ -264,6 +264,8 @@ class Rounds:
         lengths = self._cache.lengths.tolist()
         donors = [_usable(row) for row in self.rows] or self._left
         for number, row in enumerate(rows):
+            if not may_share(row.sequence):
+                continue
             others = [*donors, *(other.sequence for other in rows[:number])]
             shared = [shared_beginning(row.sequence, other) if other is not None else 0 for other in others]
             longest = max(shared, default=0)

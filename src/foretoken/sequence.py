@@ -48,16 +48,23 @@ SHORTEST_COPY = 32
 """Tokens from which on a beginning that two texts share is copied instead of read again."""
 
 
+def may_share(sequence: Sequence) -> bool:
+    """Whether there can be a text that a beginning is copied from, or to: to ask before looking through a batch."""
+    return sequence.source is None and len(sequence.tokens) > SHORTEST_COPY
+
+
 def shared_beginning(new: Sequence, old: Sequence) -> int:
     """How many tokens at the beginning of a text can be copied from what a cache holds of another text.
 
     Neither text's root is among them, which is in no cache; 0 where copying doesn't pay, or where the two have sources,
     which all that their caches hold depends on.
     """
-    if new.source is not None or old.source is not None:
+    if not may_share(new) or not may_share(old):
         return 0
     ours, theirs = new.tokens, old.tokens
     low, high = 0, min(len(ours), len(theirs)) - 1
+    if ours[:SHORTEST_COPY] != theirs[:SHORTEST_COPY]:  # so it is for most pairs of a batch
+        return 0
     while low < high:  # Comparing slices is many times as fast as comparing tokens.
         middle = (low + high + 1) // 2
         if ours[low:middle] == theirs[low:middle]:

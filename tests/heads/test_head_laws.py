@@ -89,7 +89,7 @@ def check(case: tuple, draws: int, tests: int) -> None:
         SamplingParams(seed=first + number, max_new_tokens=LENGTH + 1, ignore_eos=True, **OPTIONS[option])
         for number in range(draws)
     ]
-    samples = [one.token_ids[:LENGTH] for one in engine(64).generate([PROMPT] * draws, wanted)]
+    samples = [one.token_ids[:LENGTH] for one in engine(256).generate([PROMPT] * draws, wanted)]
     assert g_test(samples, law(runner.split("-")[0], option)) > ERROR_LEVEL / tests
     single = engine(1)
     assert [single.generate(PROMPT, one).token_ids[:LENGTH] for one in wanted[:20]] == samples[:20]

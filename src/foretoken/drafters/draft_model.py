@@ -19,7 +19,7 @@ from foretoken.models.feed import feed
 from foretoken.models.loading import load
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import all_finite, check_finite, draw
-from foretoken.sequence import Sequence, shared_beginning
+from foretoken.sequence import Sequence, may_share, shared_beginning
 from foretoken.verify.base import Verdict
 
 
@@ -236,7 +236,7 @@ class DraftModel:
         if self.model.shares_prefixes:
             lengths = memory.cache.lengths.tolist()
             for row, sequence in enumerate(batch.sequences):
-                if ids[row] in places:
+                if ids[row] in places or not may_share(sequence):
                     continue
                 # What another row has read of a text that begins the same way, such as a system prompt, is copied.
                 for other in batch.sequences:

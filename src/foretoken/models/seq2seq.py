@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,7 @@ def pad_sources(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class Encoder:
-    """Runs a model's encoder on one source after another.
+    """Runs a model's encoder on one source after another; what rows still hold of an equal source is theirs too.
 
     Args:
         module: the whole model.
@@ -77,6 +78,8 @@ class Encoder:
         self._encoder = module.get_encoder()
         self._name, self._limit, self._device = name, limit, device
         self._blank: Tensor | None = None
+        # Weakly: what nobody decodes any more may have been computed with weights that have changed since.
+        self._held = WeakValueDictionary[tuple[int, ...], Tensor]()
         self.output_type: type[Any] = BaseModelOutput
 
     def __call__(self, source: Sequence[int]) -> Tensor:
@@ -91,11 +94,16 @@ class Encoder:
             raise PromptError(
                 f"the source has {len(source):,} tokens, the encoder of {self._name} takes {self._limit:,}: shorten it"
             )
-        ids = torch.tensor([list(source)], device=self._device)
+        key = tuple(source)
+        held = self._held.get(key)
+        if held is not None:
+            return held
+        ids = torch.tensor([key], device=self._device)
         with torch.inference_mode():
             output = self._encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
         self.output_type = type(output)  # Decoders of some families look for fields that others lack.
         states: Tensor = output.last_hidden_state[0]
+        self._held[key] = states
         return states
 
     def blank(self) -> Tensor:

@@ -17,7 +17,12 @@ from foretoken.sampling.truncation import Filters, Kept, truncate
 from foretoken.sampling.vocabulary import argmax, best_of, zeros_for_none
 from foretoken.sequence import Sequence
 
-_NOISE_ROWS = 8  # rows of a vocabulary's noise made at a time
+_NOISE = 2**17  # numbers of noise made at a time: more would be written to memory and read again between the steps
+
+
+def _noise_rows(size: int) -> int:
+    """Rows of noise made at a time, each of so many numbers."""
+    return max(8, _NOISE // size)
 
 
 class _Group:
@@ -239,9 +244,9 @@ class Sampler:
                 values = kept.scores
                 if any(noise):
                     values = values.clone()
-                    for place in noisy[rows].nonzero().squeeze(-1).split(_NOISE_ROWS):
+                    size = values.shape[-1]
+                    for place in noisy[rows].nonzero().squeeze(-1).split(_noise_rows(size)):
                         key = seeds[rows[place]], positions[rows[place]]
-                        size = values.shape[-1]
                         values[place] += gumbel(*key, size) if kept.ids is None else gumbel_at(*key, kept.ids[place])
                 top, ids = best_of(values, min(count, values.shape[-1]), kept.ids)
                 width = top.shape[-1]
@@ -266,5 +271,5 @@ def _noisy_argmax(kept: Kept, seeds: Tensor, positions: Tensor) -> Tensor:
         best = gumbel_at(seeds, positions, kept.ids).add_(kept.scores).argmax(-1, keepdim=True)
         return kept.ids.gather(-1, best).squeeze(-1)
     size = kept.scores.shape[-1]
-    parts = zip(*(x.split(_NOISE_ROWS) for x in (kept.scores, seeds, positions)), strict=True)
+    parts = zip(*(x.split(_noise_rows(size)) for x in (kept.scores, seeds, positions)), strict=True)
     return torch.cat([argmax(gumbel(seed, position, size).add_(scores)) for scores, seed, position in parts])
