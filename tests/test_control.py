@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from foretoken import control
-from foretoken.control import AUTO, Acceptance, Controller, Costs
+from foretoken.control import AUTO, Controller
 from foretoken.engine import Engine
 from foretoken.errors import ParameterError
+from foretoken.measures import Acceptance, Costs
 from foretoken.rounds import Rounds
 from foretoken.sampling import SamplingParams
 from laws import g_test, joint_law

@@ -15,21 +15,19 @@ fixed k (see `Rounds`), unless their text does not depend on it.
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import tempfile
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any, ClassVar, Literal
 
 import torch
 
-Part = Literal["target", "drafter", "rest"]
+from foretoken.measures import Acceptance, Costs, bucket
+
 AUTO: Literal["auto"] = "auto"
 DEFAULT_K = 5
 """Tokens drafted a round where nothing is known yet, or where the number must not depend on the clock."""
@@ -41,8 +39,6 @@ DEFAULT_NODES = 8
 MAX_SPECULATIVE_TOKENS = 256
 """Most tokens that a round may draft, whoever asks for them."""
 
-_WINDOW = 9  # measurements of one kind that a median is taken of
-_ENOUGH = 3  # measurements of one kind from which on they are relied on
 _GAIN = 1.02  # how much faster than plain decoding speculation must promise to be
 _GAIN_OF_BATCHES = 1.1  # the same where rows that get further than others leave a smaller batch behind
 _PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become useful
@@ -50,42 +46,6 @@ _REFRESH = 256  # rounds with speculation after which plain decoding is measured
 _NEIGHBOURS = 24  # rounds with trees after which the next larger number of nodes, or the next smaller, is tried
 _CURVE_ROUNDS = 8  # after which costs are looked at anew
 _BY_NODES = (0.0, 1.4, 1.85, 2.25, 2.6)  # tokens that trees of the `BUDGETS` are taken to get accepted, up to a factor
-_SLOPE = 0.04  # what a further position adds to a pass, as a share, before it was measured
-
-
-class Acceptance:
-    """How often a draft was accepted down to each depth, the past weighing less the longer ago it is.
-
-    Args:
-        memory: a round's weight falls to 1/e over so many rounds.
-    """
-
-    def __init__(self, memory: float) -> None:
-        self._keep = 1.0 - 1.0 / memory
-        self.tried: list[float] = []
-        self.kept: list[float] = []
-
-    def record(self, limit: int, accepted: int) -> None:
-        """A round that might draft `limit` tokens had `accepted` accepted.
-
-        A drafter that proposed fewer than it might counts as rejected where it stopped: that is what the limit bought.
-        """
-        deepest = min(accepted + 1, limit)
-        missing = deepest - len(self.tried)
-        self.tried.extend([0.0] * missing)
-        self.kept.extend([0.0] * missing)
-        for depth in range(deepest):
-            self.tried[depth] = self.tried[depth] * self._keep + 1.0
-            self.kept[depth] = self.kept[depth] * self._keep + (depth < accepted)
-
-    def rates(self, depth: int, prior: Sequence[float], weight: float) -> list[float]:
-        """The chance that a token is accepted once those above it are, at depths 1 … `depth`."""
-        result: list[float] = []
-        for place in range(depth):
-            known = place < len(self.tried)
-            tried, kept = (self.tried[place], self.kept[place]) if known else (0.0, 0.0)
-            result.append((kept + weight * prior[place]) / (tried + weight))
-        return result
 
 
 class Yields(Acceptance):
@@ -116,84 +76,6 @@ class Yields(Acceptance):
             (kept + weight * scale * value) / (tried + weight)
             for tried, kept, value in zip(self.tried, self.kept, prior, strict=True)
         ]
-
-
-class Costs:
-    """Seconds that the parts of a round take, by rows and by positions; medians of the latest measurements."""
-
-    def __init__(self) -> None:
-        self._measured: dict[tuple[Part, int], dict[int, deque[float]]] = {}
-        self._medians: dict[tuple[Part, int], list[tuple[int, float]]] = {}  # by size, rising; made when asked for
-
-    def record(self, part: Part, rows: int, size: int, seconds: float) -> None:
-        """One measurement.
-
-        Args:
-            part: what was done.
-            rows: of the batch.
-            size: positions of a row that a pass scored; for the drafter, tokens that it might draft.
-            seconds: how long it took.
-        """
-        sizes = self._measured.setdefault((part, _bucket(rows)), {})
-        sizes.setdefault(size, deque(maxlen=_WINDOW)).append(seconds)
-        self._medians.pop((part, _bucket(rows)), None)
-
-    def known(self, part: Part, rows: int, size: int) -> int:
-        """How many measurements there are of just this."""
-        return len(self._measured.get((part, _bucket(rows)), {}).get(size, ()))
-
-    def estimate(self, part: Part, rows: int, size: int) -> float | None:
-        """Seconds, between and beyond the sizes that were measured too; None where nothing was."""
-        points = self._points(part, rows)
-        if not points:
-            return None
-        if len(points) == 1:
-            at, seconds = points[0]
-            if part == "drafter":
-                return seconds * size / at if at else seconds
-            return seconds * (1 + _SLOPE * (size - 1)) / (1 + _SLOPE * (at - 1))
-        after = next((i for i, (at, _) in enumerate(points) if at >= size), len(points) - 1)
-        (x0, y0), (x1, y1) = points[max(after - 1, 0)], points[max(after, 1)]
-        slope = (y1 - y0) / (x1 - x0)
-        if size > x1 or size < x0:
-            slope = max(slope, 0.0)  # beyond what was measured noise must not promise that more costs less
-        return max(y0 + slope * (size - x0), 0.0)
-
-    def _points(self, part: Part, rows: int) -> list[tuple[int, float]]:
-        wanted = _bucket(rows)
-        if (part, wanted) not in self._measured:
-            buckets = [rows for name, rows in self._measured if name == part]
-            if not buckets:
-                return []
-            wanted = min(buckets, key=lambda rows: abs(math.log2(rows / wanted)))
-        points = self._medians.get((part, wanted))
-        if points is None:
-            sizes = self._measured[part, wanted]
-            # One slow round must not put a size off for ever: until there are some, its neighbours speak for it.
-            solid = {size: values for size, values in sizes.items() if len(values) >= _ENOUGH}
-            used = solid if len(solid) >= 2 else sizes
-            points = sorted((size, median(values)) for size, values in used.items())
-            self._medians[part, wanted] = points
-        return points
-
-    def as_json(self) -> dict[str, Any]:
-        """What `read` takes."""
-        result: dict[str, Any] = {}
-        for (part, rows), sizes in self._measured.items():
-            result.setdefault(part, {})[str(rows)] = {str(size): median(values) for size, values in sizes.items()}
-        return result
-
-    def read(self, saved: Mapping[str, Any]) -> None:
-        """Take over what an earlier process learnt, one measurement each."""
-        for part in ("target", "drafter", "rest"):
-            for rows, sizes in saved.get(part, {}).items():
-                for size, seconds in sizes.items():
-                    self.record(part, int(rows), int(size), float(seconds))
-
-
-def _bucket(rows: int) -> int:
-    """Batches that are taken to cost the same: 1, 2, 3, 4, 8, 16, …"""
-    return rows if rows <= 4 else 1 << (rows - 1).bit_length()
 
 
 @dataclass
@@ -370,7 +252,7 @@ class Controller:
 
     def _curve(self, rows: int) -> list[float] | None:
         """Seconds of a round with each of the sizes; None before both kinds were measured."""
-        key = _bucket(rows)
+        key = bucket(rows)
         if key in self._curves and self._rounds < self._curves_until:
             return self._curves[key]
         passes = []

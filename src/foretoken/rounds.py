@@ -23,11 +23,12 @@ from foretoken.completion import (
     StreamEvent,
     TokenLogprob,
 )
-from foretoken.control import AUTO, DEFAULT_K, MAX_SPECULATIVE_TOKENS, Acceptance, Controller
+from foretoken.control import AUTO, DEFAULT_K, MAX_SPECULATIVE_TOKENS, Controller
 from foretoken.decision import decide_batch, join
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, FeatureReader, NoDrafter
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
+from foretoken.measures import Acceptance
 from foretoken.models.base import LanguageModel, Scores
 from foretoken.models.feed import CHUNK, feed
 from foretoken.sampling import Sampler, all_finite

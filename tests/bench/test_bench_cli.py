@@ -62,7 +62,7 @@ def test_report_shows_a_file_again(tmp_path: Path) -> None:
     [
         (["--engines", "gpt"], "unknown engine 'gpt'"),
         (["--engines", ","], "engines is empty"),
-        (["--engines", "foretoken:medusa"], "unknown mode 'medusa'"),
+        (["--engines", "foretoken:medosa"], "unknown mode 'medosa'"),
         (["-k", "0"], "from 1 to 256"),
         (["--batch", "one"], "batch is 'one'"),
         (["--batch", "0"], "1 to 1,024"),

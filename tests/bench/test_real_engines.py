@@ -21,6 +21,7 @@ def test_both_write_the_same_texts(shipped: Path, monkeypatch: pytest.MonkeyPatc
     tokenizer = AutoTokenizer.from_pretrained(shipped)
     prompts = workload.encode(workload.select(workload.load("builtin"), 1), tokenizer, 200)
     chosen = [*parse("foretoken", [3]), *parse("foretoken:draft-model", ["auto"]), *parse("transformers", [3])]
+    chosen += [*parse("foretoken:suffix", [8]), *parse("foretoken:suffix,draft-model", [3])]
     plan = Plan(
         target=shipped,
         drafter=shipped,

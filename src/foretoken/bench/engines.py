@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from foretoken import drafters
 from foretoken.bench.errors import Unsupported
 from foretoken.errors import ParameterError
 
 PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, CASCADE = "plain", "draft-model", "prompt-lookup", "cascade"
-_NEED_MODELS = (DRAFT_MODEL, CASCADE)
 AUTO = "auto"
 K = int | str | None
 """Tokens drafted a round; ``auto``: the engine chooses; None: nothing is drafted."""
@@ -26,12 +26,14 @@ class EngineKind:
 
     Attributes:
         name: how it is called here.
-        modes: ways to decode; the first is without speculation.
+        modes: the usual ways to decode; the first is without speculation.
         worker: program in `foretoken.bench.workers` that runs it.
         requirements: what its environment needs, as pip reads it; empty: what Foretoken itself needs.
         folders: names that its environment may have.
         shares: one process holds several modes, and shares the target among them.
         batched: modes that decode several prompts at once.
+        named: whatever `foretoken.drafters` names is a mode too, and so are several with commas, a cascade; all of
+            them decode several prompts at once.
         sets_k: whether it can be told how many tokens to draft as ``auto``.
         environment: variables that its process gets unless they are set.
         after_install: commands (arguments of the environment's Python) that make it run.
@@ -44,6 +46,7 @@ class EngineKind:
     folders: tuple[str, ...] = ()
     shares: bool = True
     batched: tuple[str, ...] = ()
+    named: bool = False
     auto: bool = False
     environment: dict[str, str] = field(default_factory=dict, hash=False)
     after_install: tuple[tuple[str, ...], ...] = ()
@@ -54,9 +57,9 @@ KINDS = {
     for kind in (
         EngineKind(
             "foretoken",
-            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, CASCADE, "ngram-storage", "ngram-storage-one-level"),
+            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, CASCADE),
             "foretoken_worker.py",
-            batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, CASCADE, "ngram-storage", "ngram-storage-one-level"),
+            named=True,
             auto=True,
         ),
         EngineKind(
@@ -142,7 +145,7 @@ class Engine:
         Raises:
             Unsupported: it can't.
         """
-        if batch > 1 and self.mode not in self.kind.batched:
+        if batch > 1 and not self.kind.named and self.mode not in self.kind.batched:
             what = "several prompts" if not self.kind.batched else f"several prompts in mode {self.mode}"
             raise Unsupported(f"{self.kind.name} does not decode {what} at once")
 
@@ -151,14 +154,26 @@ def _written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def split(text: str) -> list[str]:
+    """The words of a list of engines: at its commas, those within a cascade left out."""
+    words: list[str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        before = words[-1].partition(":")[0] if words and ":" in words[-1] else None
+        if before in KINDS and KINDS[before].named and drafters.is_name(part.partition("+")[0]):
+            words[-1] += f",{part}"
+        else:
+            words.append(part)
+    return list(dict.fromkeys(words))
+
+
 def parse(text: str, ks: Sequence[K], drafter: bool = True) -> list[Engine]:
     """The engines that a word of the command line stands for.
 
     Args:
-        text: ``NAME``, all modes of an engine, or ``NAME:MODE``, either with ``+OPTION=VALUE`` behind it, where
+        text: ``NAME``, the usual modes of an engine, or ``NAME:MODE``, either with ``+OPTION=VALUE`` behind it, where
             option ``k`` takes the place of `ks`.
         ks: how many tokens are drafted a round, one engine each.
-        drafter: there is a draft model; without one the modes that need it are left out of "all modes".
+        drafter: there is a draft model; without one the modes that need it are left out of the usual ones.
 
     Raises:
         ParameterError: an unknown engine or mode, or an option that is none.
@@ -169,13 +184,13 @@ def parse(text: str, ks: Sequence[K], drafter: bool = True) -> list[Engine]:
         raise ParameterError(f"unknown engine {name!r}: choose one of {', '.join(KINDS)}")
     kind = KINDS[name]
     if mark and mode not in kind.modes:
-        raise ParameterError(f"unknown mode {mode!r} of {name}: choose one of {', '.join(kind.modes)}")
-    if mode in _NEED_MODELS and not drafter:
+        _check_named(kind, mode)
+    if _needs_model(mode) and not drafter:
         raise ParameterError(f"{text!r} needs a draft model: name its folder with --drafter")
     options = dict(_option(entry) for entry in rest)
     if "k" in options:
         ks = [check_k(options.pop("k"))]
-    usual = tuple(mode for mode in kind.modes[:4] if drafter or mode not in _NEED_MODELS)
+    usual = tuple(mode for mode in kind.modes if drafter or not _needs_model(mode))
     made = []
     for one in (mode,) if mark else usual:
         engine = Engine(kind, one, None, tuple(sorted(options.items())))
@@ -184,6 +199,18 @@ def parse(text: str, ks: Sequence[K], drafter: bool = True) -> list[Engine]:
     if not made:
         raise ParameterError(f"{name} can't choose k by itself: give it a number, for example {text}+k=5")
     return made
+
+
+def _needs_model(mode: str) -> bool:
+    return mode == CASCADE or DRAFT_MODEL in mode.split(",")
+
+
+def _check_named(kind: EngineKind, mode: str) -> None:
+    """See whether a mode is made of drafters' names."""
+    single = [name for name, known in drafters.known().items() if name == DRAFT_MODEL or not known.needs_model]
+    if not kind.named or any(part.partition(":")[0] not in single for part in mode.split(",")):
+        others = [name for name in single if name not in (*kind.modes, "none")] if kind.named else []
+        raise ParameterError(f"unknown mode {mode!r} of {kind.name}: choose one of {', '.join([*kind.modes, *others])}")
 
 
 def _option(entry: str) -> tuple[str, Any]:

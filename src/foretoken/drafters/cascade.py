@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from math import ceil
+from operator import mul
 from statistics import median
 from time import perf_counter
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, FeatureReader, TargetChecker
 from foretoken.errors import ParameterError
+from foretoken.measures import Acceptance, Costs, Part
 from foretoken.models.base import LanguageModel
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
@@ -24,32 +27,61 @@ from foretoken.verify.base import Verdict
 _EXPECTED = 2.5  # tokens that a draft is taken to get accepted before there were any
 _EXPECTED_OF_ONE, _EXPECTED_MORE = 1.35, 0.6  # the same of one that a match of one token led to; of each token more
 _LONGEST = 6  # longer matches are counted with those of this length
-_WEIGHT = 2.0  # drafts that this assumption counts as
-_MEMORY = 0.97  # what a draft counts for when there was another one
-_COUNTED = 5  # accepted tokens of a draft that are counted: longer drafts must not speak for whole drafters
+_WEIGHT = 4.0  # drafts that this assumption counts as
+_MEMORY = 33.0  # drafts after which what one taught has faded to 1/e
+_COUNTED = 5  # accepted tokens that are counted where costs are not known: long drafts must not speak for drafters
 _SURE, _SURE_TO_PAY = 2.5, 4.0  # expected right tokens from which on a draft has the whole limit: copies, and others
 _BEYOND = 2  # tokens that are drafted beyond those that are expected to be right
-_TIMED = 15  # calls that a median of seconds is taken of
-_ENOUGH = 3  # calls from which on it is relied on
+_FARTHEST = 32  # depths that are told apart; deeper ones are as good as this one
+_ENOUGH = 3  # measurements from which on they are relied on
+_POSITION = 0.04  # target passes that a further position costs, where the costs of drafters are given
 _PROBE = 32  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
 
 
-@dataclass
 class _Record:
-    """How many tokens of a kind of drafts were right, lately."""
+    """How often the tokens of a kind of drafts were right, by depth, lately.
 
-    expected: float = _EXPECTED
-    drafts: float = 0.0
-    right: float = 0.0
+    Args:
+        prior: what is expected before there were any, at the first depths; deeper ones are as good as the last.
+    """
 
-    def add(self, right: int) -> None:
-        self.drafts = self.drafts * _MEMORY + 1.0
-        self.right = self.right * _MEMORY + min(right, _COUNTED)
+    def __init__(self, prior: AbstractSequence[float]) -> None:
+        self._prior = list(prior)
+        self._seen = Acceptance(_MEMORY)
+        self._known: list[float] | None = None
+
+    @classmethod
+    def of(cls, expected: float) -> _Record:
+        """One that expects so many right tokens of a long draft, each as likely as the one before."""
+        return cls([expected / (1.0 + expected)] * _FARTHEST)
+
+    def add(self, told: int, right: int) -> None:
+        """Of `told` tokens that the target had something to say about, the first `right` were right."""
+        self._seen.record(told, right)
+        self._known = None
+
+    def rates(self, depth: int) -> list[float]:
+        """The chance of each token to be right once those before it are."""
+        if self._known is None:
+            seen, known = self._seen, list[float]()
+            for place in range(max(len(self._prior), len(seen.tried))):
+                tried, kept = (seen.tried[place], seen.kept[place]) if place < len(seen.tried) else (0.0, 0.0)
+                # Who was right so far is likely to stay so; who begins wrong may go on well where it does not.
+                prior = max([self._prior[min(place, len(self._prior) - 1)], *known[-1:]])
+                known.append((kept + _WEIGHT * prior) / (tried + _WEIGHT))
+            self._known = known
+        return (self._known + self._known[-1:] * depth)[:depth]
+
+    def expected(self, most: int) -> list[float]:
+        """Right tokens of drafts of 0 … `most`."""
+        reach = accumulate(self.rates(min(most, _FARTHEST)), mul)
+        values = list(accumulate(reach, initial=0.0))
+        return values + values[-1:] * (most + 1 - len(values))
 
     @property
     def value(self) -> float:
-        """Tokens that the next draft may be expected to get right."""
-        return (self.right + _WEIGHT * self.expected) / (self.drafts + _WEIGHT)
+        """Right tokens of a draft of `_COUNTED`."""
+        return self.expected(_COUNTED)[-1]
 
 
 Kind = tuple[int, int]
@@ -65,6 +97,7 @@ class _Text:
         free: which drafts are taken has no influence on what a seed that the request names gives.
         records: by kind of draft.
         proposals: of the round: for each drafter that was asked, the kind and the tokens.
+        offers: of the round: those of them that may be taken.
         waited: of each drafter, rounds since it was asked.
         met: the drafters that were asked before, and so have read the text.
     """
@@ -72,72 +105,158 @@ class _Text:
     free: bool
     records: dict[Kind, _Record] = field(default_factory=dict)
     proposals: list[tuple[Kind, list[int]]] = field(default_factory=list)
+    offers: list[_Offer] = field(default_factory=list)
     waited: list[int] = field(default_factory=list)
     met: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
-class _Costs:
-    """In target passes: a call of each drafter, and each token of a text that it has to read first."""
+class _Offer:
+    """A drafter's draft for a row: how much of it would be used, and how good that is.
+
+    Attributes:
+        place: of the drafter.
+        count: tokens.
+        drawn: from a law, which all rows' drafts then need.
+        worth: tokens of the round by the time that the target takes for it; 0 where costs are not known.
+    """
+
+    place: int
+    count: int
+    drawn: bool
+    worth: float
+
+
+class _Costs(Protocol):
+    """What the parts of a round take, in any unit of time."""
+
+    def target(self, count: int) -> float:
+        """The target's pass and the verification of drafts of so many tokens."""
+
+    def call(self, place: int, count: int) -> float:
+        """A call of a drafter that is asked for so many tokens."""
+
+    def reading(self, place: int) -> float:
+        """Each token of a text that the drafter has to read first."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Costs of calls that somebody told, in target passes."""
 
     calls: list[float]
-    reading: list[float]
+
+    def target(self, count: int) -> float:
+        return 1.0 + _POSITION * count
+
+    def call(self, place: int, count: int) -> float:
+        return self.calls[place]
+
+    def reading(self, place: int) -> float:
+        return 0.0
 
 
 class _Seconds:
-    """What each drafter's call takes, and the target's pass with verification: medians of the last ones."""
+    """What was measured: medians, by batch size and tokens."""
 
     def __init__(self, count: int) -> None:
-        self._calls = [deque[float](maxlen=_TIMED) for _ in range(count)]
-        self._reading = [deque[float](maxlen=_TIMED) for _ in range(count)]
-        self._target = deque[float](maxlen=_TIMED)
+        self._calls = [Costs() for _ in range(count)]
+        self._reading = [deque[float](maxlen=15) for _ in range(count)]
+        self._target = Costs()
+        self._met: set[tuple[int, int, int]] = set()
+        self._measured = [0] * (count + 1)
         self._began = 0.0
 
-    def asked(self, place: int, seconds: float, unread: int) -> None:
-        """A call that took so long, and read so many tokens of texts that the drafter had not met."""
-        calls = self._calls[place]
+    def asked(self, place: int, rows: int, count: int, seconds: float, unread: int) -> None:
+        """A call for so many tokens at most that took so long, and read so much of texts that it had not met."""
         if not unread:
-            calls.append(seconds)
-        elif calls:
-            self._reading[place].append(max(0.0, seconds - median(calls)) / unread)
+            self._record(self._calls[place], place, rows, count, seconds)
+        elif (usual := self._calls[place].estimate("drafter", rows, count)) is not None:
+            self._reading[place].append(max(0.0, seconds - usual) / unread)
 
     def pass_begins(self) -> None:
         """The draft is made."""
         self._began = perf_counter()
 
-    def pass_ended(self) -> None:
+    def pass_ended(self, rows: int, width: int) -> None:
         """It is judged."""
-        self._target.append(perf_counter() - self._began)
+        self._record(self._target, -1, rows, width + 1, perf_counter() - self._began)
 
-    def costs(self) -> _Costs | None:
-        """None before all were measured."""
-        if min(map(len, (self._target, *self._calls))) < _ENOUGH:
+    def _record(self, costs: Costs, place: int, rows: int, size: int, seconds: float) -> None:
+        if (place, rows, size) in self._met:  # what is done for the first time may be compiled first
+            costs.record("target" if place < 0 else "drafter", rows, size, seconds)
+            self._measured[place] += 1
+        self._met.add((place, rows, size))
+
+    def lacks(self, place: int) -> bool:
+        """Whether a drafter's calls are not known yet."""
+        return self._measured[place] < _ENOUGH
+
+    def costs(self, rows: int) -> _Measured | None:
+        """Of a batch of so many rows. None before all were measured."""
+        if min(self._measured) < _ENOUGH:
             return None
-        unit = median(self._target)
-        reading = [median(seconds) / unit if seconds else 0.0 for seconds in self._reading]
-        return _Costs([median(calls) / unit for calls in self._calls], reading)
+        return _Measured(rows, self._target, self._calls, [median(all_) if all_ else 0.0 for all_ in self._reading])
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Costs of a batch of so many rows; drafters by their places, the target's passes as -1."""
+
+    rows: int
+    passes: Costs
+    calls: list[Costs]
+    reads: list[float]
+    lines: dict[int, tuple[float, float] | None] = field(default_factory=dict)
+
+    def target(self, count: int) -> float:
+        return self._at(-1, count + 1)
+
+    def call(self, place: int, count: int) -> float:
+        return self._at(place, count)
+
+    def reading(self, place: int) -> float:
+        return self.reads[place]
+
+    def _at(self, place: int, size: int) -> float:
+        part: Part = "drafter"
+        costs = self.calls[place]
+        if place < 0:
+            part, costs = "target", self.passes
+        if place not in self.lines:
+            self.lines[place] = costs.line(part, self.rows)
+        line = self.lines[place]
+        if line is not None:
+            return max(0.0, line[0] + line[1] * size)
+        found = costs.estimate(part, self.rows, size)
+        assert found is not None
+        return found
 
 
 class Cascade:
     """Asks drafters one after another, until a draft promises more tokens a second than going on would.
 
     What a draft promises is what drafts of that drafter, found with as long a match, had accepted in the same text so
-    far: of a drafter that tells the length of its match (`PromptLookup.matches`), drafts of each length are counted
-    apart. A drafter that was not taken is judged too, by what the target said instead. Drafts are about two tokens
-    longer than what is expected to be accepted: a high limit serves those that are nearly always right to the end.
+    far, depth by depth: of a drafter that tells the length of its match (`PromptLookup.matches`), drafts of each length
+    are counted apart. A drafter that was not taken is judged too, by what the target said instead.
 
-    With v tokens promised and calls made so far that cost s target passes, a round gives ``(1 + v) / (1 + s)`` tokens a
-    pass; the next drafter is asked where it would raise that, and now and then where not, to see if it still holds.
-    What calls cost is measured, and what drafts are worth is remembered from text to text, for requests whose text does
-    not depend on it: greedy ones, those of coupled verifiers, and those that name no seed. For the others there are
-    `costs` where they are given, or else `margin`; and each text begins with fixed expectations: so the choice depends
-    on the text's past alone, and a seed gives one text.
+    With E(n) right tokens expected of a draft's first n, calls made so far that cost s and a pass over n tokens that
+    costs t(n), a round gives ``(1 + E(n)) / (s + t(n))``: the best n of a draft is used, which may be none, and the
+    next drafter is asked where it would raise that; and now and then where not, to see if it still holds. In the end
+    the best of all drafts is taken.
+
+    What calls and passes cost is measured, and what drafts are worth is remembered from text to text, for requests
+    whose text does not depend on it: greedy ones, those of coupled verifiers, and those that name no seed. For the
+    others there are `costs` where they are given, or else `margin` and drafts of about two tokens more than are
+    expected to be right; and each text begins with fixed expectations: so the choice depends on the text's past alone,
+    and a seed gives one text.
 
     Args:
         drafters: the cheapest first; each must draft chains.
         margin: tokens that a cheaper draft may promise less than the next drafter and be taken all the same: what the
             next drafter's time is worth where its cost is not known.
-        costs: of a call of each drafter, in target passes; for all requests. None: measured where that may be.
+        costs: of a call of each drafter, in target passes; for all requests. A further token to score then counts as
+            a twenty-fifth of a pass. None: measured where that may be.
 
     Raises:
         ParameterError: fewer than two drafters, or a negative margin or cost.
@@ -161,7 +280,7 @@ class Cascade:
             )
         self.drafters = tuple(drafters)
         self.margin = margin
-        self._costs = None if costs is None else _Costs(list(costs), [0.0] * len(costs))
+        self._given = None if costs is None else _Given(list(costs))
         self.models = tuple(model for drafter in drafters for model in getattr(drafter, "models", ()))
         self.own_threads: bool = all(getattr(drafter, "own_threads", True) for drafter in drafters)
         self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureReader)]
@@ -190,54 +309,49 @@ class Cascade:
             reader.read(sequences, starts, counts, [layers[layer] for layer in reader.hidden_layers])
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """For each row the draft of the first drafter that promises enough, an empty one where none has any."""
+        """For each row the draft that promises most, of the drafters that it pays to ask."""
         texts = [self._text(batch, row) for row in range(len(limits))]
         size = len(limits)
         batch = replace(batch, trees=(False,) * size)
         open_rows = [limit > 0 for limit in limits]
-        measured = self._seconds.costs()
-        taken: list[tuple[list[bool], Draft]] = []
-        spare: dict[int, int] = {}  # of a row: the last drafter that had chosen tokens for it
+        measured = self._seconds.costs(size) if self._given is None else None
+        costs: list[_Costs | None] = [self._given or (measured if text.free else None) for text in texts]
+        spent = [0.0] * size
+        drafts: list[Draft] = []
         for place, drafter in enumerate(self.drafters):
             if not any(open_rows):
                 break
             asked = [
-                self._limit(text, place, limit) if is_open else 0
-                for text, limit, is_open in zip(texts, limits, open_rows, strict=True)
+                self._limit(text, place, limit, cost) if is_open else 0
+                for text, limit, cost, is_open in zip(texts, limits, costs, open_rows, strict=True)
             ]
             start = perf_counter()
             draft = drafter.propose(batch, asked)
             tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
             unread = self._meet(place, texts, batch.sequences, asked)
-            self._seconds.asked(place, perf_counter() - start, unread)
+            self._seconds.asked(place, size, max(asked), perf_counter() - start, unread)
             if not draft.is_chain:
                 raise ParameterError(f"drafter {drafter.name!r} drafts trees: a cascade takes drafters of chains")
-            takes = [False] * size
-            for row, text in enumerate(texts):
+            drafts.append(draft)
+            for row, (text, cost) in enumerate(zip(texts, costs, strict=True)):
                 if not open_rows[row]:
                     continue
                 kind = place, self._length(place, batch.sequences[row])
                 proposal = tokens[row][: counts[row]]
                 text.proposals.append((kind, proposal))
                 text.waited[place] = 0
-                promised = self._record(text, kind).value if proposal else None
-                if promised is not None and draft.probs is None:
-                    counts[row] = min(counts[row], _reach(promised, limits[row], _SURE))
-                costs = self._costs or (measured if text.free else None)
-                open_rows[row] = self._goes_on(batch.sequences[row], text, place, promised, costs)
-                takes[row] = bool(proposal) and not open_rows[row]
-                if proposal and draft.probs is None:
-                    spare[row] = place
-            if draft.probs is None:  # each position that is scored costs, and what was chosen may be left out
-                kept = [row_tokens[:count] for row_tokens, count in zip(tokens, counts, strict=True)]
-                draft = Draft.from_lists(kept, batch.device)
-            taken.append((takes, draft))
-        # A guess is better than nothing. Not one that was drawn: which of those are used must not depend on others.
-        drafted = {row for takes, _ in taken for row, takes_it in enumerate(takes) if takes_it}
-        for row, place in spare.items():
-            taken[place][0][row] |= row not in drafted
-        self._turns = [takes for takes, _ in taken]
-        joined = _joined(taken, batch, size)
+                if cost is not None:
+                    spent[row] += cost.call(place, asked[row])
+                if proposal:
+                    offer = self._offer(
+                        text, kind, len(proposal), draft.probs is not None, limits[row], cost, spent[row]
+                    )
+                    text.offers.append(offer)
+                open_rows[row] = self._goes_on(batch.sequences[row], text, place, limits[row], cost, spent[row])
+        chosen = [self._chosen(text, cost) for text, cost in zip(texts, costs, strict=True)]
+        self._turns = [[offer is not None and offer.place == place for offer in chosen] for place in range(len(drafts))]
+        counts = [0 if offer is None else offer.count for offer in chosen]
+        joined = _joined(list(zip(self._turns, drafts, strict=True)), batch, counts)
         self._seconds.pass_begins()
         return joined
 
@@ -245,7 +359,7 @@ class Cascade:
         """Judge every proposal by what the target said, and tell the drafters."""
         paths, counts, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
         if self._turns:
-            self._seconds.pass_ended()
+            self._seconds.pass_ended(len(batch.sequences), draft.width)
         tokens = draft.tokens.tolist()
         for row, sequence in enumerate(batch.sequences):
             text = self._texts.get(sequence)
@@ -253,7 +367,7 @@ class Cascade:
                 continue
             said = [*(tokens[row][node - 1] for node in paths[row][: counts[row]]), following[row]]
             for kind, proposal in text.proposals:
-                self._judge(text, kind, proposal, _agreeing(proposal, said))
+                self._judge(text, kind, proposal, said)
             text.proposals.clear()
         for drafter, takes in zip(self.drafters, self._turns, strict=False):
             mine = torch.tensor(takes, device=verdict.counts.device)
@@ -269,6 +383,7 @@ class Cascade:
             free = batch.shared_noise[row] or sequence.params.greedy or sequence.params.seed is None
             text = self._texts[sequence] = _Text(free, waited=[0] * len(self.drafters))
         text.proposals.clear()
+        text.offers.clear()
         text.waited = [rounds + 1 for rounds in text.waited]
         return text
 
@@ -281,11 +396,14 @@ class Cascade:
                 unread += len(sequence.context)
         return unread
 
-    def _limit(self, text: _Text, place: int, limit: int) -> int:
-        """How many tokens to ask for: of a drafter that copies all, of others about as many as will be of use."""
+    def _limit(self, text: _Text, place: int, limit: int, costs: _Costs | None) -> int:
+        """How many tokens to ask for: of a drafter that copies all, of others those that will be of use."""
         if hasattr(self.drafters[place], "matches"):
             return limit
-        return _reach(self._record(text, (place, _ANY)).value, limit, _SURE_TO_PAY)
+        record = self._record(text, (place, _ANY))
+        if costs is None:
+            return _reach(record.value, limit, _SURE_TO_PAY)
+        return _best(record, limit, costs, 0.0, place)[0]
 
     def _length(self, place: int, sequence: Sequence) -> int:
         matches = getattr(self.drafters[place], "matches", None)
@@ -294,40 +412,96 @@ class Cascade:
     def _record(self, text: _Text, kind: Kind) -> _Record:
         record = text.records.get(kind)
         if record is None:
-            length = kind[1]
-            expected = _EXPECTED if length <= 0 else _EXPECTED_OF_ONE + _EXPECTED_MORE * (length - 1)
+            record = self._new_record(kind)
             if text.free:
-                expected = self._overall.setdefault(kind, _Record(expected)).value
-            record = text.records[kind] = _Record(expected)
+                record = _Record(self._overall.setdefault(kind, record).rates(_FARTHEST))
+            text.records[kind] = record
         return record
 
-    def _judge(self, text: _Text, kind: Kind, proposal: list[int], right: int) -> None:
+    def _new_record(self, kind: Kind) -> _Record:
+        length = kind[1]
+        return _Record.of(_EXPECTED if length <= 0 else _EXPECTED_OF_ONE + _EXPECTED_MORE * (length - 1))
+
+    def _judge(self, text: _Text, kind: Kind, proposal: list[int], said: list[int]) -> None:
+        told, right = min(len(proposal), len(said)), _agreeing(proposal, said)
         for one in (kind, (kind[0], _ANY)) if proposal else ((kind[0], _ANY),):
-            self._record(text, one).add(right)
+            self._record(text, one).add(max(told, 1), right)
             if text.free:
-                self._overall[one].add(right)
+                self._overall[one].add(max(told, 1), right)
+
+    def _offer(
+        self, text: _Text, kind: Kind, length: int, drawn: bool, limit: int, costs: _Costs | None, spent: float
+    ) -> _Offer:
+        """What may be used of a draft of so many tokens, of which those that were drawn can't be left out."""
+        record, place = self._record(text, kind), kind[0]
+        if costs is None:
+            return _Offer(place, length if drawn else min(length, _reach(record.value, limit, _SURE)), drawn, 0.0)
+        if drawn:
+            worth = (1.0 + record.expected(length)[-1]) / (spent + costs.target(length))
+            return _Offer(place, length, drawn, worth)
+        count, worth = _best(record, length, costs, spent)
+        return _Offer(place, count, drawn, worth)
 
     def _goes_on(
-        self, sequence: Sequence, text: _Text, place: int, promised: float | None, costs: _Costs | None
+        self, sequence: Sequence, text: _Text, place: int, limit: int, costs: _Costs | None, spent: float
     ) -> bool:
-        """Whether a row asks further drafters after the one at `place`, which promises so many tokens, or has none."""
+        """Whether a row asks further drafters after the one at `place`."""
         later = range(place + 1, len(self.drafters))
-        values = [self._record(text, (other, _ANY)).value for other in later]
-        if not values:
+        if not later:
             return False
+        records = [self._record(text, (other, _ANY)) for other in later]
         if costs is None:
-            return promised is None or promised + self.margin < max(values)
-        spent = 1.0 + sum(costs.calls[: place + 1])
-        rate = (1.0 + (promised or 0.0)) / spent
+            if text.free and any(map(self._seconds.lacks, later)):
+                return True  # to find out
+            offered = text.offers and text.offers[-1].place == place
+            promised = self._record(text, text.proposals[-1][0]).value
+            return not offered or promised + self.margin < max(record.value for record in records)
+        rate = max([1.0 / (spent + costs.target(0)), *(offer.worth for offer in text.offers)])
         left = sequence.params.max_new_tokens - len(sequence.output)
-        for other, value in zip(later, values, strict=True):
-            reading = 0.0 if other in text.met else costs.reading[other] * len(sequence.context)
+        for other, record in zip(later, records, strict=True):
+            reading = 0.0 if other in text.met else costs.reading(other) * len(sequence.context)
             # What it has to read first is spread over the rounds that may be left.
-            spent += costs.calls[other] + reading * (1.0 + value) / left
-            overdue = text.waited[other] >= _PROBE * max(1.0, costs.calls[other] + reading)
-            if overdue or (1.0 + value) / spent > rate:
+            spread = reading * (1.0 + record.value) / left
+            count, promised = _best(record, limit, costs, spent + spread, other)
+            call = costs.call(other, count)
+            overdue = text.waited[other] * costs.target(0) >= _PROBE * max(costs.target(0), call + reading)
+            if overdue or promised > rate:
                 return True
+            spent += spread + call
         return False
+
+    def _chosen(self, text: _Text, costs: _Costs | None) -> _Offer | None:
+        """The offer that a row takes."""
+        if not text.offers:
+            return None
+        if costs is not None:
+            best = max(text.offers, key=lambda offer: offer.worth)
+            return best if best.count else None
+        last = text.offers[-1]
+        if last.place == text.proposals[-1][0][0]:
+            return last
+        # A guess is better than nothing. Not one that was drawn: which of those are used must not depend on others.
+        return next((offer for offer in reversed(text.offers) if not offer.drawn), None)
+
+
+def _best(record: _Record, most: int, costs: _Costs, spent: float, place: int | None = None) -> tuple[int, float]:
+    """How many tokens of a draft to use, and the tokens by time that the round then gives.
+
+    Args:
+        record: what to expect of the draft.
+        most: its tokens.
+        costs: of drafters and passes.
+        spent: on calls so far.
+        place: of the drafter, where it is yet to be asked, for one token at least.
+    """
+    first = 0 if place is None else 1
+    expected = record.expected(most)
+    rates = [
+        (1.0 + expected[count]) / (spent + (0.0 if place is None else costs.call(place, count)) + costs.target(count))
+        for count in range(first, most + 1)
+    ]
+    best = max(range(len(rates)), key=rates.__getitem__)
+    return best + first, rates[best]
 
 
 def _reach(value: float, limit: int, sure: float) -> int:
@@ -340,30 +514,29 @@ def _agreeing(ours: list[int], theirs: list[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
 
 
-def _joined(taken: list[tuple[list[bool], Draft]], batch: Batch, size: int) -> Draft:
-    """One draft of all rows, each row's from the drafter that it took."""
+def _joined(taken: list[tuple[list[bool], Draft]], batch: Batch, used: list[int]) -> Draft:
+    """One draft of all rows, each row's from the drafter that it took, and as many tokens of it as are used."""
     drafts = [(rows, draft) for rows, draft in taken if any(rows)]
+    size = len(used)
     if not drafts:
         return Draft.empty(size, batch.device)
+    counts = torch.tensor(used, dtype=torch.int64, device=batch.device)
     if len(drafts) == 1:
-        rows, draft = drafts[0]
-        mine = torch.tensor(rows, device=batch.device)
-        return replace(draft, counts=torch.where(mine, draft.counts, 0))
-    width = max(draft.width for _, draft in drafts)
+        return replace(drafts[0][1], counts=counts).chains()
+    width = max(used)
     tokens = torch.zeros((size, width), dtype=torch.int64, device=batch.device)
-    counts = torch.zeros(size, dtype=torch.int64, device=batch.device)
     laws = [draft.probs for _, draft in drafts if draft.probs is not None]
     # Laws of a drafter that is padded less than the target are narrower than what others choose from.
     entries = max([batch.vocab_size, *(law.shape[-1] for law in laws)])
     probs = laws[0].new_zeros((size, width, entries)) if laws else None
     for rows, draft in drafts:
         mine = torch.tensor(rows, device=batch.device)
-        tokens[mine, : draft.width] = draft.tokens[mine]
-        counts[mine] = draft.counts[mine]
+        part = min(draft.width, width)
+        tokens[mine, :part] = draft.tokens[mine, :part]
         if probs is None:
             continue
         if draft.probs is not None:
-            probs[mine, : draft.width, : draft.probs.shape[-1]] = draft.probs[mine]
+            probs[mine, :part, : draft.probs.shape[-1]] = draft.probs[mine, :part]
         else:  # a chosen token is one drawn from a law that is sure of it
             probs[mine] = probs[mine].scatter(-1, tokens[mine][..., None], 1.0)
     return Draft.chain(tokens, counts, probs)

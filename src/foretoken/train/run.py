@@ -191,6 +191,9 @@ def train(
         raise ParameterError(f"export_speculators writes EAGLE-3 heads: leave it out for {shape.kind}")
     teacher = Teacher(target, **load_options)
     shape.config(teacher)  # a wrong number should not cost the time that the texts take
+    if export_speculators is not None:
+        with writing(export_speculators):
+            export_speculators.mkdir(parents=True, exist_ok=True)
     work = out / WORK
     room = min(teacher.max_length, corpus.max_length) - corpus.max_new_tokens
     if room < 1:

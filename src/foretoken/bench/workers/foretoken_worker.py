@@ -18,7 +18,6 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     import torch
 
     import foretoken
-    from foretoken.drafters import Cascade, DraftModel, PromptLookup
 
     torch.set_num_threads(options["threads"])
     extra = dict(options["options"])
@@ -36,10 +35,9 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
 
     def engine(mode: str, k: Any) -> foretoken.Engine:
         if (mode, k) not in engines:
-            named: Any = {"plain": None, "draft-model": None}.get(mode, mode)
-            drafter = DraftModel(model("drafter")) if mode in ("draft-model", "cascade") else named
-            if mode == "cascade":
-                drafter = Cascade([PromptLookup(), drafter])
+            words = ["prompt-lookup", "draft-model"] if mode == "cascade" else mode.split(",")
+            parts = [model("drafter") if word == "draft-model" else word for word in words]
+            drafter = None if mode == "plain" else parts if len(parts) > 1 else parts[0]
             engines[mode, k] = foretoken.Engine(
                 model("target"),
                 drafter,
