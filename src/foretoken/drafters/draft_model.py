@@ -13,12 +13,11 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
+from foretoken.drafters.chains import draw_chains
 from foretoken.drafters.growth import Frontier, Grown, Tree, grow, plan_of
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.feed import feed
 from foretoken.models.loading import load
-from foretoken.randomness import Stream, uniforms
-from foretoken.sampling import all_finite, check_finite, draw
 from foretoken.sequence import Sequence, may_share, shared_beginning
 from foretoken.verify.base import Verdict
 
@@ -110,36 +109,16 @@ class DraftModel:
             return self._drafted(chains, limits, device)
         logits = feed(self.model, memory.cache, missing, keep="last")
         assert logits is not None  # a row with a limit has at least its root to feed
-        vocab_size = min(self.model.vocab_size, batch.vocab_size)
-        chosen = all(batch.shared_noise) or batch.sampler.all_greedy
-        counts = torch.tensor(limits, device=device)
-        size = len(limits)
-        ones = torch.ones(size, dtype=torch.int64)
-        tokens = torch.zeros((size, 0), dtype=torch.int64, device=device)
-        laws: list[Tensor] = []
-        # Keyed by the root's position and the step, so that no two rounds share a draw.
-        streams = Stream.DRAFT + torch.arange(width, device=device)
-        coins = None if chosen else uniforms(batch.seeds, batch.positions[:, None].expand(-1, width), streams)
-        for step in range(width):
-            scores = self._usable(logits[:, None, :vocab_size].to(device), counts, step)
-            so_far, node = Draft.chain(tokens), torch.full((size, 1), step, device=device)
-            if coins is None:
-                token = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=all(batch.shared_noise))
-            else:
-                q = batch.sampler.probabilities(scores, batch.sequences, so_far, node)
-                laws.append(q)
-                token = draw(q, coins[:, step : step + 1])
-                if batch.sampler.alters:
-                    # All that the drafter knows may be forbidden: then there was nothing to draw from.
-                    counts = torch.where(q[:, 0].amax(-1) > 0, counts, counts.clamp(max=step))
-                if any(batch.shared_noise):
-                    noisy = torch.tensor(batch.shared_noise, device=device)[:, None]
-                    picks = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=True)
-                    token = torch.where(noisy, picks, token)
-            tokens = torch.cat([tokens, token], dim=1)
-            if step + 1 < width:
-                logits = self._step(memory, token, step, ones)
-        return Draft.chain(tokens, counts, torch.cat(laws, dim=1) if laws else None)
+        size = min(self.model.vocab_size, batch.vocab_size)
+        ones = torch.ones(len(limits), dtype=torch.int64)
+
+        def score(token: Tensor, step: int) -> Tensor:
+            return self._step(memory, token, step, ones)[:, :size]
+
+        draft, sound = draw_chains(batch, limits, logits[:, :size], score)
+        if not sound:
+            self._warn_of_bad_scores()
+        return draft
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Commit the accepted tokens that the cache holds; forget the others."""
@@ -171,16 +150,6 @@ class DraftModel:
     def _reads(self, sequence: Sequence) -> bool:
         """Whether the encoder, if there is one, takes the source."""
         return sequence.source is None or len(sequence.source) <= self.model.max_length
-
-    def _usable(self, scores: Tensor, counts: Tensor, step: int) -> Tensor:
-        """The scores; a row that has none to draw from ends its draft here (`counts` is changed)."""
-        if not all_finite(scores):
-            bad = check_finite(scores)
-            self._warn_of_bad_scores()
-            counts[bad] = counts[bad].clamp(max=step)
-            scores = scores.clone()
-            scores[bad] = 0
-        return scores
 
     def _known(self, tokens: list[int]) -> list[int]:
         """The tokens, those that only the target's (more widely padded) vocabulary has replaced by another."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
+from foretoken.drafters.chains import draw_chains
 from foretoken.drafters.growth import Frontier, Tree, grow, plan_of
 from foretoken.errors import ModelError
 from foretoken.heads.eagle3 import Eagle3Head
@@ -153,6 +154,12 @@ class Eagle3:
                 if chains is not None:
                     return self._drafted(chains, limits, batch)
             logits = self._spread(self._runner.read(memory.cache, tokens, states))
+            if not self.trees:
+                draft, sound = self._chains(memory.cache, batch, limits, logits)
+                memory.cache.forget()
+                if not sound:
+                    self._warn_of_bad_scores()
+                return draft
 
             def score(frontier: Frontier) -> Tensor:
                 scores = self._runner.score(memory.cache, frontier.tokens, frontier.parents, frontier.counts)
@@ -163,6 +170,19 @@ class Eagle3:
         if not grown.sound:
             self._warn_of_bad_scores()
         return grown.draft
+
+    def _chains(
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], logits: Tensor
+    ) -> tuple[Draft, bool]:
+        """Chains that are drawn; see `draw_chains`."""
+        most = torch.tensor(limits)
+
+        def score(token: Tensor, step: int) -> Tensor:
+            counts = (most > step + 1).to(torch.int64)
+            scores = self._runner.score(cache, token, torch.full_like(token, step - 1), counts)
+            return self._spread(scores[:, 0])[:, : batch.vocab_size]
+
+        return draw_chains(batch, limits, logits[:, : batch.vocab_size], score)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Nothing to learn: what the target says of accepted tokens comes through `read`."""
