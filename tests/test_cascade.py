@@ -63,6 +63,33 @@ def test_where_costs_may_be_measured_all_are_asked_until_they_are():
     assert dear.asked[:5] == [[2]] * 5
 
 
+@pytest.mark.parametrize("cost", [0.1, 0.6])
+def test_that_a_drawn_draft_is_cut_short_does_not_decide_whether_it_is_taken(cost):
+    """The reason can be the tokens that were drawn: if some were preferred, they would not be distributed as q."""
+
+    class Drawn(Fixed):
+        def __init__(self, kept: int) -> None:
+            super().__init__("drawn", [])
+            self.kept = kept
+
+        def propose(self, batch, limits):
+            self.asked.append(list(limits))
+            width = max(limits)
+            counts = torch.tensor([min(limit, self.kept) for limit in limits])
+            laws = torch.full((len(limits), width, batch.vocab_size), 1 / batch.vocab_size)
+            return Draft.chain(torch.full((len(limits), width), 3), counts, laws)
+
+    turns = []
+    for kept in (1, 4):
+        drawn = Drawn(kept)
+        cascade = Cascade([Fixed("cheap", [5, 6, 7], match=2), drawn], costs=[0.0, cost])
+        one = next(iter(Engine(tiny_llama(seed=1), cascade, "token", 4).stream(NEW, SamplingParams(max_new_tokens=9))))
+        turns.append((drawn.asked[:1], one.stats.drafted))
+    assert turns[0][0] == turns[1][0]
+    taken = [count for _, count in turns]
+    assert taken == ([1, 4] if cost < 0.5 else [3, 3])
+
+
 def test_nothing_is_drafted_where_scoring_costs_more_than_it_gives():
     wrong = wrong_token(NEW)
     cheap, dear = Fixed("cheap", [wrong] * 4, match=1), Fixed("dear", [wrong] * 4)

@@ -112,19 +112,31 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Offer:
-    """A drafter's draft for a row: how much of it would be used, and how good that is.
+    """A drafter's draft for a row.
 
     Attributes:
         place: of the drafter.
-        count: tokens.
-        drawn: from a law, which all rows' drafts then need.
-        worth: tokens of the round by the time that the target takes for it; 0 where costs are not known.
+        count: its tokens, as far as they may be used.
+        asked: tokens that were asked for, where they were drawn from a law; 0 where they were chosen by rule.
+        expected: right tokens of its first 0 … n; n is `asked`, or else `count`.
     """
 
     place: int
     count: int
-    drawn: bool
-    worth: float
+    asked: int
+    expected: list[float]
+
+    def used(self, costs: _Costs, spent: float) -> tuple[int, float]:
+        """How many of its tokens to use after so much was spent, and the tokens by time that the round then gives.
+
+        What was drawn is used as a whole or not at all, whatever it is: that a draft is shorter than was asked for can
+        be due to the very tokens that were drawn, and their law would be another one if some of them were preferred.
+        """
+        if self.asked:
+            return self.count, (1.0 + self.expected[-1]) / (spent + costs.target(self.asked))
+        rates = [(1.0 + value) / (spent + costs.target(count)) for count, value in enumerate(self.expected)]
+        best = max(range(len(rates)), key=rates.__getitem__)
+        return best, rates[best]
 
 
 class _Costs(Protocol):
@@ -343,15 +355,12 @@ class Cascade:
                 if cost is not None:
                     spent[row] += cost.call(place, asked[row])
                 if proposal:
-                    offer = self._offer(
-                        text, kind, len(proposal), draft.probs is not None, limits[row], cost, spent[row]
-                    )
-                    text.offers.append(offer)
+                    drawn = asked[row] if draft.probs is not None else 0
+                    text.offers.append(self._offer(text, kind, len(proposal), drawn, limits[row], cost))
                 open_rows[row] = self._goes_on(batch.sequences[row], text, place, limits[row], cost, spent[row])
-        chosen = [self._chosen(text, cost) for text, cost in zip(texts, costs, strict=True)]
-        self._turns = [[offer is not None and offer.place == place for offer in chosen] for place in range(len(drafts))]
-        counts = [0 if offer is None else offer.count for offer in chosen]
-        joined = _joined(list(zip(self._turns, drafts, strict=True)), batch, counts)
+        chosen = [self._chosen(text, cost, so_far) for text, cost, so_far in zip(texts, costs, spent, strict=True)]
+        self._turns = [[place == one for one, _ in chosen] for place in range(len(drafts))]
+        joined = _joined(list(zip(self._turns, drafts, strict=True)), batch, [count for _, count in chosen])
         self._seconds.pass_begins()
         return joined
 
@@ -429,18 +438,12 @@ class Cascade:
             if text.free:
                 self._overall[one].add(max(told, 1), right)
 
-    def _offer(
-        self, text: _Text, kind: Kind, length: int, drawn: bool, limit: int, costs: _Costs | None, spent: float
-    ) -> _Offer:
-        """What may be used of a draft of so many tokens, of which those that were drawn can't be left out."""
-        record, place = self._record(text, kind), kind[0]
-        if costs is None:
-            return _Offer(place, length if drawn else min(length, _reach(record.value, limit, _SURE)), drawn, 0.0)
-        if drawn:
-            worth = (1.0 + record.expected(length)[-1]) / (spent + costs.target(length))
-            return _Offer(place, length, drawn, worth)
-        count, worth = _best(record, length, costs, spent)
-        return _Offer(place, count, drawn, worth)
+    def _offer(self, text: _Text, kind: Kind, length: int, drawn: int, limit: int, costs: _Costs | None) -> _Offer:
+        """What may be used of a draft of so many tokens, drawn where that many were asked for."""
+        record = self._record(text, kind)
+        if costs is None and not drawn:
+            length = min(length, _reach(record.value, limit, _SURE))
+        return _Offer(kind[0], length, drawn, record.expected(drawn or length))
 
     def _goes_on(
         self, sequence: Sequence, text: _Text, place: int, limit: int, costs: _Costs | None, spent: float
@@ -456,7 +459,7 @@ class Cascade:
             offered = text.offers and text.offers[-1].place == place
             promised = self._record(text, text.proposals[-1][0]).value
             return not offered or promised + self.margin < max(record.value for record in records)
-        rate = max([1.0 / (spent + costs.target(0)), *(offer.worth for offer in text.offers)])
+        rate = max([1.0 / (spent + costs.target(0)), *(offer.used(costs, spent)[1] for offer in text.offers)])
         left = sequence.params.max_new_tokens - len(sequence.output)
         for other, record in zip(later, records, strict=True):
             reading = 0.0 if other in text.met else costs.reading(other) * len(sequence.context)
@@ -470,38 +473,39 @@ class Cascade:
             spent += spread + call
         return False
 
-    def _chosen(self, text: _Text, costs: _Costs | None) -> _Offer | None:
-        """The offer that a row takes."""
+    def _chosen(self, text: _Text, costs: _Costs | None, spent: float) -> tuple[int, int]:
+        """The drafter whose draft a row takes, and how many tokens of it; -1 and 0 for none."""
         if not text.offers:
-            return None
+            return -1, 0
         if costs is not None:
-            best = max(text.offers, key=lambda offer: offer.worth)
-            return best if best.count else None
+            uses = [(*offer.used(costs, spent), offer.place) for offer in text.offers]
+            count, worth, place = max(uses, key=lambda use: use[1])
+            return (place, count) if count and worth >= 1.0 / (spent + costs.target(0)) else (-1, 0)
         last = text.offers[-1]
         if last.place == text.proposals[-1][0][0]:
-            return last
+            return last.place, last.count
         # A guess is better than nothing. Not one that was drawn: which of those are used must not depend on others.
-        return next((offer for offer in reversed(text.offers) if not offer.drawn), None)
+        guesses = ((offer.place, offer.count) for offer in reversed(text.offers) if not offer.asked)
+        return next(guesses, (-1, 0))
 
 
-def _best(record: _Record, most: int, costs: _Costs, spent: float, place: int | None = None) -> tuple[int, float]:
-    """How many tokens of a draft to use, and the tokens by time that the round then gives.
+def _best(record: _Record, most: int, costs: _Costs, spent: float, place: int) -> tuple[int, float]:
+    """How many tokens to ask a drafter for, one at least, and the tokens by time that the round then gives.
 
     Args:
-        record: what to expect of the draft.
-        most: its tokens.
+        record: what to expect of it.
+        most: that it may be asked for.
         costs: of drafters and passes.
         spent: on calls so far.
-        place: of the drafter, where it is yet to be asked, for one token at least.
+        place: of the drafter.
     """
-    first = 0 if place is None else 1
     expected = record.expected(most)
     rates = [
-        (1.0 + expected[count]) / (spent + (0.0 if place is None else costs.call(place, count)) + costs.target(count))
-        for count in range(first, most + 1)
+        (1.0 + expected[count]) / (spent + costs.call(place, count) + costs.target(count))
+        for count in range(1, most + 1)
     ]
-    best = max(range(len(rates)), key=rates.__getitem__)
-    return best + first, rates[best]
+    best = max(range(most), key=rates.__getitem__)
+    return best + 1, rates[best]
 
 
 def _reach(value: float, limit: int, sure: float) -> int:
