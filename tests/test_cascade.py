@@ -7,10 +7,11 @@ import torch
 
 from foretoken import load
 from foretoken.draft import Draft
-from foretoken.drafters import Cascade, DraftModel, PromptLookup
+from foretoken.drafters import Cascade, DraftModel, Lookahead, NgramStorage, PromptLookup, TokenRecycling
 from foretoken.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.sampling import SamplingParams
+from foretoken.verify import EnsembleVerifier
 from number_tokenizer import NumberTokenizer
 from tiny import tiny_llama
 
@@ -34,7 +35,8 @@ class Fixed:
         return self.match
 
     def propose(self, batch, limits):
-        self.asked.append(list(limits))
+        if any(limits):
+            self.asked.append(list(limits))
         return Draft.from_lists([self.tokens[:limit] for limit in limits])
 
     def observe(self, batch, draft, verdict, logits):
@@ -73,6 +75,8 @@ def test_that_a_drawn_draft_is_cut_short_does_not_decide_whether_it_is_taken(cos
             self.kept = kept
 
         def propose(self, batch, limits):
+            if not any(limits):
+                return Draft.empty(len(limits))
             self.asked.append(list(limits))
             width = max(limits)
             counts = torch.tensor([min(limit, self.kept) for limit in limits])
@@ -151,6 +155,75 @@ def test_rows_get_in_a_batch_what_they_get_alone(temperature, verifier):
         temperature and verifier != "coupled"
     ):  # elsewhere the text does not depend on the drafts, which follow the clock
         assert [one.stats.drafted for one in together] == [one.stats.drafted for one in alone]
+
+
+@pytest.mark.parametrize("learning", [TokenRecycling, NgramStorage, Lookahead])
+def test_what_a_drafter_learns_of_a_row_does_not_depend_on_what_others_ask_it(learning):
+    def engine():
+        return Engine(tiny_llama(seed=1), Cascade([PromptLookup(), learning()]), "token", 4)
+
+    prompts = [[1, 2, 3, 4, 5] * 3 + [1, 2, 3], [7, 3, 9, 1, 22, 14]]
+    for seed in range(8):
+        params = SamplingParams(temperature=0.7, seed=seed, max_new_tokens=30, ignore_eos=True)
+        alone = engine().generate(prompts[0], params)
+        assert alone.token_ids == engine().generate(prompts, [params, GREEDY])[0].token_ids
+
+
+def test_the_clock_has_no_say_where_a_seed_must_give_one_text(monkeypatch):
+    now = [0.0]
+
+    def clock():
+        now[0] += 1e-3
+        return now[0]
+
+    class Slow(Fixed):
+        def propose(self, batch, limits):
+            now[0] += self.cost
+            return super().propose(batch, limits)
+
+    monkeypatch.setattr("foretoken.drafters.cascade.perf_counter", clock)
+    found = []
+    for cost in (0.0, 5.0):
+        slow = Slow("slow", [3, 3, 3])
+        slow.cost = cost
+        greedy = [SamplingParams(temperature=0.0, seed=seed, max_new_tokens=40, ignore_eos=True) for seed in range(3)]
+        drawn = [SamplingParams(temperature=0.7, seed=seed, max_new_tokens=40, ignore_eos=True) for seed in range(3)]
+        texts = []
+        # A lossy verifier's greedy text depends on the drafts, too.
+        for verifier, params in ((EnsembleVerifier(0.5), greedy), ("token", drawn)):
+            engine = Engine(tiny_llama(seed=1), Cascade([PromptLookup(min_ngram=3), slow]), verifier, 4)
+            for _ in range(3):
+                engine.generate(NEW, SamplingParams(temperature=0.0, max_new_tokens=30, ignore_eos=True))
+            texts += [engine.generate(REPEATING, one).token_ids for one in params]
+        found.append(texts)
+    assert found[0] == found[1]
+
+
+def test_a_round_that_failed_leaves_nothing_behind(monkeypatch):
+    engine = Engine(tiny_llama(seed=1), [PromptLookup(), tiny_llama(seed=2)], "token", 4)
+    forward, calls = engine.target.forward, []
+
+    def failing(*args, **options):
+        calls.append(args)
+        if len(calls) == 3:
+            raise RuntimeError("no more memory")
+        return forward(*args, **options)
+
+    monkeypatch.setattr(engine.target, "forward", failing)
+    with pytest.raises(RuntimeError):
+        engine.generate([REPEATING] * 2, SamplingParams(max_new_tokens=9, ignore_eos=True))
+    one = SamplingParams(max_new_tokens=1, ignore_eos=True)  # nothing is drafted for it
+    assert [len(each.token_ids) for each in engine.generate([NEW, [1, 2], [3, 4]], one)] == [1, 1, 1]
+
+
+def test_passes_that_read_a_prompt_are_not_taken_for_the_cost_of_scoring():
+    cascade = Cascade([PromptLookup(), Fixed("dear", [3, 3])])
+    engine = Engine(load(tiny_llama(seed=1), runner="native"), cascade, num_speculative_tokens=4, reuse_prefixes=False)
+    recorded = []
+    cascade._seconds.pass_ended = lambda rows, width: recorded.append(cascade._seconds._began is not None)
+    for first in range(5):
+        engine.generate([first + 1, *range(2, 30)], SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True))
+    assert recorded.count(False) == 5  # the first round of each text
 
 
 def test_rows_that_are_drafted_by_both_have_the_laws_of_both():
@@ -249,7 +322,8 @@ class Right(Fixed):
 
     def propose(self, batch, limits):
         done = len(batch.sequences[0].tokens) - self.start
-        self.asked.append(list(limits))
+        if any(limits):
+            self.asked.append(list(limits))
         return Draft.from_lists([self.tokens[done : done + limits[0]]])
 
 

@@ -201,3 +201,19 @@ def test_where_the_text_does_not_depend_on_k_the_clock_decides(verifier, tempera
 def test_other_values_are_refused(value):
     with pytest.raises(ParameterError, match="num_speculative_tokens"):
         Engine(tiny_llama(), None, num_speculative_tokens=value)
+
+
+def test_the_line_through_costs_never_promises_that_something_is_free():
+    costs = Costs()
+    assert costs.line("target", 1) is None
+    for size, seconds in ((5, 0.003), (6, 0.010)):
+        for _ in range(3):
+            costs.record("target", 1, size, seconds)
+    line = costs.line("target", 1)
+    assert line(6) == pytest.approx(0.010)
+    assert line(9) == pytest.approx(0.031)
+    assert line(1) == 0.0015  # and not less than nothing
+    falling = Costs()
+    for size, seconds in ((2, 0.010), (8, 0.006)):
+        falling.record("target", 1, size, seconds)
+    assert falling.line("target", 1)(20) == pytest.approx(0.008)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, linear_regression, median
 from typing import Any, Literal
 
@@ -91,8 +91,8 @@ class Costs:
             slope = max(slope, 0.0)  # beyond what was measured noise must not promise that more costs less
         return max(y0 + slope * (size - x0), 0.0)
 
-    def line(self, part: Part, rows: int) -> tuple[float, float] | None:
-        """Seconds at size 0, and those of each further position: the line that fits what was measured best.
+    def line(self, part: Part, rows: int) -> Callable[[int], float] | None:
+        """Seconds by size: the line that fits what was measured best; never less than half of the least that was.
 
         To choose among many sizes by: single measurements err, and the cheapest size would be one that errs most. None
         before two sizes were measured.
@@ -102,7 +102,10 @@ class Costs:
             return None
         sizes, seconds = zip(*points, strict=True)
         slope, base = linear_regression(sizes, seconds)
-        return (base, slope) if slope > 0.0 else (fmean(seconds), 0.0)
+        if slope <= 0.0:
+            base, slope = fmean(seconds), 0.0
+        least = max(min(seconds) / 2, 1e-9)
+        return lambda size: max(base + slope * size, least)
 
     def _points(self, part: Part, rows: int) -> list[tuple[int, float]]:
         wanted = bucket(rows)

@@ -483,6 +483,7 @@ class Rounds:
             cache=self._cache,
             places=tuple(self._places),
             drawn_only=tuple(getattr(row.verifier, "drawn_only", False) for row in self._active),
+            reproducible=tuple(map(self._depends_on_k, self._active)),
         )
 
     def _rules_of(self, sampler: Sampler) -> list[_Rule]:

@@ -37,6 +37,9 @@ class Batch:
         places: the row of the `cache` that each row is; rows whose prompts are still being read may lie between.
         drawn_only: of each row, whether siblings must be drawn there, with replacement; empty where there is no such
             row. See `takes_chosen_trees`.
+        reproducible: of each row, whether its text depends on what is drafted, and its request names a seed, which is
+            to give one text: there nothing that is drafted may depend on other rows or texts or the clock; empty where
+            there is no such row.
     """
 
     sequences: list[Sequence]
@@ -50,6 +53,7 @@ class Batch:
     cache: Cache | None = None
     places: tuple[int, ...] = ()
     drawn_only: tuple[bool, ...] = ()
+    reproducible: tuple[bool, ...] = ()
 
     @property
     def device(self) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
@@ -177,7 +178,7 @@ class _Seconds:
         self._target = Costs()
         self._met: set[tuple[int, int, int]] = set()
         self._measured = [0] * (count + 1)
-        self._began = 0.0
+        self._began: float | None = None
 
     def asked(self, place: int, rows: int, count: int, seconds: float, unread: int) -> None:
         """A call for so many tokens at most that took so long, and read so much of texts that it had not met."""
@@ -186,13 +187,14 @@ class _Seconds:
         elif (usual := self._calls[place].estimate("drafter", rows, count)) is not None:
             self._reading[place].append(max(0.0, seconds - usual) / unread)
 
-    def pass_begins(self) -> None:
-        """The draft is made."""
-        self._began = perf_counter()
+    def pass_begins(self, clean: bool) -> None:
+        """The draft is made, and nothing but its scoring and judging follows, or `clean` is false."""
+        self._began = perf_counter() if clean else None
 
     def pass_ended(self, rows: int, width: int) -> None:
         """It is judged."""
-        self._record(self._target, -1, rows, width + 1, perf_counter() - self._began)
+        if self._began is not None:
+            self._record(self._target, -1, rows, width + 1, perf_counter() - self._began)
 
     def _record(self, costs: Costs, place: int, rows: int, size: int, seconds: float) -> None:
         if (place, rows, size) in self._met:  # what is done for the first time may be compiled first
@@ -219,7 +221,7 @@ class _Measured:
     passes: Costs
     calls: list[Costs]
     reads: list[float]
-    lines: dict[int, tuple[float, float] | None] = field(default_factory=dict)
+    lines: dict[int, Callable[[int], float] | None] = field(default_factory=dict)
 
     def target(self, count: int) -> float:
         return self._at(-1, count + 1)
@@ -239,10 +241,10 @@ class _Measured:
             self.lines[place] = costs.line(part, self.rows)
         line = self.lines[place]
         if line is not None:
-            return max(0.0, line[0] + line[1] * size)
+            return line(size)
         found = costs.estimate(part, self.rows, size)
         assert found is not None
-        return found
+        return max(found, 1e-9)
 
 
 class Cascade:
@@ -301,6 +303,7 @@ class Cascade:
         self._overall: dict[Kind, _Record] = {}  # of all free texts
         self._seconds = _Seconds(len(drafters))
         self._turns: list[list[bool]] = []  # of each drafter, the rows that took its draft in this round
+        self._proposed: list[Sequence] = []  # the rows of this round
 
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter that has something to say about the target see to it."""
@@ -322,6 +325,8 @@ class Cascade:
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """For each row the draft that promises most, of the drafters that it pays to ask."""
+        # A text's first pass may read the rest of its prompt.
+        clean = all(sequence in self._texts for sequence in batch.sequences)
         texts = [self._text(batch, row) for row in range(len(limits))]
         size = len(limits)
         batch = replace(batch, trees=(False,) * size)
@@ -330,18 +335,19 @@ class Cascade:
         costs: list[_Costs | None] = [self._given or (measured if text.free else None) for text in texts]
         spent = [0.0] * size
         drafts: list[Draft] = []
+        # All drafters are called, if only for no tokens: some learn by it, and what they know of a row must not depend
+        # on whether another row has use for them.
         for place, drafter in enumerate(self.drafters):
-            if not any(open_rows):
-                break
             asked = [
-                self._limit(text, place, limit, cost) if is_open else 0
-                for text, limit, cost, is_open in zip(texts, limits, costs, open_rows, strict=True)
+                self._limit(text, place, limit, cost, so_far) if is_open else 0
+                for text, limit, cost, so_far, is_open in zip(texts, limits, costs, spent, open_rows, strict=True)
             ]
             start = perf_counter()
             draft = drafter.propose(batch, asked)
             tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
             unread = self._meet(place, texts, batch.sequences, asked)
-            self._seconds.asked(place, size, max(asked), perf_counter() - start, unread)
+            if any(asked):
+                self._seconds.asked(place, size, max(asked), perf_counter() - start, unread)
             if not draft.is_chain:
                 raise ParameterError(f"drafter {drafter.name!r} drafts trees: a cascade takes drafters of chains")
             drafts.append(draft)
@@ -361,14 +367,18 @@ class Cascade:
         chosen = [self._chosen(text, cost, so_far) for text, cost, so_far in zip(texts, costs, spent, strict=True)]
         self._turns = [[place == one for one, _ in chosen] for place in range(len(drafts))]
         joined = _joined(list(zip(self._turns, drafts, strict=True)), batch, [count for _, count in chosen])
-        self._seconds.pass_begins()
+        self._proposed = list(batch.sequences)
+        self._seconds.pass_begins(clean)
         return joined
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Judge every proposal by what the target said, and tell the drafters."""
         paths, counts, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
-        if self._turns:
+        if self._proposed == batch.sequences:
             self._seconds.pass_ended(len(batch.sequences), draft.width)
+        else:  # a round without a proposal is told of too, and one that failed is not
+            self._turns = [[False] * len(batch.sequences) for _ in self.drafters]
+        self._proposed = []
         tokens = draft.tokens.tolist()
         for row, sequence in enumerate(batch.sequences):
             text = self._texts.get(sequence)
@@ -378,18 +388,17 @@ class Cascade:
             for kind, proposal in text.proposals:
                 self._judge(text, kind, proposal, said)
             text.proposals.clear()
-        for drafter, takes in zip(self.drafters, self._turns, strict=False):
+        for drafter, takes in zip(self.drafters, self._turns, strict=True):
             mine = torch.tensor(takes, device=verdict.counts.device)
             # Nor the path of other rows: it may go further than any draft of this drafter's.
             path, kept = torch.where(mine[:, None], verdict.path, 0), torch.where(mine, verdict.counts, 0)
             drafter.observe(batch, draft, replace(verdict, path=path, counts=kept), logits)
-        self._turns = []  # a round without a proposal is told of too
 
     def _text(self, batch: Batch, row: int) -> _Text:
         sequence = batch.sequences[row]
         text = self._texts.get(sequence)
         if text is None:
-            free = batch.shared_noise[row] or sequence.params.greedy or sequence.params.seed is None
+            free = not (batch.reproducible and batch.reproducible[row])
             text = self._texts[sequence] = _Text(free, waited=[0] * len(self.drafters))
         text.proposals.clear()
         text.offers.clear()
@@ -405,14 +414,14 @@ class Cascade:
                 unread += len(sequence.context)
         return unread
 
-    def _limit(self, text: _Text, place: int, limit: int, costs: _Costs | None) -> int:
+    def _limit(self, text: _Text, place: int, limit: int, costs: _Costs | None, spent: float) -> int:
         """How many tokens to ask for: of a drafter that copies all, of others those that will be of use."""
         if hasattr(self.drafters[place], "matches"):
             return limit
         record = self._record(text, (place, _ANY))
         if costs is None:
             return _reach(record.value, limit, _SURE_TO_PAY)
-        return _best(record, limit, costs, 0.0, place)[0]
+        return _best(record, limit, costs, spent, place)[0]
 
     def _length(self, place: int, sequence: Sequence) -> int:
         matches = getattr(self.drafters[place], "matches", None)

@@ -96,20 +96,22 @@ class Encoder:
             )
         key = tuple(source)
         held = self._held.get(key)
-        if held is not None:
-            return held
-        ids = torch.tensor([key], device=self._device)
+        if held is None:
+            held = self._held[key] = self._read(key)
+        return held
+
+    def _read(self, source: tuple[int, ...]) -> Tensor:
+        ids = torch.tensor([source], device=self._device)
         with torch.inference_mode():
             output = self._encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
         self.output_type = type(output)  # Decoders of some families look for fields that others lack.
         states: Tensor = output.last_hidden_state[0]
-        self._held[key] = states
         return states
 
     def blank(self) -> Tensor:
         """``[1, H]``, what a row without a source attends to: attention must see something."""
         if self._blank is None:
-            self._blank = self([0])
+            self._blank = self._read((0,))
         return self._blank
 
 
