@@ -183,3 +183,24 @@ def test_slow_models_say_so():
         load(tiny.tiny_mamba())
     with pytest.warns(SlowModelWarning, match="Bloom"):
         load(tiny.tiny_bloom())
+
+
+def test_equal_sources_are_encoded_once_while_they_are_in_use():
+    module = tiny.tiny_t5(seed=1)
+    model, sources = load(module), [[5, 6, 7], [5, 6, 7], [5, 6], [0]]
+    calls = []
+    module.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    cache = model.open(len(sources))
+    calls.clear()
+    for row, source in enumerate(sources):
+        cache.encode(row, source)
+    assert len(calls) == 3
+    first = cache.sources.padded()[0].clone()
+    del cache
+    with torch.no_grad():  # what is no longer in use may have been computed with other weights
+        module.shared.weight.mul_(2.0)
+    cache = model.open(len(sources))
+    for row, source in enumerate(sources):
+        cache.encode(row, source)
+    again = cache.sources.padded()[0]
+    assert not any(torch.equal(one, other) for one, other in zip(first, again, strict=True))
