@@ -34,7 +34,10 @@ _COUNTED = 5  # accepted tokens that are counted where costs are not known: long
 _SURE, _SURE_TO_PAY = 2.5, 4.0  # expected right tokens from which on a draft has the whole limit: copies, and others
 _BEYOND = 2  # tokens that are drafted beyond those that are expected to be right
 _FARTHEST = 32  # depths that are told apart; deeper ones are as good as this one
-_ENOUGH = 3  # measurements from which on they are relied on
+_ENOUGH = 4  # measurements from which on they are relied on
+_WARM = (
+    6  # calls of a process that are not measured: things are compiled then, and who looks dear is seldom asked again
+)
 _POSITION = 0.04  # target passes that a further position costs, where the costs of drafters are given
 _PROBE = 32  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
 
@@ -96,6 +99,7 @@ class _Text:
 
     Attributes:
         free: which drafts are taken has no influence on what a seed that the request names gives.
+        greedy: it is: drafts of such texts are right more often.
         records: by kind of draft.
         proposals: of the round: for each drafter that was asked, the kind and the tokens.
         offers: of the round: those of them that may be taken.
@@ -104,6 +108,7 @@ class _Text:
     """
 
     free: bool
+    greedy: bool
     records: dict[Kind, _Record] = field(default_factory=dict)
     proposals: list[tuple[Kind, list[int]]] = field(default_factory=list)
     offers: list[_Offer] = field(default_factory=list)
@@ -177,7 +182,7 @@ class _Seconds:
         self._reading = [deque[float](maxlen=15) for _ in range(count)]
         self._target = Costs()
         self._met: set[tuple[int, int, int]] = set()
-        self._measured = [0] * (count + 1)
+        self._done, self._measured = [0] * (count + 1), [0] * (count + 1)
         self._began: float | None = None
 
     def asked(self, place: int, rows: int, count: int, seconds: float, unread: int) -> None:
@@ -197,7 +202,8 @@ class _Seconds:
             self._record(self._target, -1, rows, width + 1, perf_counter() - self._began)
 
     def _record(self, costs: Costs, place: int, rows: int, size: int, seconds: float) -> None:
-        if (place, rows, size) in self._met:  # what is done for the first time may be compiled first
+        self._done[place] += 1
+        if self._done[place] > _WARM and (place, rows, size) in self._met:
             costs.record("target" if place < 0 else "drafter", rows, size, seconds)
             self._measured[place] += 1
         self._met.add((place, rows, size))
@@ -205,6 +211,10 @@ class _Seconds:
     def lacks(self, place: int) -> bool:
         """Whether a drafter's calls are not known yet."""
         return self._measured[place] < _ENOUGH
+
+    def lacks_plain(self, rows: int) -> bool:
+        """Whether passes without a draft are not known yet, without which nobody knows what longer drafts cost."""
+        return self._target.known("target", rows, 1) < _ENOUGH
 
     def costs(self, rows: int) -> _Measured | None:
         """Of a batch of so many rows. None before all were measured."""
@@ -300,7 +310,7 @@ class Cascade:
         self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureReader)]
         self.hidden_layers = tuple(sorted({layer for reader in self._readers for layer in reader.hidden_layers}))
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
-        self._overall: dict[Kind, _Record] = {}  # of all free texts
+        self._overall: dict[tuple[bool, Kind], _Record] = {}  # of all free texts, greedy ones apart
         self._seconds = _Seconds(len(drafters))
         self._turns: list[list[bool]] = []  # of each drafter, the rows that took its draft in this round
         self._proposed: list[Sequence] = []  # the rows of this round
@@ -364,7 +374,10 @@ class Cascade:
                     drawn = asked[row] if draft.probs is not None else 0
                     text.offers.append(self._offer(text, kind, len(proposal), drawn, limits[row], cost))
                 open_rows[row] = self._goes_on(batch.sequences[row], text, place, limits[row], cost, spent[row])
-        chosen = [self._chosen(text, cost, so_far) for text, cost, so_far in zip(texts, costs, spent, strict=True)]
+        if measured is not None and clean and self._seconds.lacks_plain(size) and all(text.free for text in texts):
+            chosen = [(-1, 0)] * size
+        else:
+            chosen = [self._chosen(text, cost, so_far) for text, cost, so_far in zip(texts, costs, spent, strict=True)]
         self._turns = [[place == one for one, _ in chosen] for place in range(len(drafts))]
         joined = _joined(list(zip(self._turns, drafts, strict=True)), batch, [count for _, count in chosen])
         self._proposed = list(batch.sequences)
@@ -399,7 +412,7 @@ class Cascade:
         text = self._texts.get(sequence)
         if text is None:
             free = not (batch.reproducible and batch.reproducible[row])
-            text = self._texts[sequence] = _Text(free, waited=[0] * len(self.drafters))
+            text = self._texts[sequence] = _Text(free, sequence.params.greedy, waited=[0] * len(self.drafters))
         text.proposals.clear()
         text.offers.clear()
         text.waited = [rounds + 1 for rounds in text.waited]
@@ -432,7 +445,7 @@ class Cascade:
         if record is None:
             record = self._new_record(kind)
             if text.free:
-                record = _Record(self._overall.setdefault(kind, record).rates(_FARTHEST))
+                record = _Record(self._overall.setdefault((text.greedy, kind), record).rates(_FARTHEST))
             text.records[kind] = record
         return record
 
@@ -445,7 +458,7 @@ class Cascade:
         for one in (kind, (kind[0], _ANY)) if proposal else ((kind[0], _ANY),):
             self._record(text, one).add(max(told, 1), right)
             if text.free:
-                self._overall[one].add(max(told, 1), right)
+                self._overall[text.greedy, one].add(max(told, 1), right)
 
     def _offer(self, text: _Text, kind: Kind, length: int, drawn: int, limit: int, costs: _Costs | None) -> _Offer:
         """What may be used of a draft of so many tokens, drawn where that many were asked for."""
