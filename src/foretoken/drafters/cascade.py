@@ -503,6 +503,9 @@ class Cascade:
             uses = [(*offer.used(costs, spent), offer.place) for offer in text.offers]
             count, worth, place = max(uses, key=lambda use: use[1])
             return (place, count) if count and worth >= 1.0 / (spent + costs.target(0)) else (-1, 0)
+        if text.free:  # all are asked, whatever they promise
+            best = max(text.offers, key=lambda offer: offer.expected[-1])
+            return best.place, best.count
         last = text.offers[-1]
         if last.place == text.proposals[-1][0][0]:
             return last.place, last.count
