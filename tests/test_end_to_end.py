@@ -144,7 +144,7 @@ def check(case: tuple, tests: int, alone: int, draws: int = DRAWS) -> None:
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: "-".join(map(str, case)))
 def test_every_pair_of_options_has_the_targets_law(case):
-    check(case, len(QUICK), alone=100, draws=DRAWS_OF_GUESSES if case[1] in GUESSERS else DRAWS)
+    check(case, len(QUICK), alone=200, draws=DRAWS_OF_GUESSES if case[1] in GUESSERS else DRAWS)
 
 
 @pytest.mark.full

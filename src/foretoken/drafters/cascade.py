@@ -35,9 +35,7 @@ _SURE, _SURE_TO_PAY = 2.5, 4.0  # expected right tokens from which on a draft ha
 _BEYOND = 2  # tokens that are drafted beyond those that are expected to be right
 _FARTHEST = 32  # depths that are told apart; deeper ones are as good as this one
 _ENOUGH = 4  # measurements from which on they are relied on
-_WARM = (
-    6  # calls of a process that are not measured: things are compiled then, and who looks dear is seldom asked again
-)
+_WARM = 6  # first calls, which are not measured: things are compiled then, and who looks dear is seldom asked again
 _POSITION = 0.04  # target passes that a further position costs, where the costs of drafters are given
 _PROBE = 32  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
 
@@ -99,7 +97,7 @@ class _Text:
 
     Attributes:
         free: which drafts are taken has no influence on what a seed that the request names gives.
-        greedy: it is: drafts of such texts are right more often.
+        greedy: the request is; drafts are right more often then.
         records: by kind of draft.
         proposals: of the round: for each drafter that was asked, the kind and the tokens.
         offers: of the round: those of them that may be taken.
