@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
-from foretoken.drafters.chains import draw_chains
+from foretoken.drafters.chains import chain_in_one_call, draft_of, draw_chains
 from foretoken.drafters.growth import Frontier, Grown, Tree, grow, plan_of
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.feed import feed
@@ -104,9 +104,9 @@ class DraftModel:
             return Draft.empty(len(limits), device)
         memory = self._recall(batch)
         missing = self._missing(memory, batch, limits)
-        chains = self._greedy_chains(memory, batch, missing, width)
-        if chains is not None:
-            return self._drafted(chains, limits, device)
+        draft = self._in_one_call(memory, batch, missing, limits)
+        if draft is not None:
+            return draft
         logits = feed(self.model, memory.cache, missing, keep="last")
         assert logits is not None  # a row with a limit has at least its root to feed
         size = min(self.model.vocab_size, batch.vocab_size)
@@ -165,24 +165,22 @@ class DraftModel:
         memory.tentative += 1
         return logits[:, 0]
 
-    def _greedy_chains(
-        self, memory: _Memory, batch: Batch, missing: list[list[int]], width: int
-    ) -> list[list[int]] | None:
+    def _in_one_call(
+        self, memory: _Memory, batch: Batch, missing: list[list[int]], limits: AbstractSequence[int]
+    ) -> Draft | None:
         """The rows' drafts, read and drafted in one call of models that have such a call."""
-        chain = getattr(self.model, "greedy_chain", None)
-        sampler = batch.sampler
-        if chain is None or not sampler.all_greedy or sampler.alters or self.model.vocab_size > batch.vocab_size:
+        chain = getattr(self.model, "chain", None)
+        if chain is None or self.model.vocab_size > batch.vocab_size:
             return None
-        chains: list[list[int]] | None = chain(missing, width, memory.cache)
-        if chains is not None:
-            memory.tentative = width - 1
-        return chains
-
-    def _drafted(self, chains: list[list[int]], limits: AbstractSequence[int], device: torch.device) -> Draft:
-        tokens = [chain[:limit] for chain, limit in zip(chains, limits, strict=True)]
-        if [len(chain) for chain in tokens] != list(limits):
+        width = max(limits)
+        chains = chain_in_one_call(batch, limits, lambda draws: chain(missing, width, memory.cache, draws))
+        if chains is None:
+            return None
+        memory.tentative = width - 1
+        draft, sound = draft_of(chains, limits, batch.device)
+        if not sound:
             self._warn_of_bad_scores()
-        return Draft.from_lists(tokens, device)
+        return draft
 
     def _warn_of_bad_scores(self) -> None:
         warnings.warn(

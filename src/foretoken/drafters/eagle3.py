@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
-from foretoken.drafters.chains import draw_chains
+from foretoken.drafters.chains import chain_in_one_call, draft_of, draw_chains
 from foretoken.drafters.growth import Frontier, Tree, grow, plan_of
 from foretoken.errors import ModelError
 from foretoken.heads.eagle3 import Eagle3Head
@@ -23,6 +23,7 @@ from foretoken.heads.loading import load_eagle3
 from foretoken.heads.runner import HeadCache
 from foretoken.heads.running import make_runner
 from foretoken.models.base import LanguageModel, Transparent
+from foretoken.models.chain import Chains
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -148,9 +149,12 @@ class Eagle3:
             states.append(torch.cat(new) if len(new) > 1 else new[0] if new else nothing)
             new.clear()
         with torch.inference_mode():
-            sampler = batch.sampler
-            if not self.trees and sampler.all_greedy and not sampler.alters:
-                chains = self._runner.greedy_chain(memory.cache, tokens, states, max(limits))
+            if not self.trees:
+                chains = chain_in_one_call(
+                    batch,
+                    limits,
+                    lambda draws: self._runner.chain(memory.cache, tokens, states, max(limits), draws),
+                )
                 if chains is not None:
                     return self._drafted(chains, limits, batch)
             logits = self._spread(self._runner.read(memory.cache, tokens, states))
@@ -194,13 +198,18 @@ class Eagle3:
         spread = logits.new_full((*logits.shape[:-1], self._head.config.vocab_size), -torch.inf)
         return spread.index_copy_(-1, self._tokens.to(logits.device), logits)
 
-    def _drafted(self, chains: list[list[int]], limits: AbstractSequence[int], batch: Batch) -> Draft:
-        tokens = [
-            [self._numbers[number] for number in chain[:limit]] for chain, limit in zip(chains, limits, strict=True)
-        ]
-        if [len(chain) for chain in tokens] != list(limits):
+    def _drafted(self, chains: Chains, limits: AbstractSequence[int], batch: Batch) -> Draft:
+        laws = chains.laws
+        if self._tokens is not None:
+            tokens = [[self._numbers[number] for number in chain] for chain in chains.tokens]
+            if laws is not None:
+                spread = laws.new_zeros((*laws.shape[:-1], self._head.config.vocab_size))
+                laws = spread.index_copy_(-1, self._tokens.to(laws.device), laws)
+            chains = Chains(tokens, laws)
+        draft, sound = draft_of(chains, limits, batch.device)
+        if not sound:
             self._warn_of_bad_scores()
-        return Draft.from_lists(tokens, batch.device)
+        return draft
 
     def _warn_of_bad_scores(self) -> None:
         warnings.warn(

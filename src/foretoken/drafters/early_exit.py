@@ -14,6 +14,7 @@ from foretoken.drafters.draft_model import DraftModel, _Memory
 from foretoken.drafters.growth import Tree
 from foretoken.errors import ModelError, ParameterError
 from foretoken.models.base import Cache, Exits, Keep, LanguageModel, Scores
+from foretoken.models.chain import Chains, Draws, placed
 from foretoken.models.loading import load
 from foretoken.sampling.params import check_integer
 
@@ -156,28 +157,23 @@ class _OverTarget:
         rows = len(cache.cache.lengths)
         if len(cache.places) == rows:
             return self._early.forward(tokens, parents, counts, cache.cache, keep, hidden_layers)
-        tokens, parents, counts = (_spread(values, cache.places, rows) for values in (tokens, parents, counts))
+        tokens, parents, counts = (placed(values, cache.places, rows) for values in (tokens, parents, counts))
         scores = self._early.forward(tokens, parents, counts, cache.cache, keep, hidden_layers)
         logits = None if scores.logits is None else scores.logits[cache.places]
         return Scores(logits, tuple(layer[cache.places] for layer in scores.hidden))
 
-    def greedy_chain(
-        self, rows: AbstractSequence[AbstractSequence[int]], steps: int, cache: Cache
-    ) -> list[list[int]] | None:
-        """See `NativeModel.greedy_chain`; no node is left behind."""
+    def chain(
+        self, rows: AbstractSequence[AbstractSequence[int]], steps: int, cache: Cache, draws: Draws | None = None
+    ) -> Chains | None:
+        """See `NativeModel.chain`; no node is left behind."""
         assert isinstance(cache, _View)
-        chain = getattr(self._early, "greedy_chain", None)
+        chain = getattr(self._early, "chain", None)
         if chain is None:
             return None
-        spread: list[AbstractSequence[int]] = [()] * len(cache.cache.lengths)
+        total = len(cache.cache.lengths)
+        spread: list[AbstractSequence[int]] = [()] * total
         for place, tokens in zip(cache.places, rows, strict=True):
             spread[place] = tokens
-        chains = chain(spread, steps, cache.cache)
-        return None if chains is None else [chains[place] for place in cache.places]
-
-
-def _spread(values: Tensor, places: list[int], rows: int) -> Tensor:
-    """Values of some rows as values of all, 0 for the others."""
-    spread = values.new_zeros((rows, *values.shape[1:]))
-    spread[places] = values
-    return spread
+        draws = None if draws is None else draws.among(cache.places, total)
+        chains: Chains | None = chain(spread, steps, cache.cache, draws)
+        return None if chains is None else chains.of(cache.places)

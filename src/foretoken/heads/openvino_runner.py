@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import openvino as ov
@@ -14,17 +13,18 @@ from torch import Tensor
 
 from foretoken.heads.eagle3 import Eagle3Config, Eagle3Head, RopeConfig
 from foretoken.heads.runner import HeadCache
+from foretoken.models.chain import Chains, Draws
 from foretoken.models.feed import CHUNK
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Layer, Matrix, Weights
-from foretoken.models.native.openvino_backend import CHAINS, OpenVinoBackend
-from foretoken.models.native.openvino_graph import Graph, integers, stacked
+from foretoken.models.native.openvino_backend import OpenVinoBackend
+from foretoken.models.native.openvino_graph import Graph, integers
 from foretoken.models.native.runner import spread
 from foretoken.models.native.spec import Spec
 from foretoken.models.traits import NO_LIMIT
 
-_LEAST_PADDED = 8_000_000
-"""Bytes of weights below which passes are not padded to more rows."""
+_REMEMBERED = 16
+"""States of a row's last tokens that are kept, to read these tokens once more along with others."""
 
 
 class _Weights(Weights):
@@ -75,17 +75,18 @@ class _Weights(Weights):
 
 
 class _Graph(Graph):
-    """One pass: logits and outputs of the picked tokens. Several steps: draft tokens, and the outputs of the last one.
+    """One pass: logits and outputs of the picked tokens. Several steps: as in `Graph`, and the outputs of the last one.
 
     Args:
         weights: of the head.
         dtype: of weights, keys and values.
         steps: see `Graph`.
+        draws: see `Graph`.
     """
 
-    def __init__(self, weights: _Weights, dtype: torch.dtype, steps: int | None) -> None:
+    def __init__(self, weights: _Weights, dtype: torch.dtype, steps: int | None, draws: bool) -> None:
         self._config, self._hidden_norm, self._draft_tokens = weights.config, weights.hidden_norm, weights.draft_tokens
-        super().__init__(weights, dtype, None, (), steps)
+        super().__init__(weights, dtype, None, (), steps, None, draws)
 
     def _inputs_of(self, steps: int | None) -> dict[str, tuple[Any, list[int]]]:
         return {**super()._inputs_of(steps), "states": (ov.Type.f32, [-1, self._config.hidden_size])}
@@ -95,15 +96,14 @@ class _Graph(Graph):
         return [self._logits(self._normalised(outputs)), outputs]
 
     def _chain(self, steps: int) -> list[Any]:
+        turns = self._turns(steps)
         outputs = self._pick(self._outputs())
-        token = self._best(self._normalised(outputs))
-        found = [token]
-        for turn in self._turns(steps):
+        token = self._token(self._normalised(outputs))
+        for turn in turns:
             self._now |= {"tokens": self._known(token), "states": outputs, **turn}
             outputs = self._outputs()
-            token = self._best(self._normalised(outputs))
-            found.append(token)
-        return [stacked(found), outputs]
+            token = self._token(self._normalised(outputs))
+        return [*self._chained(), outputs]
 
     def _known(self, token: Any) -> Any:
         """Draft tokens in the target's numbers; some token where the scores were no numbers."""
@@ -128,9 +128,10 @@ class _Graph(Graph):
 
 @dataclass(slots=True)
 class _Feed(Feed):
-    """What a pass adds to a row, with the states ``[n, H]`` that go with the tokens."""
+    """What a pass adds to a row, with the states ``[n, H]`` that go with the tokens, and those of tokens before."""
 
     states: Tensor = field(default_factory=lambda: torch.zeros(0))
+    past: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 class _Backend(OpenVinoBackend):
@@ -139,25 +140,23 @@ class _Backend(OpenVinoBackend):
     def __init__(self, weights: _Weights, dtype: torch.dtype) -> None:
         self._parts = weights
         super().__init__(weights, dtype)
-        # Weights that stay in the processor's caches are no faster with more rows: a chain of five steps of a head of
-        # 1.2M weights took 0.69 ms without padding, and 0.83 with it.
-        self._pads = self._pads and weights.bytes() >= _LEAST_PADDED
 
-    def chain(self, cache: NativeCache, feeds: Sequence[_Feed], steps: int) -> list[list[int]]:
-        """Of each feed so many draft tokens after it: a call of the runtime for every five, and for what is left."""
-        chains: list[list[int]] = [[] for _ in feeds]
-        while steps:
-            size = next(size for size in CHAINS if size <= steps)
-            arrays = self._chain_arrays(cache, self._padded(feeds, len(feeds)), size)
-            with self._lock:
-                found, outputs = self._request((), size).run(arrays)
-            for number, (feed, tokens) in enumerate(zip(feeds, found.T.tolist(), strict=False)):
-                chains[number] += tokens
-                feed.start += len(feed.tokens) + size - 1
-                feed.tokens = [self._parts.known(tokens[-1])]
-                feed.states = outputs[number : number + 1]
-            steps -= size
-        return chains
+    def chain_after(self, cache: NativeCache, feeds: Sequence[_Feed], steps: int, draws: Draws | None) -> Chains:
+        """Of each row so many draft tokens after its feed; see `OpenVinoBackend.chain`."""
+        places = {feed.row: place for place, feed in enumerate(feeds)}
+
+        def go_on(feed: _Feed, token: int, outputs: list[Tensor]) -> None:
+            feed.tokens = [self._parts.known(token)]
+            feed.states = outputs[0][places[feed.row], None]
+
+        return self._chain(cache, feeds, steps, draws, len(cache.rows), go_on)
+
+    def _begin_earlier(self, cache: NativeCache, feed: Any, most: int) -> int:
+        count = super()._begin_earlier(cache, feed, min(most, len(feed.past)))
+        if count:
+            feed.states = torch.cat([feed.past[-count:], feed.states])
+            feed.past = feed.past[:-count]
+        return count
 
     def _arrays(self, cache: NativeCache, feeds: Sequence[Feed], room: int = 0) -> dict[str, Any]:
         states = [
@@ -166,8 +165,46 @@ class _Backend(OpenVinoBackend):
         ]
         return {**super()._arrays(cache, feeds, room), "states": torch.cat(states).numpy()}
 
-    def _graph(self, hidden_layers: tuple[int, ...], steps: int | None) -> Graph:
-        return _Graph(self._parts, self._dtype, steps)
+    def _graph(self, hidden_layers: tuple[int, ...], steps: int | None, draws: bool) -> Graph:
+        return _Graph(self._parts, self._dtype, steps, draws)
+
+
+class _Cache(HeadCache):
+    """With the states of each row's last tokens.
+
+    Args:
+        slots: keys and values, without rows.
+        hidden_size: H.
+    """
+
+    def __init__(self, slots: NativeCache, hidden_size: int) -> None:
+        super().__init__(slots, hidden_size, torch.float32, torch.device("cpu"))
+        self._size = hidden_size
+        self._past: list[Tensor] = []
+
+    def feeds(self, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> list[_Feed]:
+        """Feeds of the rows that get tokens."""
+        assert isinstance(self.slots, NativeCache)
+        return [
+            _Feed(place, row.kept, list(new), 0, None, states=fed, past=past)
+            for place, (row, new, fed, past) in enumerate(zip(self.slots.rows, tokens, states, self._past, strict=True))
+            if new
+        ]
+
+    def commit(self, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> None:
+        """Note that the rows hold these tokens, whose keys and values have been computed."""
+        assert isinstance(self.slots, NativeCache)
+        for place, (row, new, fed) in enumerate(zip(self.slots.rows, tokens, states, strict=True)):
+            row.tokens += new
+            row.kept += len(new)
+            if new:
+                self._past[place] = torch.cat([self._past[place], fed.float()])[-_REMEMBERED:].clone()
+
+    def select(self, rows: Sequence[int]) -> None:
+        """See `HeadCache`."""
+        super().select(rows)
+        old = self._past
+        self._past = [old[row] if row >= 0 else torch.zeros(0, self._size) for row in rows]
 
 
 class OpenVinoRunner:
@@ -189,19 +226,21 @@ class OpenVinoRunner:
 
     def open(self) -> HeadCache:
         """See `Runner`."""
-        return HeadCache(self._backend.open(0), self._size, torch.float32, torch.device("cpu"))
+        return _Cache(self._backend.open(0), self._size)
 
     def read(self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> Tensor:
         """See `Runner`."""
+        assert isinstance(cache, _Cache)
         slots = cache.slots
         assert isinstance(slots, NativeCache)
         scores = torch.zeros((len(tokens), self._backend.spec.vocab_size))
         for start in range(0, max(map(len, tokens)), CHUNK):
             parts = [row[start : start + CHUNK] for row in tokens]
-            feeds = _feeds(slots, parts, [row[start : start + CHUNK] for row in states])
+            fed = [row[start : start + CHUNK] for row in states]
+            feeds = cache.feeds(parts, fed)
             ends = [(number, len(feed.tokens) - 1) for number, feed in enumerate(feeds)]
             logits, (outputs,) = self._backend.score(slots, feeds, ends, ())
-            _commit(slots, parts)
+            cache.commit(parts, fed)
             rows = [feed.row for feed in feeds]
             scores[rows] = logits
             cache.keep_last(outputs, rows)
@@ -230,35 +269,23 @@ class OpenVinoRunner:
         cache.keep_nodes(spread(outputs, places, *tokens.shape), added)
         return spread(logits, places, *tokens.shape)
 
-    def greedy_chain(
-        self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor], steps: int
-    ) -> list[list[int]] | None:
+    def chain(
+        self,
+        cache: HeadCache,
+        tokens: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+        steps: int,
+        draws: Draws | None = None,
+    ) -> Chains | None:
         """See `Runner`."""
+        assert isinstance(cache, _Cache)
         slots = cache.slots
         assert isinstance(slots, NativeCache)
         if not self._backend.chains or max(map(len, tokens)) > CHUNK:
             return None
-        feeds = _feeds(slots, tokens, states)
-        chains: list[list[int]] = [[] for _ in tokens]
-        for row, chain in zip([feed.row for feed in feeds], self._backend.chain(slots, feeds, steps), strict=True):
-            chains[row] = list(takewhile(lambda token: token < self._backend.spec.vocab_size, chain))
-        _commit(slots, tokens)
-        return chains
-
-
-def _feeds(slots: NativeCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> list[_Feed]:
-    return [
-        _Feed(place, row.kept, list(new), 0, None, states=fed)
-        for place, (row, new, fed) in enumerate(zip(slots.rows, tokens, states, strict=True))
-        if new
-    ]
-
-
-def _commit(slots: NativeCache, tokens: Sequence[Sequence[int]]) -> None:
-    """Note that the rows hold these tokens, whose keys and values have been computed."""
-    for row, new in zip(slots.rows, tokens, strict=True):
-        row.tokens += new
-        row.kept += len(new)
+        chains = self._backend.chain_after(slots, cache.feeds(tokens, states), steps, draws)
+        cache.commit(tokens, states)
+        return chains.below(self._backend.spec.vocab_size)
 
 
 def _joined(parts: list[Any]) -> Matrix:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.base import Cache
+from foretoken.models.chain import Chains, Draws
 
 
 class HeadCache:
@@ -102,11 +103,16 @@ class Runner(Protocol):
     def score(self, cache: HeadCache, tokens: Tensor, parents: Tensor, counts: Tensor) -> Tensor:
         """Append tentative nodes; arguments as in `LanguageModel.forward`, logits ``[B, F, Vd]``."""
 
-    def greedy_chain(
-        self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor], steps: int
-    ) -> list[list[int]] | None:
-        """`read`, and the likeliest draft tokens after it one after another, in numbers of the draft vocabulary.
+    def chain(
+        self,
+        cache: HeadCache,
+        tokens: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+        steps: int,
+        draws: Draws | None = None,
+    ) -> Chains | None:
+        """`read`, and so many draft tokens after it, in numbers of the draft vocabulary: the likeliest, or drawn ones.
 
-        Leaves no tentative nodes. A chain ends early where the scores are no numbers. None where that is not done in
-        one call, or there is too much to read for it; nothing has been read then. Rows without new slots get no chain.
+        Leaves no tentative nodes. None where that is not done in one call, or there is too much to read for it; nothing
+        has been read then. Rows without new slots get no chain.
         """

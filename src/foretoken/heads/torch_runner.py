@@ -11,6 +11,7 @@ from torch.nn.functional import embedding
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.runner import HeadCache
 from foretoken.models.cache import SlotCache
+from foretoken.models.chain import Chains, Draws
 from foretoken.models.feed import CHUNK
 from foretoken.models.masks import FULL, MaskBuilder
 from foretoken.models.traits import NO_LIMIT
@@ -64,9 +65,14 @@ class TorchRunner:
         cache.keep_nodes(outputs, counts.tolist())
         return self._head.logits(outputs)
 
-    def greedy_chain(
-        self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor], steps: int
-    ) -> list[list[int]] | None:
+    def chain(
+        self,
+        cache: HeadCache,
+        tokens: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+        steps: int,
+        draws: Draws | None = None,
+    ) -> Chains | None:
         """Not here."""
         return None
 

@@ -127,6 +127,18 @@ class Sampler:
         """``[B]`` int64: the position of each row's next token, the first after the root."""
         return torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64, device=self.device)
 
+    def inverse_temperatures(self) -> Tensor | None:
+        """``[B]`` float32, where each row's law is the softmax of its logits times that and nothing else; else None."""
+        if self.alters or self._greedy is not None or any(group.filters.removes for group in self._groups):
+            return None
+        inverse = torch.empty(len(self.params), dtype=torch.float32, device=self.device)
+        for group in self._groups:
+            value = group.filters.inverse_temperature
+            inverse[slice(None) if group.rows is None else group.rows] = (
+                value.squeeze(-1) if isinstance(value, Tensor) else value
+            )
+        return inverse
+
     def scores(
         self, logits: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None = None
     ) -> Tensor:

@@ -52,6 +52,11 @@ class Filters:
     top_p: float | Tensor | None
     log_min_p: float | Tensor | None
 
+    @property
+    def removes(self) -> bool:
+        """Whether some tokens may get probability 0."""
+        return bool(self.top_k) or self.top_p is not None or self.log_min_p is not None
+
     def rows(self, rows: Tensor) -> Filters:
         """The filters of some of the rows."""
 

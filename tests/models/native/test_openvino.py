@@ -13,16 +13,20 @@ import pytest
 import torch
 
 import tiny
+from foretoken.drafters.chains import draft_of
 from foretoken.engine import Engine
 from foretoken.errors import ModelError
 from foretoken.models import load
+from foretoken.models.chain import Draws
 from foretoken.models.feed import feed
+from foretoken.randomness import uniforms
 from foretoken.sampling import SamplingParams
 from models.native.checkpoints import MODELS, longrope, plain
 
 pytest.importorskip("openvino")
 
-from foretoken.models.native.openvino_backend import PagedStore, Pool
+from foretoken.models.native import openvino_backend
+from foretoken.models.native.openvino_backend import PagedStore, Pool, Widths
 from foretoken.models.native.openvino_graph import BLOCK
 
 
@@ -120,7 +124,7 @@ def test_chains_are_the_steps_one_by_one(name, quantize, steps):
     texts = texts_of(BLOCK - 2, 9, 20, 5)
     chained, stepped = filled(texts, model), filled(texts, model)
     rows = [[4, 9, 3], [8], [7, 2], []]
-    found = model.greedy_chain(rows, steps, chained)
+    found = model.chain(rows, steps, chained).tokens
     feed(model, stepped, [row[:-1] for row in rows])
     ones = torch.tensor([1, 1, 1, 0])
     token, expected = torch.tensor([[row[-1] if row else 0] for row in rows]), []
@@ -136,9 +140,58 @@ def test_chains_are_the_steps_one_by_one(name, quantize, steps):
     assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-def test_torch_takes_over_where_the_model_does_not_compile(monkeypatch):
-    from foretoken.models.native import openvino_backend
+@pytest.mark.parametrize("steps", [1, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drawn_chains_are_draws_from_the_very_laws_they_name(dtype, steps):
+    model = load(tiny.tiny_llama().to(dtype), runner="native", backend="openvino")
+    texts = texts_of(9, 20, 5)
+    chained, stepped = filled(texts, model), filled(texts, model)
+    rows = [[4, 9, 3], [8], []]
+    coins = uniforms(torch.arange(3), torch.arange(steps).expand(3, steps), 5)
+    coins[1, 0] = 1 - 2.0**-53  # the largest there is
+    inverse = torch.tensor([1.0, 0.5, 1.0])
+    found = model.chain(rows, steps, chained, Draws(inverse, coins))
+    units = found.laws.double() * 2**24
+    assert (units == units.floor()).all()
+    assert (units[:2].sum(-1) == 2**24).all()
+    assert not units[2].any()
+    expected = (units.cumsum(-1) <= (coins * 2**24).floor()[..., None]).sum(-1)
+    assert found.tokens == [*expected[:2].tolist(), []]
+    feed(model, stepped, [row[:-1] for row in rows])
+    ones = torch.tensor([1, 1, 0])
+    token, drawn = (
+        torch.tensor([[row[-1] if row else 0] for row in rows]),
+        torch.tensor([*found.tokens[:2], [0] * steps]),
+    )
+    for step in range(steps):
+        logits = model.forward(token, torch.full((3, 1), step - 1), ones, stepped).logits[:2, 0]
+        laws = (logits.double() * inverse[:2, None]).softmax(-1)
+        close = 1e-5 if dtype is torch.float32 else 0.02
+        assert (laws - found.laws[:2, step]).abs().sum(-1).max() < close
+        token = drawn[:, step : step + 1]
+    chained.commit(torch.arange(steps).expand(3, steps), torch.tensor([steps - 1, 0, 0]))
+    assert chained.lengths.tolist() == [11 + steps, 21, 5]
 
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_drawn_chains_end_where_scores_are_no_numbers(broken):
+    module = tiny.tiny_llama()
+    good = load(module, runner="native", backend="openvino")
+    draws = Draws(torch.ones(1), torch.full((1, 4), 0.5, dtype=torch.float64))
+    (chain,) = good.chain([[3]], 4, filled(texts_of(4), good), draws).tokens
+    assert chain[1] not in chain[:1]
+    with torch.no_grad():
+        module.model.embed_tokens.weight[chain[1]] = broken
+    bad = load(module, runner="native", backend="openvino")
+    chains = bad.chain([[3]], 4, filled(texts_of(4), bad), draws)
+    assert chains.tokens == [chain[:2]]
+    draft, sound = draft_of(chains, [4], torch.device("cpu"))
+    assert not sound
+    assert draft.counts.tolist() == [2]
+    assert torch.allclose(draft.probs.sum(-1), torch.ones(1, 2))
+
+
+def test_torch_takes_over_where_the_model_does_not_compile(monkeypatch):
     def fail(*arguments):
         raise RuntimeError("Exception from somewhere:\nno kernel for this processor")
 
@@ -153,11 +206,11 @@ def test_chains_need_rows_that_are_up_to_date(monkeypatch):
     model = load(tiny.tiny_llama(), runner="native", backend="openvino")
     cache = filled(texts_of(4), model)
     next_logits(model, cache, [3])
-    assert model.greedy_chain([[3]], 2, cache) is None
+    assert model.chain([[3]], 2, cache) is None
     switching = load(tiny.tiny_phi3(**longrope(original=40, head_dim=8)), runner="native", backend="openvino")
-    assert switching.greedy_chain([[3]], 2, filled(texts_of(4), switching)) is None
+    assert switching.chain([[3]], 2, filled(texts_of(4), switching)) is None
     torch_backend = load(tiny.tiny_llama(), runner="native", backend="torch")
-    assert torch_backend.greedy_chain([[3]], 2, filled(texts_of(4), torch_backend)) is None
+    assert torch_backend.chain([[3]], 2, filled(texts_of(4), torch_backend)) is None
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="sends a signal to its own thread")
@@ -181,14 +234,14 @@ def test_signals_still_arrive_when_models_have_gone():
 def test_chains_end_where_scores_are_no_numbers():
     module = tiny.tiny_llama()
     good = load(module, runner="native", backend="openvino")
-    (chain,) = good.greedy_chain([[3]], 4, filled(texts_of(4), good))
+    (chain,) = good.chain([[3]], 4, filled(texts_of(4), good)).tokens
     broken = chain[1]
     assert broken not in chain[:1]
     with torch.no_grad():
         module.model.embed_tokens.weight[broken] = torch.nan
     bad = load(module, runner="native", backend="openvino")
     assert not bad.backend.spec.tied  # or the broken token would spoil all scores
-    assert bad.greedy_chain([[3]], 4, filled(texts_of(4), bad)) == [chain[:2]]
+    assert bad.chain([[3]], 4, filled(texts_of(4), bad)).tokens == [chain[:2]]
 
 
 @pytest.mark.parametrize("drafter", [None, "prompt-lookup"])
@@ -273,7 +326,7 @@ def test_padding_leaves_no_trace(texts, monkeypatch):
         rows = [[3, 4], [5]][: len(texts)]
         found = [next_logits(model, cache, [7] * len(texts))]
         cache.commit(torch.zeros((len(texts), 1), dtype=torch.int64), torch.ones(len(texts), dtype=torch.int64))
-        chains = model.greedy_chain(rows, 4, cache)
+        chains = model.chain(rows, 4, cache).tokens
         cache.commit(torch.arange(3).expand(len(texts), 3), torch.full((len(texts),), 2))
         found.append(next_logits(model, cache, [8] * len(texts)))
         made.append((found, chains, cache.lengths.tolist(), cache.store.tables))
@@ -281,6 +334,53 @@ def test_padding_leaves_no_trace(texts, monkeypatch):
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(plain, padded, strict=True))
     assert (chain, lengths) == (padded_chain, padded_lengths)
     assert [len(table) for table in tables] == [len(table) for table in padded_tables]
+
+
+def test_passes_keep_their_width_until_that_costs_more_than_another():
+    widths = Widths(8)
+    assert [widths.fit(size) for size in (3, 6, 4, 5, 6, 2, 1, 1)] == [3, 6, 6, 6, 6, 6, 2, 2]
+    assert [widths.fit(size) for size in (100, 95, 1, 1)] == [100, 100, 1, 1]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_texts_that_are_read_again_for_width_give_the_same_chains(draws, monkeypatch):
+    module, steps, made = tiny.tiny_llama(), 3, []
+    coins = Draws(torch.ones(2), uniforms(torch.arange(2), torch.arange(steps).expand(2, steps), 5))
+    for patience in (0, 16):
+        model = load(module, runner="native", backend="openvino")
+        model.backend._patience = patience
+        sizes, run = [], openvino_backend._Request.run
+
+        def watch(request, arrays, run=run, sizes=sizes):
+            sizes.append(len(arrays["tokens"]))
+            return run(request, arrays)
+
+        cache = filled(texts_of(2, BLOCK), model)
+        chains = []
+        with monkeypatch.context() as patch:
+            patch.setattr(openvino_backend._Request, "run", watch)
+            for rows in ([[4, 9, 3], [8]], [[7], [2, 5]], [[6], [1]], [[], [3]]):
+                chains.append(model.chain(rows, steps, cache, coins if draws else None).tokens)
+                cache.commit(torch.zeros((2, 0), dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+        made.append((chains, next_logits(model, cache, [5, 6]), cache.lengths.tolist()))
+        assert sizes == ([4, 4, 4, 4] if patience else [4, 3, 2, 1])
+    assert made[0][0] == made[1][0]
+    assert torch.allclose(made[0][1], made[1][1], atol=1e-5)
+    assert made[0][2] == made[1][2]
+
+
+def test_early_exits_leave_the_models_text_alone(monkeypatch):
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    cache, early = filled(texts_of(20), model), model.exit_after(1)
+    next_logits(model, cache, [5])
+    cache.commit(torch.zeros((1, 1), dtype=torch.int64), torch.ones(1, dtype=torch.int64))
+    sizes, run = [], openvino_backend._Request.run
+    monkeypatch.setattr(
+        openvino_backend._Request, "run", lambda self, arrays: sizes.append(len(arrays["tokens"])) or run(self, arrays)
+    )
+    for row in ([3, 4, 7], [3], [3, 4]):
+        assert early.chain([row], 2, cache) is not None
+    assert sizes == [3, 1, 2]
 
 
 def test_trees_of_few_nodes_are_padded_too():

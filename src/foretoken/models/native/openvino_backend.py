@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import cache
 from itertools import accumulate
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, TypeVar
 from weakref import finalize
 
 import numpy as np
@@ -16,11 +16,14 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from foretoken.models.chain import Chains, Draws, placed
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.linear import Quantize
-from foretoken.models.native.openvino_graph import BLOCK, Graph, shared
+from foretoken.models.native.openvino_graph import BLOCK, UNITS, Graph, shared
 from foretoken.models.native.rope import Rotary
+
+_AnyFeed = TypeVar("_AnyFeed", bound=Feed)
 
 CHAINS = (5, 3, 2, 1)
 """Steps that are compiled into one graph; whatever number is asked for is made up of these."""
@@ -35,10 +38,21 @@ and a graph of several steps takes several times as long to compile.
 _INPUT_GROUP = 32
 
 _FEW_ROWS, _PADDED_ROWS = 2, 4
-"""Passes over so few tokens are padded to so many where weights are bfloat16.
+"""Passes over so few tokens are padded to so many where many weights are bfloat16.
 
 oneDNN's kernel for AVX-512 multiplies a matrix with four rows faster than with one or two: it read 34 GB/s of weights
 for four, 29 for one and 26 for two on a machine whose memory gives 36 (and 41, 33 and 28 where it gives 59).
+"""
+
+_LEAST_PADDED = 100_000_000
+"""Bytes of weights from which on that is so. Those that stay in the processor's caches are fastest with one row: 17 MB
+took 1.2 ms, and 1.6 ms with four."""
+
+_PATIENCE, _PATIENCE_OF_LARGE = 16, 4
+"""Padding, in tokens, that is spent before a pass of another width than the last one; see `Widths`.
+
+A pass of another width costs 25 to 60 % more than one of the same: 1.2 ms of 2, where another token costs 0.06 ms, with
+17 MB of weights; 5 ms of 37, where it costs 1.2 ms or more, with 900 MB.
 """
 
 _FIRST_BLOCKS = 16
@@ -148,6 +162,34 @@ class PagedStore:
         return new
 
 
+class Widths:
+    """How many tokens the passes of a graph are padded to, so that they are as many as in the pass before.
+
+    The runtime gets every operation ready anew when their number is another one, which may take as long as the pass.
+    A pass over more tokens than the last one is as wide as it must be. One over fewer is padded to the same width,
+    until the padding since the last pass that filled it has cost what another width would.
+
+    Args:
+        patience: tokens of padding that are spent on one width; never more in one pass.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = min(patience, BLOCK)  # padding has one block of slots
+        self._width = self._spent = self._most = 0
+
+    def fit(self, tokens: int) -> int:
+        """The width of the next pass, over so many tokens."""
+        if tokens >= self._width:
+            self._width, self._spent, self._most = tokens, 0, 0
+            return tokens
+        self._spent += self._width - tokens
+        self._most = max(self._most, tokens)
+        if self._spent > self._patience:
+            width = self._most if self._most - tokens <= self._patience else tokens
+            self._width, self._spent, self._most = width, 0, 0
+        return self._width
+
+
 class OpenVinoBackend:
     """Scores feeds with OpenVINO's runtime on the CPU, with as many threads as torch has when the model is loaded.
 
@@ -168,11 +210,13 @@ class OpenVinoBackend:
         self.chains = weights.bytes() <= MOST_CHAINED
         self._rotary = Rotary(spec.config, spec.rotary_dim)
         self._pool = Pool(spec.layers, spec.groups, spec.head_dim, dtype)
-        self._requests: dict[tuple[tuple[int, ...], int | None], _Request] = {}
+        self._requests: dict[tuple[tuple[int, ...], int | None, bool], _Request] = {}
         self._lock = Lock()
         self._threads = torch.get_num_threads()
         self._layers: int | None = None  # that are run; all
-        self._pads = dtype is torch.bfloat16 and quantize is None
+        large = weights.bytes() >= _LEAST_PADDED
+        self._pads = large and dtype is torch.bfloat16 and quantize is None
+        self._patience = _PATIENCE_OF_LARGE if large else _PATIENCE
         self._scratch = [self._pool.take()]  # where tokens that are padding leave keys and values
         self._request(())
 
@@ -202,11 +246,12 @@ class OpenVinoBackend:
         """See `TorchBackend.score`."""
         if any(self._bends(feed) for feed in feeds):
             return self._score_by_path(cache, feeds, picks, hidden_layers)
-        arrays = self._arrays(cache, self._padded(feeds, sum(len(feed.tokens) for feed in feeds)))
-        begins = arrays["subsequence_begins"]
-        arrays["picks"] = _int32([begins[feed] + node for feed, node in picks] or [0])
+        request = self._request(tuple(hidden_layers))
         with self._lock:
-            logits, *hidden = self._request(tuple(hidden_layers)).run(arrays)
+            arrays = self._arrays(cache, self._padded(feeds, request.widths))
+            begins = arrays["subsequence_begins"]
+            arrays["picks"] = _int32([begins[feed] + node for feed, node in picks] or [0])
+            logits, *hidden = request.run(arrays)
         return logits[: len(picks)], [states[: len(picks)] for states in hidden]
 
     def _bends(self, feed: Feed) -> bool:
@@ -257,38 +302,74 @@ class OpenVinoBackend:
         return both[0].clone().numpy(), both[1].clone().numpy()
 
     def warm_up(self) -> None:
-        """Compile what `greedy_chain` needs, all at a time: else it would be done in the middle of a text."""
-        if self.chains:
-            with ThreadPoolExecutor(len(CHAINS)) as pool:
-                list(pool.map(lambda steps: self._request((), steps), CHAINS))
+        """Compile what `chain` needs for the likeliest tokens, all at a time: else it would be done within a text."""
+        self._warm_up(draws=False)
 
-    def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
-        """See `NativeModel.greedy_chain`: a call of the runtime for every five steps, and for what is left of them."""
+    def _warm_up(self, draws: bool) -> None:
+        if self.chains and not all(((), steps, draws) in self._requests for steps in CHAINS):
+            with ThreadPoolExecutor(len(CHAINS)) as pool:
+                list(pool.map(lambda steps: self._request((), steps, draws), CHAINS))
+
+    def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
+        """See `NativeModel.chain`: a call of the runtime for every five steps, and for what is left of them."""
         feeds = [
             Feed(place, row.kept, list(tokens), row.regime, None)
             for place, (row, tokens) in enumerate(zip(cache.rows, rows, strict=True))
             if tokens
         ]
-        chains: list[list[int]] = [[] for _ in rows]
+
+        def go_on(feed: Feed, token: int, outputs: list[Tensor]) -> None:
+            feed.tokens = [min(token, self.spec.vocab_size - 1)]
+
+        return self._chain(cache, feeds, steps, draws, len(rows), go_on)
+
+    def _chain(
+        self,
+        cache: NativeCache,
+        feeds: Sequence[_AnyFeed],
+        steps: int,
+        draws: Draws | None,
+        rows: int,
+        go_on: Callable[[_AnyFeed, int, list[Tensor]], None],
+    ) -> Chains:
+        """Chains of so many steps after feeds, as those of so many rows.
+
+        Args:
+            cache: the rows'.
+            feeds: what comes before the chains, one a row at most.
+            steps: of all chains.
+            draws: of the rows; None for the likeliest tokens.
+            rows: how many there are.
+            go_on: given a feed, the last token of its chain and what else the graph gave, puts what goes on from there
+                in place of the feed's tokens.
+        """
+        if draws is not None:
+            self._warm_up(draws=True)
+            draws = draws.of([feed.row for feed in feeds])
+        chains: list[list[int]] = [[] for _ in range(rows)]
+        laws: list[Tensor] = []
         done = 0
         while done < steps:
             size = next(size for size in CHAINS if size <= steps - done)
-            found = self._chain(cache, feeds, size)
-            for feed, tokens in zip(feeds, found, strict=True):
+            request = self._request((), size, draws is not None)
+            with self._lock:
+                if done == 0:  # later on, what comes before are tokens of the chain
+                    self._widened(cache, feeds, request.widths)
+                arrays = self._chain_arrays(cache, feeds, size)
+                if draws is not None:
+                    arrays |= _draw_arrays(draws, slice(done, done + size))
+                found, *outputs = request.run(arrays)
+            if draws is not None:
+                laws.append(torch.stack(outputs[:size], dim=1))
+                outputs = outputs[size:]
+            for feed, tokens in zip(feeds, found.T.tolist(), strict=True):
                 chains[feed.row] += tokens
                 feed.start += len(feed.tokens) + size - 1
-                feed.tokens = [min(tokens[-1], self.spec.vocab_size - 1)]
+                go_on(feed, tokens[-1], outputs)
             done += size
-        return chains
-
-    def _chain(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> list[list[int]]:
-        """Of each feed the tokens after it, so many of them."""
-        size = len(feeds)
-        arrays = self._chain_arrays(cache, self._padded(feeds, size), steps)
-        with self._lock:
-            (found,) = self._request((), steps).run(arrays)
-        chains: list[list[int]] = found.T.tolist()
-        return chains[:size]
+        if draws is None:
+            return Chains(chains)
+        return Chains(chains, placed(_laws(torch.cat(laws, dim=1)), [feed.row for feed in feeds], rows))
 
     def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> dict[str, Any]:
         """Inputs of a graph of so many steps."""
@@ -303,11 +384,28 @@ class OpenVinoBackend:
             arrays["next_begins"] = np.arange(len(ends) + 1, dtype=np.int32)
         return arrays
 
-    def _padded(self, feeds: Sequence[Feed], rows: int) -> Sequence[Feed]:
-        """The feeds, and some of no row's where matrices would be multiplied with too few rows."""
-        if not self._pads or rows > _FEW_ROWS:
-            return feeds
-        return [*feeds, *(Feed(-1, 0, [0], 0, None) for _ in range(_PADDED_ROWS - rows))]
+    def _padded(self, feeds: Sequence[Feed], widths: Widths) -> Sequence[Feed]:
+        """The feeds, and one of no row's if the pass is to be wider."""
+        size = sum(len(feed.tokens) for feed in feeds)
+        missing = widths.fit(_PADDED_ROWS if self._pads and size <= _FEW_ROWS else size) - size
+        return [*feeds, Feed(-1, 0, [0] * missing, 0, None)] if missing else feeds
+
+    def _widened(self, cache: NativeCache, feeds: Sequence[_AnyFeed], widths: Widths) -> None:
+        """Have feeds begin earlier in their texts, if the pass is to be wider and nobody else has those texts.
+
+        What they hold is computed again. Padding that is no row's would go through all steps of a chain.
+        """
+        size = sum(len(feed.tokens) for feed in feeds)
+        missing = widths.fit(size) - size
+        for feed in feeds if self._layers is None else ():
+            missing -= self._begin_earlier(cache, feed, missing)
+
+    def _begin_earlier(self, cache: NativeCache, feed: Any, most: int) -> int:
+        """Put up to so many tokens that come before a feed in front of it; how many there were."""
+        count = min(most, feed.start)
+        feed.tokens = cache.rows[feed.row].tokens[feed.start - count : feed.start] + feed.tokens
+        feed.start -= count
+        return count
 
     def _arrays(self, cache: NativeCache, feeds: Sequence[Feed], room: int = 0) -> dict[str, Any]:
         """A graph's inputs for feeds, all but `picks`; the rows get blocks for so many more slots."""
@@ -336,17 +434,19 @@ class OpenVinoBackend:
             "tree_begins": tree_begins,
         }
 
-    def _request(self, hidden_layers: tuple[int, ...], steps: int | None = None) -> _Request:
+    def _request(self, hidden_layers: tuple[int, ...], steps: int | None = None, draws: bool = False) -> _Request:
         """The compiled model that gives the hidden states of these layers, or takes so many steps."""
-        key = hidden_layers, steps
+        key = hidden_layers, steps, draws
         if key not in self._requests:
-            graph = self._graph(hidden_layers, steps)
-            self._requests[key] = _Request(graph, self._dtype, self._pool, self._threads, self.quantize == "w8a8")
+            graph = self._graph(hidden_layers, steps, draws)
+            request = _Request(graph, self._dtype, self._pool, self._threads, self.quantize == "w8a8")
+            request.widths = Widths(self._patience)
+            self._requests[key] = request
         return self._requests[key]
 
-    def _graph(self, hidden_layers: tuple[int, ...], steps: int | None) -> Graph:
+    def _graph(self, hidden_layers: tuple[int, ...], steps: int | None, draws: bool) -> Graph:
         """What is compiled for `_request`."""
-        return Graph(self._weights, self._dtype, self.quantize, hidden_layers, steps, self._layers)
+        return Graph(self._weights, self._dtype, self.quantize, hidden_layers, steps, self._layers, draws)
 
 
 @cache
@@ -362,6 +462,8 @@ def _core() -> ov.Core:
 
 class _Request:
     """A compiled graph, its inputs, and the memory of its outputs."""
+
+    widths: Widths
 
     def __init__(self, graph: Graph, dtype: torch.dtype, pool: Pool, threads: int, round_inputs: bool) -> None:
         precision = "f32" if dtype is torch.float32 else "bf16"
@@ -408,6 +510,22 @@ def _trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:
         return np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32)
     squares = [np.array(feed.ancestors(), dtype=np.uint8).ravel() for feed in feeds]
     return np.concatenate(squares), _int32([0, *accumulate(map(len, squares))])
+
+
+def _draw_arrays(draws: Draws, steps: slice) -> dict[str, Any]:
+    """Inputs of a graph that draws, for some of the steps."""
+    coins = np.floor(draws.coins[:, steps].numpy().T * UNITS)
+    return {
+        "inverse_temperatures": draws.inverse_temperatures[:, None].numpy(),
+        "coins": coins.astype(np.float32).reshape(-1, 1),
+    }
+
+
+def _laws(sums: Tensor) -> Tensor:
+    """Laws ``[…, V]`` whose cumulative ones are given in whole units. All of this is exact."""
+    laws = sums.clone()
+    laws[..., 1:] -= sums[..., :-1]
+    return laws.mul_(1 / UNITS)
 
 
 def _int32(values: list[int]) -> Any:

@@ -45,6 +45,15 @@ CHAIN_INPUTS = {
 }
 """Further inputs of a graph of several steps."""
 
+DRAW_INPUTS = {
+    "inverse_temperatures": (ov.Type.f32, [-1, 1]),  # [S, 1]
+    "coins": (ov.Type.f32, [-1, 1]),  # [steps · S, 1]: whole numbers from 0 to `UNITS` - 1, one step's after another's
+}
+"""Further inputs of a graph that draws its tokens."""
+
+UNITS = 2**24
+"""What the laws of a graph that draws are whole multiples of: float32 holds all whole numbers up to it."""
+
 _TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}
 
 
@@ -58,9 +67,11 @@ class Graph:
         hidden_layers: layers whose hidden states are outputs besides the logits.
         steps: None for one pass. A number for a pass that is followed by so many less one of one token a row, each
             token the likeliest after the one before: `picks` are then the rows' last tokens, `CHAIN_INPUTS` are about
-            the further passes, one pass after another, and the one output is ``[steps, S]`` int32, the vocabulary's
+            the further passes, one pass after another, and the first output is ``[steps, S]`` int32, the vocabulary's
             size where the scores were no numbers.
         layers: how many there are, the first ones, before the last norm and the output layer; None for all.
+        draws: whether the steps' tokens are drawn, by `DRAW_INPUTS`. Then each step has an output more, ``[S, V]``
+            float32: the cumulative law that its tokens were drawn from, in whole multiples of ``1 / UNITS``.
 
     Attributes:
         model: OpenVINO's.
@@ -76,7 +87,9 @@ class Graph:
         hidden_layers: Sequence[int] = (),
         steps: int | None = None,
         layers: int | None = None,
+        draws: bool = False,
     ) -> None:
+        self._draws, self._found, self._laws = draws, list[Any](), list[Any]()
         self._spec, self._dtype, self._quantize = weights.spec, dtype, quantize
         self._memory: list[Any] = []  # constants don't keep what they lie in
         self._constants: dict[tuple[int, str], Any] = {}
@@ -101,7 +114,8 @@ class Graph:
 
     def _inputs_of(self, steps: int | None) -> dict[str, tuple[Any, list[int]]]:
         """Types and shapes of what a graph of so many steps takes."""
-        return INPUTS if steps is None or steps == 1 else {**INPUTS, **CHAIN_INPUTS}
+        several = CHAIN_INPUTS if steps is not None and steps > 1 else {}
+        return {**INPUTS, **several, **(DRAW_INPUTS if self._draws else {})}
 
     def _pass(self, hidden_layers: Sequence[int]) -> list[Any]:
         states = self._states()
@@ -109,19 +123,34 @@ class Graph:
 
     def _chain(self, steps: int) -> list[Any]:
         """Passes one after another, which see each other's keys and values because each waits for a token."""
-        token = self._best(self._pick(self._states()[-1]))
-        found = [token]
-        for turn in self._turns(steps):
+        turns = self._turns(steps)
+        token = self._token(self._pick(self._states()[-1]))
+        for turn in turns:
             self._now |= {"tokens": ops.minimum(token, integers(self._spec.vocab_size - 1)), **turn}
-            token = self._best(self._states()[-1])
-            found.append(token)
-        return [stacked(found)]
+            token = self._token(self._states()[-1])
+        return self._chained()
+
+    def _chained(self) -> list[Any]:
+        """What `_token` found: ``[steps, S]`` of tokens ``[S]``, one a step, and the laws."""
+        return [ops.concat([ops.unsqueeze(token, integers(0)) for token in self._found], 0), *self._laws]
+
+    def _token(self, x: Any) -> Any:
+        """``[S]`` int32: the tokens that follow hidden states ``[S, hidden]``.
+
+        The vocabulary's size stands for scores that are no numbers.
+        """
+        logits = self._logits(x)
+        token = self._draw(logits) if self._draws else self._best(x, logits)
+        self._found.append(token)
+        return token
 
     def _turns(self, steps: int) -> list[dict[str, Any]]:
         """Of each pass after the first: what stands in place of the inputs besides the tokens."""
+        given = self._inputs
+        if self._draws:
+            self._coins = ops.split(given["coins"], integers(0), steps).outputs()
         if steps == 1:
             return []
-        given = self._inputs
         turns = [ops.split(given[name], integers(0), steps - 1).outputs() for name in ("next_cosines", "next_sines")]
         return [
             {
@@ -134,13 +163,33 @@ class Graph:
             for step, (cosines, sines) in enumerate(zip(*turns, strict=True))
         ]
 
-    def _best(self, x: Any) -> Any:
-        """``[S]`` int32: the likeliest tokens after hidden states ``[S, hidden]``, the lowest of equal ones.
+    def _draw(self, logits: Any) -> Any:
+        """Draw from the softmax of scores over temperature, by inverting its cumulative distribution.
 
-        The vocabulary's size stands for scores that are no numbers. OpenVINO's own operations for this (TopK) go over
-        the scores with one thread, and not in vectors.
+        Sums of float32 are rounded, and differences of them are not the laws that they were made of. So the cumulative
+        distribution is rounded to whole units, as are the coins, and its differences are the law: then what was drawn
+        from is known exactly.
         """
-        size, logits = self._spec.vocab_size, self._logits(x)
+        size = self._spec.vocab_size
+        over = ops.subtract(logits, ops.reduce_max(logits, integers([1]), True))
+        sums = ops.cum_sum(ops.exp(ops.multiply(over, self._now["inverse_temperatures"])), integers(1))
+        total = ops.gather(sums, integers([size - 1]), integers(1))
+        law = ops.floor(ops.multiply(sums, ops.divide(_floats(float(UNITS)), total)))  # never falls: a product does not
+        # It ends with all units, which rounding may have missed by one or two.
+        end = ops.constant(np.array([[0.0] * (size - 1) + [float(UNITS)]], dtype=np.float32))
+        law = ops.minimum(ops.maximum(law, end), _floats(float(UNITS)))
+        below = ops.convert(ops.less_equal(law, self._coins[len(self._found)]), "f32")
+        place = ops.reduce_sum(below, integers([1]), False)
+        total = ops.reduce_sum(over, integers([1]), False)  # the runtime's exponential makes numbers of what is none
+        self._laws.append(law)
+        return ops.convert(ops.select(ops.equal(total, total), place, _floats(float(size))), "i32")
+
+    def _best(self, x: Any, logits: Any) -> Any:
+        """The likeliest tokens, the lowest of equal ones.
+
+        OpenVINO's own operations for this (TopK) go over the scores with one thread, and not in vectors.
+        """
+        size = self._spec.vocab_size
         is_best = ops.equal(logits, ops.reduce_max(logits, integers([1]), True))
         countdown = ops.constant(np.arange(size, 0, -1, dtype=np.float32)[None])  # exact up to 2 ** 24
         place = ops.reduce_max(ops.select(is_best, countdown, _floats(0.0)), integers([1]), False)
@@ -275,11 +324,6 @@ class Graph:
         tensor = shared(values.contiguous())
         self._memory.append(tensor)
         return ops.constant(tensor[0], shared_memory=True)
-
-
-def stacked(tokens: list[Any]) -> Any:
-    """``[steps, S]`` of tokens ``[S]``, one a step."""
-    return ops.concat([ops.unsqueeze(token, integers(0)) for token in tokens], 0)
 
 
 def _halves(matrix: Matrix) -> list[Matrix]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from foretoken.models.base import Cache, Keep, Scores
+from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.rope import Rotary
 from foretoken.models.native.spec import Spec
@@ -24,7 +24,7 @@ class Backend(Protocol):
     name: str
     spec: Spec
     chains: bool
-    """It has a `greedy_chain`, and gains by it."""
+    """It has a `chain`, and gains by it."""
     ragged: bool
     """Rows of different lengths cost it no more than as many tokens of one row."""
     own_threads: bool
@@ -52,10 +52,13 @@ class Backend(Protocol):
         """What runs the first layers alone, with the last norm and the output layer, over the same caches."""
 
     def warm_up(self) -> None:
-        """Get ready for `greedy_chain`."""
+        """Get ready for `chain`."""
 
-    def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
-        """Of each row that is given tokens, so many after them, each the likeliest one."""
+    def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
+        """Of each row that is given tokens, so many after them: each the likeliest one, or drawn.
+
+        The vocabulary's size stands for scores that are no numbers.
+        """
 
 
 class NativeModel:
@@ -134,37 +137,39 @@ class NativeModel:
         return self._score_long(cache, added, width, keep, hidden_layers, self._switch)
 
     def warm_up(self) -> None:
-        """Get ready for `greedy_chain`, which takes its time else when it is called first."""
+        """Get ready for `chain`, which takes its time else when it is called first."""
         self.backend.warm_up()
 
-    def greedy_chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache) -> list[list[int]] | None:
-        """Commit text to rows, and append a chain to each: the likeliest token, then the likeliest after that, ….
+    def chain(
+        self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None
+    ) -> Chains | None:
+        """Commit text to rows, and append a chain to each: a token, then one that follows it, ….
 
         The same as `forward` and a commit of the text, then `forward` with one node a row, each node the best token of
-        the one before, the lowest id of equal ones; but in one call of the backend.
+        the one before (the lowest id of equal ones) or drawn; but in one call of the backend.
 
         Args:
             rows: new tokens of each row; rows without any get no chain.
             steps: tokens of each chain, at least 1.
             cache: from `open`, without tentative nodes.
+            draws: of each row, if tokens are drawn.
 
         Returns:
-            Each row's chain; all but its last token are tentative nodes now. A chain ends early, or is empty, where
-            the scores were no numbers. None where the backend has no such call, and where there is too much to read
-            for it; nothing has been appended then.
+            Each row's chain; all but its last token are tentative nodes now. None where the backend has no such call,
+            and where there is too much to read for it; nothing has been appended then.
         """
         assert isinstance(cache, NativeCache)
         behind = any(row.nodes or row.kept < len(row.tokens) for row in cache.rows)
         most = max(map(len, rows), default=0)
         if not self.backend.chains or self._switch is not None or behind or not 0 < most <= CHUNK:
             return None
-        chains = self.backend.greedy_chain(cache, rows, steps)
-        for row, tokens, chain in zip(cache.rows, rows, chains, strict=True):
+        chains = self.backend.chain(cache, rows, steps, draws)
+        for row, tokens, chain in zip(cache.rows, rows, chains.tokens, strict=True):
             row.tokens += tokens
             row.kept += len(tokens)
             row.nodes, row.parents = chain[:-1], list(range(-1, len(chain) - 2))
             row.scored = len(row.nodes)
-        return [list(takewhile(self._is_token, chain)) for chain in chains]
+        return chains.below(self.vocab_size)
 
     def exit_after(self, layers: int) -> NativeModel:
         """See `Exits`."""
@@ -175,9 +180,6 @@ class NativeModel:
         while unread := cache.unread(CHUNK):
             self.backend.score(cache, unread, [], ())
             cache.fed(unread)
-
-    def _is_token(self, token: int) -> bool:
-        return token < self.vocab_size
 
     def _score(
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]
@@ -267,14 +269,16 @@ class _Exit(NativeModel):
         self.num_layers = layers
         self._model = model
 
-    def greedy_chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache) -> list[list[int]] | None:
+    def chain(
+        self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None
+    ) -> Chains | None:
         """As of the whole model, but nothing is committed or appended: the text in `rows` is drafted from alone."""
         assert isinstance(cache, NativeCache)
         nodes = any(row.nodes for row in cache.rows)
         if not self.backend.chains or self._switch is not None or nodes or max(map(len, rows), default=0) > CHUNK:
             return None
         self._model.read_up(cache)
-        return [list(takewhile(self._is_token, chain)) for chain in self.backend.greedy_chain(cache, rows, steps)]
+        return self.backend.chain(cache, rows, steps, draws).below(self.vocab_size)
 
     def _score(
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]

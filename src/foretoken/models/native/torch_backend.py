@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.cache import Append, SlotLayer, slots_bytes
+from foretoken.models.chain import Chains, Draws
 from foretoken.models.masks import MaskBuilder, Pattern
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
@@ -159,7 +160,7 @@ class TorchBackend:
     def warm_up(self) -> None:
         """There is nothing to compile."""
 
-    def greedy_chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+    def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """Not here."""
         raise NotImplementedError("the torch backend takes one step a call")
 

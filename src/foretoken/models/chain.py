@@ -1,0 +1,61 @@
+"""Chains that a model drafts in one call, each token fed back into the model where it was chosen or drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How the tokens of chains are drawn: from the softmax of scores over temperature, nothing taken out of it.
+
+    Attributes:
+        inverse_temperatures: ``[B]`` float32.
+        coins: ``[B, steps]`` float64 in [0, 1): for each token a number of its own.
+    """
+
+    inverse_temperatures: Tensor
+    coins: Tensor
+
+    def of(self, rows: Sequence[int]) -> Draws:
+        """Those of some rows, in this order."""
+        return Draws(self.inverse_temperatures[list(rows)], self.coins[list(rows)])
+
+    def among(self, rows: Sequence[int], total: int) -> Draws:
+        """Those of so many rows, of which `rows` are these, and the others draw nothing."""
+        return Draws(placed(self.inverse_temperatures, rows, total), placed(self.coins, rows, total))
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What was drafted.
+
+    Attributes:
+        tokens: of each row. A chain ends early where the scores were no numbers.
+        laws: ``[B, steps, V]`` float32, what each token was drawn from, each entry a whole multiple of ``2**-24`` and
+            each law of total 1; None where all tokens are the likeliest ones.
+    """
+
+    tokens: list[list[int]]
+    laws: Tensor | None = None
+
+    def below(self, vocab_size: int) -> Chains:
+        """The chains up to where the vocabulary's size stands for scores that were no numbers."""
+        return Chains([list(takewhile(lambda token: token < vocab_size, row)) for row in self.tokens], self.laws)
+
+    def of(self, rows: Sequence[int]) -> Chains:
+        """Those of some rows, in this order."""
+        return Chains([self.tokens[row] for row in rows], None if self.laws is None else self.laws[list(rows)])
+
+
+def placed(values: Tensor, rows: Sequence[int], total: int) -> Tensor:
+    """``[total, …]`` with the values in these rows, and 0 in the others; the values themselves where all are given."""
+    if list(rows) == list(range(total)):
+        return values
+    spread = values.new_zeros((total, *values.shape[1:]))
+    spread[list(rows)] = values
+    return spread
