@@ -226,6 +226,28 @@ def test_passes_that_read_a_prompt_are_not_taken_for_the_cost_of_scoring():
     assert recorded.count(False) == 5  # the first round of each text
 
 
+def test_catching_up_with_a_text_is_not_taken_for_the_cost_of_drafting(monkeypatch):
+    # Else a drafter that was not asked for long looks dear when it is, and is not asked again.
+    cheap, dear = Fixed("cheap", []), Fixed("dear", [wrong_token(NEW)])
+    cascade = Cascade([cheap, dear], costs=[0.0, 2.0])
+    seen = []
+    monkeypatch.setattr(
+        cascade._seconds, "asked", lambda place, rows, count, seconds, unread: place == 1 and seen.append(unread)
+    )
+    params = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
+    Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=4).generate(NEW, params)
+    assert len(seen) == len(dear.asked) == 3
+    assert all(unread >= 60 for unread in seen)  # a token a round, and it is asked every 64 rounds
+    often = Cascade([cheap, Right("right", NEW)], costs=[0.0, 0.1])
+    seen.clear()
+    monkeypatch.setattr(
+        often._seconds, "asked", lambda place, rows, count, seconds, unread: place == 1 and seen.append(unread)
+    )
+    Engine(tiny_llama(seed=1), often, num_speculative_tokens=4).generate([*NEW, *NEW, *NEW, *NEW], GREEDY)
+    assert seen[0] == 20
+    assert not any(seen[1:])
+
+
 def test_rows_that_are_drafted_by_both_have_the_laws_of_both():
     class Watching(Cascade):
         def propose(self, batch, limits):
@@ -378,7 +400,7 @@ def test_who_is_seldom_right_drafts_few():
     Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=16).generate(NEW, params)
     assert {limit for (limit,) in copying.asked[:99]} == {16}
     limits = [limit for (limit,) in dear.asked]
-    assert limits[0] == 7
+    assert limits[0] == 8
     assert limits[-1] == 3
     assert limits == sorted(limits, reverse=True)
     assert len(limits) < 80  # then it is not asked any more

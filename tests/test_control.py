@@ -203,6 +203,16 @@ def test_other_values_are_refused(value):
         Engine(tiny_llama(), None, num_speculative_tokens=value)
 
 
+def test_a_slow_round_does_not_bend_the_line_through_costs():
+    costs = Costs()
+    for size, seconds, times in ((2, 0.0114, 1), (4, 0.0019, 9), (16, 0.0062, 1)):
+        for _ in range(times):
+            costs.record("drafter", 1, size, seconds)
+    line = costs.line("drafter", 1)
+    assert line(4) == pytest.approx(0.0019)
+    assert line(16) == pytest.approx(0.0062)
+
+
 def test_the_line_through_costs_never_promises_that_something_is_free():
     costs = Costs()
     assert costs.line("target", 1) is None

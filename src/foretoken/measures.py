@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, linear_regression, median
-from typing import Any, Literal
+from itertools import accumulate, combinations
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
 Part = Literal["target", "drafter", "rest"]
 
@@ -50,12 +51,20 @@ class Acceptance:
         return result
 
 
+class _Point(NamedTuple):
+    """The median of the latest measurements of one size, and their number."""
+
+    size: int
+    seconds: float
+    number: int
+
+
 class Costs:
     """Seconds that the parts of a round take, by rows and by positions; medians of the latest measurements."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[Part, int], dict[int, deque[float]]] = {}
-        self._medians: dict[tuple[Part, int], list[tuple[int, float]]] = {}  # by size, rising; made when asked for
+        self._medians: dict[tuple[Part, int], list[_Point]] = {}  # by size, rising; made when asked for
 
     def record(self, part: Part, rows: int, size: int, seconds: float) -> None:
         """One measurement.
@@ -80,34 +89,37 @@ class Costs:
         if not points:
             return None
         if len(points) == 1:
-            at, seconds = points[0]
+            at, seconds, _ = points[0]
             if part == "drafter":
                 return seconds * size / at if at else seconds
             return seconds * (1 + _SLOPE * (size - 1)) / (1 + _SLOPE * (at - 1))
-        after = next((i for i, (at, _) in enumerate(points) if at >= size), len(points) - 1)
-        (x0, y0), (x1, y1) = points[max(after - 1, 0)], points[max(after, 1)]
+        after = next((i for i, (at, _, _) in enumerate(points) if at >= size), len(points) - 1)
+        (x0, y0, _), (x1, y1, _) = points[max(after - 1, 0)], points[max(after, 1)]
         slope = (y1 - y0) / (x1 - x0)
         if size > x1 or size < x0:
             slope = max(slope, 0.0)  # beyond what was measured noise must not promise that more costs less
         return max(y0 + slope * (size - x0), 0.0)
 
     def line(self, part: Part, rows: int) -> Callable[[int], float] | None:
-        """Seconds by size: the line that fits what was measured best; never less than half of the least that was.
+        """Seconds by size: a line through what was measured; never less than half of the least that was.
 
-        To choose among many sizes by: single measurements err, and the cheapest size would be one that errs most. None
-        before two sizes were measured.
+        To choose among many sizes by: single measurements err, and the cheapest size would be one that errs most. The
+        line is Theil and Sen's, the median of the slopes between any two sizes, weighted by their measurements and
+        their distance: a single slow round must not bend it. None before two sizes were measured.
         """
         points = self._points(part, rows)
         if len(points) < 2:
             return None
-        sizes, seconds = zip(*points, strict=True)
-        slope, base = linear_regression(sizes, seconds)
-        if slope <= 0.0:
-            base, slope = fmean(seconds), 0.0
-        least = max(min(seconds) / 2, 1e-9)
+        slopes = [
+            ((b.seconds - a.seconds) / (b.size - a.size), min(a.number, b.number) * (b.size - a.size))
+            for a, b in combinations(points, 2)
+        ]
+        slope = max(_weighted_median(slopes), 0.0)
+        base = _weighted_median([(point.seconds - slope * point.size, point.number) for point in points])
+        least = max(min(point.seconds for point in points) / 2, 1e-9)
         return lambda size: max(base + slope * size, least)
 
-    def _points(self, part: Part, rows: int) -> list[tuple[int, float]]:
+    def _points(self, part: Part, rows: int) -> list[_Point]:
         wanted = bucket(rows)
         if (part, wanted) not in self._measured:
             buckets = [rows for name, rows in self._measured if name == part]
@@ -120,7 +132,7 @@ class Costs:
             # One slow round must not put a size off for ever: until there are some, its neighbours speak for it.
             solid = {size: values for size, values in sizes.items() if len(values) >= _ENOUGH}
             used = solid if len(solid) >= 2 else sizes
-            points = sorted((size, median(values)) for size, values in used.items())
+            points = sorted(_Point(size, median(values), len(values)) for size, values in used.items())
             self._medians[part, wanted] = points
         return points
 
@@ -142,3 +154,13 @@ class Costs:
 def bucket(rows: int) -> int:
     """Batches that are taken to cost the same: 1, 2, 3, 4, 8, 16, …"""
     return rows if rows <= 4 else 1 << (rows - 1).bit_length()
+
+
+def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
+    """Of values and their weights: where half of the weight is below, between the two nearest if that is at an end."""
+    ordered = sorted(values)
+    sums = list(accumulate(weight for _, weight in ordered))
+    half = sums[-1] / 2
+    low = next(place for place, so_far in enumerate(sums) if so_far >= half)
+    high = next(place for place, so_far in enumerate(sums) if so_far > half)
+    return (ordered[low][0] + ordered[high][0]) / 2

@@ -36,6 +36,10 @@ _BEYOND = 2  # tokens that are drafted beyond those that are expected to be righ
 _FARTHEST = 32  # depths that are told apart; deeper ones are as good as this one
 _ENOUGH = 4  # measurements from which on they are relied on
 _WARM = 6  # first calls, which are not measured: things are compiled then, and who looks dear is seldom asked again
+_ASKED = (1, 2, 3, 5, 8, 10, 15, 20, 25)
+"""Tokens that drafters which pay by the token are asked for, or else as many as may be: what few numbers cost is known
+sooner."""
+_NEAR = 12  # tokens that came since a drafter was asked: reading so many along costs nothing to speak of
 _POSITION = 0.04  # target passes that a further position costs, where the costs of drafters are given
 _PROBE = 32  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
 
@@ -68,8 +72,7 @@ class _Record:
             seen, known = self._seen, list[float]()
             for place in range(max(len(self._prior), len(seen.tried))):
                 tried, kept = (seen.tried[place], seen.kept[place]) if place < len(seen.tried) else (0.0, 0.0)
-                # Who was right so far is likely to stay so; who begins wrong may go on well where it does not.
-                prior = max([self._prior[min(place, len(self._prior) - 1)], *known[-1:]])
+                prior = self._prior[min(place, len(self._prior) - 1)]
                 known.append((kept + _WEIGHT * prior) / (tried + _WEIGHT))
             self._known = known
         return (self._known + self._known[-1:] * depth)[:depth]
@@ -102,7 +105,7 @@ class _Text:
         proposals: of the round: for each drafter that was asked, the kind and the tokens.
         offers: of the round: those of them that may be taken.
         waited: of each drafter, rounds since it was asked.
-        met: the drafters that were asked before, and so have read the text.
+        known: of each drafter, the length of the text when it was asked last.
     """
 
     free: bool
@@ -111,7 +114,12 @@ class _Text:
     proposals: list[tuple[Kind, list[int]]] = field(default_factory=list)
     offers: list[_Offer] = field(default_factory=list)
     waited: list[int] = field(default_factory=list)
-    met: set[int] = field(default_factory=set)
+    known: list[int] = field(default_factory=list)
+
+    def unread(self, place: int, length: int) -> int:
+        """Tokens that a drafter has to catch up with before it drafts; the few of every round don't count."""
+        behind = length - self.known[place]
+        return behind if behind > _NEAR else 0
 
 
 @dataclass(frozen=True)
@@ -184,7 +192,7 @@ class _Seconds:
         self._began: float | None = None
 
     def asked(self, place: int, rows: int, count: int, seconds: float, unread: int) -> None:
-        """A call for so many tokens at most that took so long, and read so much of texts that it had not met."""
+        """A call for so many tokens at most that took so long, and caught up with so much of texts."""
         if not unread:
             self._record(self._calls[place], place, rows, count, seconds)
         elif (usual := self._calls[place].estimate("drafter", rows, count)) is not None:
@@ -410,19 +418,21 @@ class Cascade:
         text = self._texts.get(sequence)
         if text is None:
             free = not (batch.reproducible and batch.reproducible[row])
-            text = self._texts[sequence] = _Text(free, sequence.params.greedy, waited=[0] * len(self.drafters))
+            nothing = [0] * len(self.drafters)
+            text = self._texts[sequence] = _Text(free, sequence.params.greedy, waited=nothing, known=list(nothing))
         text.proposals.clear()
         text.offers.clear()
         text.waited = [rounds + 1 for rounds in text.waited]
         return text
 
     def _meet(self, place: int, texts: list[_Text], sequences: list[Sequence], asked: list[int]) -> int:
-        """Tokens of the texts that are drafted for, and that the drafter is asked about for the first time."""
+        """Tokens of the texts that are drafted for, and that the drafter has to read first."""
         unread = 0
         for text, sequence, limit in zip(texts, sequences, asked, strict=True):
-            if limit and place not in text.met:
-                text.met.add(place)
-                unread += len(sequence.context)
+            if limit:
+                length = len(sequence.tokens)
+                unread += text.unread(place, length)
+                text.known[place] = length
         return unread
 
     def _limit(self, text: _Text, place: int, limit: int, costs: _Costs | None, spent: float) -> int:
@@ -482,7 +492,7 @@ class Cascade:
         rate = max([1.0 / (spent + costs.target(0)), *(offer.used(costs, spent)[1] for offer in text.offers)])
         left = sequence.params.max_new_tokens - len(sequence.output)
         for other, record in zip(later, records, strict=True):
-            reading = 0.0 if other in text.met else costs.reading(other) * len(sequence.context)
+            reading = costs.reading(other) * text.unread(other, len(sequence.tokens))
             # What it has to read first is spread over the rounds that may be left.
             spread = reading * (1.0 + record.value) / left
             count, promised = _best(record, limit, costs, spent + spread, other)
@@ -523,12 +533,12 @@ def _best(record: _Record, most: int, costs: _Costs, spent: float, place: int) -
         place: of the drafter.
     """
     expected = record.expected(most)
-    rates = [
-        (1.0 + expected[count]) / (spent + costs.call(place, count) + costs.target(count))
-        for count in range(1, most + 1)
-    ]
-    best = max(range(most), key=rates.__getitem__)
-    return best + 1, rates[best]
+    rates = {
+        count: (1.0 + expected[count]) / (spent + costs.call(place, count) + costs.target(count))
+        for count in (*(count for count in _ASKED if count < most), most)
+    }
+    best = max(rates, key=rates.__getitem__)
+    return best, rates[best]
 
 
 def _reach(value: float, limit: int, sure: float) -> int:

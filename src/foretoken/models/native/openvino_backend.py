@@ -26,7 +26,7 @@ from foretoken.models.native.rope import Rotary
 _AnyFeed = TypeVar("_AnyFeed", bound=Feed)
 
 CHAINS = (5, 3, 2, 1)
-"""Steps that are compiled into one graph; whatever number is asked for is made up of these."""
+"""Steps that are compiled into one graph; whatever number is asked for is made up of these, the rest dropped."""
 
 MOST_CHAINED = 64_000_000
 """Bytes of weights of the largest model that takes several steps in one call.
@@ -48,7 +48,7 @@ _LEAST_PADDED = 100_000_000
 """Bytes of weights from which on that is so. Those that stay in the processor's caches are fastest with one row: 17 MB
 took 1.2 ms, and 1.6 ms with four."""
 
-_PATIENCE, _PATIENCE_OF_LARGE = 16, 4
+_PATIENCE, _PATIENCE_OF_LARGE = 32, 4
 """Padding, in tokens, that is spent before a pass of another width than the last one; see `Widths`.
 
 A pass of another width costs 25 to 60 % more than one of the same: 1.2 ms of 2, where another token costs 0.06 ms, with
@@ -311,7 +311,7 @@ class OpenVinoBackend:
                 list(pool.map(lambda steps: self._request((), steps, draws), CHAINS))
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
-        """See `NativeModel.chain`: a call of the runtime for every five steps, and for what is left of them."""
+        """See `NativeModel.chain`: a call of the runtime for every five steps, and one for what is left of them."""
         feeds = [
             Feed(place, row.kept, list(tokens), row.regime, None)
             for place, (row, tokens) in enumerate(zip(cache.rows, rows, strict=True))
@@ -350,7 +350,7 @@ class OpenVinoBackend:
         laws: list[Tensor] = []
         done = 0
         while done < steps:
-            size = next(size for size in CHAINS if size <= steps - done)
+            size = _size_of_call(steps - done)
             request = self._request((), size, draws is not None)
             with self._lock:
                 if done == 0:  # later on, what comes before are tokens of the chain
@@ -367,9 +367,11 @@ class OpenVinoBackend:
                 feed.start += len(feed.tokens) + size - 1
                 go_on(feed, tokens[-1], outputs)
             done += size
+        chains = [chain[:steps] for chain in chains]
         if draws is None:
             return Chains(chains)
-        return Chains(chains, placed(_laws(torch.cat(laws, dim=1)), [feed.row for feed in feeds], rows))
+        drawn = _laws(torch.cat(laws, dim=1)[:, :steps])
+        return Chains(chains, placed(drawn, [feed.row for feed in feeds], rows))
 
     def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> dict[str, Any]:
         """Inputs of a graph of so many steps."""
@@ -512,13 +514,18 @@ def _trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:
     return np.concatenate(squares), _int32([0, *accumulate(map(len, squares))])
 
 
+def _size_of_call(steps: int) -> int:
+    """Steps of the next call where so many are left: a step too many costs less than another call."""
+    longest = CHAINS[0]
+    return longest if steps >= longest else min(size for size in CHAINS if size >= steps)
+
+
 def _draw_arrays(draws: Draws, steps: slice) -> dict[str, Any]:
     """Inputs of a graph that draws, for some of the steps."""
-    coins = np.floor(draws.coins[:, steps].numpy().T * UNITS)
-    return {
-        "inverse_temperatures": draws.inverse_temperatures[:, None].numpy(),
-        "coins": coins.astype(np.float32).reshape(-1, 1),
-    }
+    coins = np.zeros((steps.stop - steps.start, len(draws.coins)), dtype=np.float32)
+    given = draws.coins[:, steps].numpy().T
+    coins[: len(given)] = np.floor(given * UNITS)
+    return {"inverse_temperatures": draws.inverse_temperatures[:, None].numpy(), "coins": coins.reshape(-1, 1)}
 
 
 def _laws(sums: Tensor) -> Tensor:
