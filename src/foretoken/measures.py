@@ -111,7 +111,7 @@ class Costs:
         if len(points) < 2:
             return None
         slopes = [
-            ((b.seconds - a.seconds) / (b.size - a.size), min(a.number, b.number) * (b.size - a.size))
+            ((b.seconds - a.seconds) / (b.size - a.size), a.number * b.number * (b.size - a.size))
             for a, b in combinations(points, 2)
         ]
         slope = max(_weighted_median(slopes), 0.0)
