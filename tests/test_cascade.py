@@ -248,6 +248,29 @@ def test_catching_up_with_a_text_is_not_taken_for_the_cost_of_drafting(monkeypat
     assert not any(seen[1:])
 
 
+def test_what_things_cost_is_kept_for_the_next_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    params = SamplingParams(temperature=0.0, max_new_tokens=150, ignore_eos=True)
+    target = tiny_llama(seed=1)
+
+    def cascade(second="dear"):
+        parts = [Fixed("cheap", [1, 2], match=2), Fixed(second, [3, 4])]
+        return Engine(target, Cascade(parts), num_speculative_tokens=2).drafter
+
+    first = cascade()
+    assert first._seconds.costs(1) is None
+    Engine(target, first, num_speculative_tokens=2).generate(NEW, params)
+    assert cascade()._seconds.costs(1) is not None
+    copy = cascade("another")._seconds
+    copy.read(first._seconds.as_json())
+    assert copy.as_json() == first._seconds.as_json()
+    assert cascade("another")._seconds.costs(1) is None
+    (tmp_path / "foretoken" / "costs.json").write_text(
+        (tmp_path / "foretoken" / "costs.json").read_text().replace('"reading"', '"writing"')
+    )
+    assert cascade()._seconds.costs(1) is None
+
+
 def test_rows_that_are_drafted_by_both_have_the_laws_of_both():
     class Watching(Cascade):
         def propose(self, batch, limits):

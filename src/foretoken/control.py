@@ -14,18 +14,12 @@ fixed k (see `Rounds`), unless their text does not depend on it.
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
-
+from foretoken import learnt
 from foretoken.measures import Acceptance, Costs, bucket
 
 AUTO: Literal["auto"] = "auto"
@@ -101,7 +95,7 @@ class Controller:
         self._curves: dict[int, list[float]] = {}  # seconds by k, by size of batch; good for some rounds
         self._curves_until = 0
         if self.key is not None:
-            saved = _read().get(self.key, {})
+            saved = learnt.read().get(self.key, {})
             with suppress(AttributeError, KeyError, TypeError, ValueError):  # another version's, or damaged
                 self.costs.read(saved.get("costs", {}))
                 tried, kept = saved.get("acceptance", ([], []))
@@ -225,12 +219,12 @@ class Controller:
     def save(self) -> None:
         """Keep what was learnt; where that can't be written, it is let go."""
         if self.key is not None:
-            everything = _read()
+            everything = learnt.read()
             everything[self.key] = {
                 "costs": self.costs.as_json(),
                 "acceptance": [self._overall.tried, self._overall.kept],
             }
-            _write(everything)
+            learnt.write(everything)
 
     def _went(self, k: int) -> int:
         if k:
@@ -301,32 +295,3 @@ class TreeController(Controller):
             for place, accepted in enumerate(request.expected(prior, weight=4.0)[:count]):
                 tokens[place] += accepted
         return tokens
-
-
-def key_of(*parts: object) -> str:
-    """The key for models and a drafter on this machine, as it is set up now."""
-    machine = (platform.node(), platform.machine(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
-    return " | ".join(map(str, (*machine, *parts)))
-
-
-def _path() -> Path:
-    root = os.environ.get("FORETOKEN_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "foretoken" / "costs.json"
-
-
-def _read() -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        found = json.loads(_path().read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
-def _write(content: dict[str, Any]) -> None:
-    path = _path()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may write at once: each replaces the file by a whole one.
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            json.dump(content, file)
-        os.replace(file.name, path)

@@ -11,10 +11,12 @@ from zlib import crc32
 
 from foretoken import verify
 from foretoken.completion import Completion, StreamEvent
-from foretoken.control import AUTO, MAX_SPECULATIVE_TOKENS, Controller, TreeController, key_of
+from foretoken.control import AUTO, MAX_SPECULATIVE_TOKENS, Controller, TreeController
 from foretoken.drafters import Drafter, Vocab, is_name
+from foretoken.drafters.base import CostKeeper
 from foretoken.drafters.growth import Tree, TreePlan, plan_of
 from foretoken.errors import ForetokenError, ParameterError, PromptError
+from foretoken.learnt import key_of
 from foretoken.making import make_drafter
 from foretoken.memory import Budget, parse_bytes
 from foretoken.models import LanguageModel, load
@@ -165,7 +167,10 @@ class Engine:
     def _draft_with(self, drafter: Any, tree: TreePlan | None = None) -> None:
         self._drafter = make_drafter(drafter, self.target, tree=tree, vocab=self._vocab, **self._load_options)
         trees = getattr(self._drafter, "trees", False)
-        self._controller = (TreeController if trees else Controller)(_controller_key(self.target, self._drafter))
+        key = _key_of(self.target, self._drafter)
+        self._controller = (TreeController if trees else Controller)(key)
+        if isinstance(self._drafter, CostKeeper):
+            self._drafter.keep_costs(key)
         if self._limit is not None:
             models = [self.target, *getattr(self._drafter, "models", ())]
             if self._budget is None:
@@ -397,12 +402,14 @@ def _source(model: Any) -> str | None:
     return str(getattr(model, "name", None) or getattr(getattr(model, "config", None), "name_or_path", ""))
 
 
-def _controller_key(target: LanguageModel, drafter: Drafter) -> str:
+def _key_of(target: LanguageModel, drafter: Drafter) -> str:
+    """What is learnt about models and drafter is kept under this name."""
     models = [target, *getattr(drafter, "models", ())]
     described = [f"{type(model).__name__} {model.name} {model.dtype} {model.device}" for model in models]
     plan = getattr(drafter, "tree", None)
     grown = f"trees {crc32(repr(plan).encode()):08x}" if getattr(plan, "branches", False) else ""
-    return key_of(*described, drafter.name, *filter(None, [grown]))
+    parts = ",".join(part.name for part in getattr(drafter, "drafters", ()))
+    return key_of(*described, drafter.name, *filter(None, [parts, grown]))
 
 
 def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:

@@ -143,12 +143,13 @@ class Costs:
             result.setdefault(part, {})[str(rows)] = {str(size): median(values) for size, values in sizes.items()}
         return result
 
-    def read(self, saved: Mapping[str, Any]) -> None:
-        """Take over what an earlier process learnt, one measurement each."""
+    def read(self, saved: Mapping[str, Any], times: int = 1) -> None:
+        """Take over what an earlier process learnt, so many measurements each."""
         for part in ("target", "drafter", "rest"):
             for rows, sizes in saved.get(part, {}).items():
                 for size, seconds in sizes.items():
-                    self.record(part, int(rows), int(size), float(seconds))
+                    for _ in range(times):
+                        self.record(part, int(rows), int(size), float(seconds))
 
 
 def bucket(rows: int) -> int:

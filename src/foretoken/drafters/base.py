@@ -138,6 +138,14 @@ class TargetChecker(Protocol):
         """
 
 
+@runtime_checkable
+class CostKeeper(Protocol):
+    """What a drafter has besides that learns what things cost on this machine, and may keep it for other processes."""
+
+    def keep_costs(self, key: str) -> None:
+        """Begin with what was kept under this name, if there is anything, and keep there what is learnt."""
+
+
 class NoDrafter:
     """Proposes nothing: every round is one plain step of the target."""
 

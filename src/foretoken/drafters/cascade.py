@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as AbstractSequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
 from math import ceil
 from operator import mul
 from statistics import median
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from foretoken import learnt
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, FeatureReader, TargetChecker
 from foretoken.errors import ParameterError
@@ -214,6 +216,24 @@ class _Seconds:
             self._measured[place] += 1
         self._met.add((place, rows, size))
 
+    def as_json(self) -> dict[str, Any]:
+        """What `read` takes."""
+        return {
+            "calls": [calls.as_json() for calls in self._calls],
+            "reading": [median(all_) if all_ else None for all_ in self._reading],
+            "target": self._target.as_json(),
+        }
+
+    def read(self, saved: Mapping[str, Any]) -> None:
+        """Begin with what an earlier process measured."""
+        for place, (calls, reading) in enumerate(zip(saved["calls"], saved["reading"], strict=True)):
+            self._calls[place].read(calls, _ENOUGH)
+            self._measured[place] = _ENOUGH if calls else 0
+            if reading is not None:
+                self._reading[place].append(float(reading))
+        self._target.read(saved["target"], _ENOUGH)
+        self._measured[-1] = _ENOUGH if saved["target"] else 0
+
     def lacks(self, place: int) -> bool:
         """Whether a drafter's calls are not known yet."""
         return self._measured[place] < _ENOUGH
@@ -275,7 +295,8 @@ class Cascade:
     next drafter is asked where it would raise that; and now and then where not, to see if it still holds. In the end
     the best of all drafts is taken.
 
-    What calls and passes cost is measured, and what drafts are worth is remembered from text to text, for requests
+    What calls and passes cost is measured, and kept for the next process (`keep_costs`); what drafts are worth is
+    remembered from text to text; both for requests
     whose text does not depend on it: greedy ones, those of coupled verifiers, and those that name no seed. For the
     others there are `costs` where they are given, or else `margin` and drafts of about two tokens more than are
     expected to be right; and each text begins with fixed expectations: so the choice depends on the text's past alone,
@@ -320,6 +341,8 @@ class Cascade:
         self._seconds = _Seconds(len(drafters))
         self._turns: list[list[bool]] = []  # of each drafter, the rows that took its draft in this round
         self._proposed: list[Sequence] = []  # the rows of this round
+        self._key: str | None = None
+        self._rounds = 0
 
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter that has something to say about the target see to it."""
@@ -338,6 +361,21 @@ class Cascade:
         layers = dict(zip(self.hidden_layers, hidden, strict=True))
         for reader in self._readers:
             reader.read(sequences, starts, counts, [layers[layer] for layer in reader.hidden_layers])
+
+    def keep_costs(self, key: str) -> None:
+        """See `CostKeeper`: what was measured, and not what drafts are worth, which other texts may not bear out."""
+        self._key = f"{key} | costs of drafters"
+        saved = learnt.read().get(self._key)
+        if saved is not None:
+            seconds = _Seconds(len(self.drafters))
+            with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # another version's, or damaged
+                seconds.read(saved)
+                self._seconds = seconds
+
+    def _keep(self) -> None:
+        self._rounds += 1
+        if self._key is not None and self._given is None and (self._rounds == 64 or self._rounds % 1024 == 0):
+            learnt.write({**learnt.read(), self._key: self._seconds.as_json()})
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """For each row the draft that promises most, of the drafters that it pays to ask."""
@@ -395,6 +433,7 @@ class Cascade:
         paths, counts, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
         if self._proposed == batch.sequences:
             self._seconds.pass_ended(len(batch.sequences), draft.width)
+            self._keep()
         else:  # a round without a proposal is told of too, and one that failed is not
             self._turns = [[False] * len(batch.sequences) for _ in self.drafters]
         self._proposed = []
