@@ -8,6 +8,7 @@ import torch
 from foretoken import load
 from foretoken.draft import Draft
 from foretoken.drafters import Cascade, DraftModel, Lookahead, NgramStorage, PromptLookup, TokenRecycling
+from foretoken.drafters.cascade import _Seconds, _Text
 from foretoken.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.sampling import SamplingParams
@@ -246,6 +247,22 @@ def test_catching_up_with_a_text_is_not_taken_for_the_cost_of_drafting(monkeypat
     Engine(tiny_llama(seed=1), often, num_speculative_tokens=4).generate([*NEW, *NEW, *NEW, *NEW], GREEDY)
     assert seen[0] == 20
     assert not any(seen[1:])
+
+
+def test_what_counts_as_catching_up():
+    text = _Text(free=True, greedy=True, waited=[1, 2, 0], known=[50, 50, -100])
+    assert text.unread(0, 70) == 0  # asked in the round before, however much was accepted since
+    assert text.unread(1, 70) == 20
+    assert text.unread(1, 55) == 0
+    assert text.unread(2, 1) == 101  # a source that was never read
+    seconds = _Seconds(1)
+    for _ in range(12):
+        seconds.asked(0, 1, 4, 0.010, unread=0)
+    seconds.asked(0, 1, 4, 0.050, unread=20)
+    assert seconds.as_json()["reading"] == [pytest.approx(0.002)]
+    for _ in range(9):  # estimates that are too high can be mended by calls that read as well
+        seconds.asked(0, 1, 4, 0.003, unread=20)
+    assert seconds.as_json()["calls"][0]["drafter"]["1"]["4"] == 0.003
 
 
 def test_what_things_cost_is_kept_for_the_next_process(monkeypatch, tmp_path):

@@ -191,6 +191,7 @@ class _ProcessorSampler(Sampler):
             device=engine.target.device,
         )
         self.alters = len(processors) > 0
+        self._altered = frozenset(range(len(sequences)) if self.alters else ())
         places = {row.sequence.id: place for place, row in enumerate(rows)}
         self._padding = {row.sequence.id: row.padding for row in rows}
         self._processors = {sequence.id: _for_row(processors, places[sequence.id], len(rows)) for sequence in sequences}

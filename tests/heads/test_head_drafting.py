@@ -9,6 +9,7 @@ import torch
 from foretoken import load
 from foretoken.drafters import Cascade, Eagle3, Medusa, PromptLookup, get
 from foretoken.drafters.draft_model import DraftModel
+from foretoken.drafters.early_exit import EarlyExit
 from foretoken.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.heads import save_eagle3, save_medusa
@@ -297,3 +298,54 @@ def _broken(head):
     for value in head.parameters():
         value.fill_(torch.nan)
     return head
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "draft-model", "early-exit"])
+@pytest.mark.parametrize("draft_vocab_size", [None, 20])
+@pytest.mark.skipif("openvino" not in BACKENDS, reason="needs OpenVINO")
+def test_how_a_row_is_drafted_for_does_not_depend_on_the_others(kind, draft_vocab_size):
+    """One call and single steps draw different tokens with the same numbers; which it is, is the row's own affair."""
+    if kind != "eagle3" and draft_vocab_size is not None:
+        pytest.skip("only heads have a draft vocabulary")
+    model = tiny_llama(seed=1)
+    target = load(model, runner="native", backend="openvino")
+
+    def engine():
+        if kind == "eagle3":
+            drafter = Eagle3(tiny_eagle3(model, draft_vocab_size=draft_vocab_size), target, backend="openvino")
+        elif kind == "draft-model":
+            drafter = DraftModel(load(tiny_llama(seed=2), runner="native", backend="openvino"))
+        else:
+            drafter = EarlyExit(target, 1)
+        drafter, seen = watched(drafter)
+        return Engine(target, drafter, "token", 4), seen
+
+    def of(prompt, seen):
+        """Its drafts: tokens, laws, and whether these are in whole units, as those of one call are."""
+        found = []
+        for texts, draft in seen:
+            for row, text in enumerate(texts):
+                if text[: len(prompt)] == prompt and int(draft.counts[row]):
+                    count = int(draft.counts[row])
+                    law = draft.probs[row, :count]
+                    whole = bool((law.double() * 2**24 % 1 == 0).all())
+                    found.append((text, draft.tokens[row, :count].tolist(), law, whole))
+        return found
+
+    plain = SamplingParams(seed=7, max_new_tokens=14, ignore_eos=True)
+    others = [
+        SamplingParams(temperature=0.0, max_new_tokens=10, ignore_eos=True),
+        SamplingParams(seed=2, top_p=0.7, max_new_tokens=20, ignore_eos=True),
+        SamplingParams(seed=3, repetition_penalty=1.3, max_new_tokens=8, ignore_eos=True),
+    ]
+    prompts = [[5, 3, 1], [9, 9, 4, 2], [8, 7], [11, 2, 6, 1, 4]]
+    alone, seen_alone = engine()
+    together, seen_together = engine()
+    first = alone.generate(prompts[0], plain)
+    second = together.generate(prompts, [plain, *others])[0]
+    assert first.token_ids == second.token_ids
+    ours, theirs = of(prompts[0], seen_alone), of(prompts[0], seen_together)
+    assert [one[:2] for one in ours] == [one[:2] for one in theirs]
+    assert all(one[3] and other[3] for one, other in zip(ours, theirs, strict=True))
+    assert all(torch.allclose(one[2], other[2], atol=1e-5) for one, other in zip(ours, theirs, strict=True))
+    assert not all(one[3] for one in of(prompts[2], seen_together))

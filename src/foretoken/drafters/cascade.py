@@ -21,6 +21,7 @@ from torch import Tensor
 from foretoken import learnt
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, FeatureReader, TargetChecker
+from foretoken.drafters.chains import joined
 from foretoken.errors import ParameterError
 from foretoken.measures import Acceptance, Costs, Part
 from foretoken.models.base import LanguageModel
@@ -107,7 +108,7 @@ class _Text:
         proposals: of the round: for each drafter that was asked, the kind and the tokens.
         offers: of the round: those of them that may be taken.
         waited: of each drafter, rounds since it was asked.
-        known: of each drafter, the length of the text when it was asked last.
+        known: of each drafter, the length of the text when it was asked last; less than 0 by its source's before.
     """
 
     free: bool
@@ -119,9 +120,9 @@ class _Text:
     known: list[int] = field(default_factory=list)
 
     def unread(self, place: int, length: int) -> int:
-        """Tokens that a drafter has to catch up with before it drafts; the few of every round don't count."""
+        """Tokens that a drafter has to catch up with before it drafts; those of one round, or a few, don't count."""
         behind = length - self.known[place]
-        return behind if behind > _NEAR else 0
+        return behind if behind > _NEAR and (self.known[place] <= 0 or self.waited[place] > 1) else 0
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,11 @@ class _Seconds:
 
     def asked(self, place: int, rows: int, count: int, seconds: float, unread: int) -> None:
         """A call for so many tokens at most that took so long, and caught up with so much of texts."""
-        if not unread:
-            self._record(self._calls[place], place, rows, count, seconds)
-        elif (usual := self._calls[place].estimate("drafter", rows, count)) is not None:
+        usual = self._calls[place].estimate("drafter", rows, count) if unread else None
+        if usual is not None:
             self._reading[place].append(max(0.0, seconds - usual) / unread)
+        if not unread or (usual is not None and seconds < usual):  # without the reading it would have been less yet
+            self._record(self._calls[place], place, rows, count, seconds)
 
     def pass_begins(self, clean: bool) -> None:
         """The draft is made, and nothing but its scoring and judging follows, or `clean` is false."""
@@ -423,10 +425,10 @@ class Cascade:
         else:
             chosen = [self._chosen(text, cost, so_far) for text, cost, so_far in zip(texts, costs, spent, strict=True)]
         self._turns = [[place == one for one, _ in chosen] for place in range(len(drafts))]
-        joined = _joined(list(zip(self._turns, drafts, strict=True)), batch, [count for _, count in chosen])
+        draft = joined(list(zip(self._turns, drafts, strict=True)), batch.vocab_size, [count for _, count in chosen])
         self._proposed = list(batch.sequences)
         self._seconds.pass_begins(clean)
-        return joined
+        return draft
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Judge every proposal by what the target said, and tell the drafters."""
@@ -457,8 +459,9 @@ class Cascade:
         text = self._texts.get(sequence)
         if text is None:
             free = not (batch.reproducible and batch.reproducible[row])
-            nothing = [0] * len(self.drafters)
-            text = self._texts[sequence] = _Text(free, sequence.params.greedy, waited=nothing, known=list(nothing))
+            count, source = len(self.drafters), len(sequence.source or ())
+            text = _Text(free, sequence.params.greedy, waited=[0] * count, known=[-source] * count)
+            self._texts[sequence] = text
         text.proposals.clear()
         text.offers.clear()
         text.waited = [rounds + 1 for rounds in text.waited]
@@ -588,31 +591,3 @@ def _reach(value: float, limit: int, sure: float) -> int:
 def _agreeing(ours: list[int], theirs: list[int]) -> int:
     """How many tokens two texts have in common before the first that differs."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
-
-
-def _joined(taken: list[tuple[list[bool], Draft]], batch: Batch, used: list[int]) -> Draft:
-    """One draft of all rows, each row's from the drafter that it took, and as many tokens of it as are used."""
-    drafts = [(rows, draft) for rows, draft in taken if any(rows)]
-    size = len(used)
-    if not drafts:
-        return Draft.empty(size, batch.device)
-    counts = torch.tensor(used, dtype=torch.int64, device=batch.device)
-    if len(drafts) == 1:
-        return replace(drafts[0][1], counts=counts).chains()
-    width = max(used)
-    tokens = torch.zeros((size, width), dtype=torch.int64, device=batch.device)
-    laws = [draft.probs for _, draft in drafts if draft.probs is not None]
-    # Laws of a drafter that is padded less than the target are narrower than what others choose from.
-    entries = max([batch.vocab_size, *(law.shape[-1] for law in laws)])
-    probs = laws[0].new_zeros((size, width, entries)) if laws else None
-    for rows, draft in drafts:
-        mine = torch.tensor(rows, device=batch.device)
-        part = min(draft.width, width)
-        tokens[mine, :part] = draft.tokens[mine, :part]
-        if probs is None:
-            continue
-        if draft.probs is not None:
-            probs[mine, :part, : draft.probs.shape[-1]] = draft.probs[mine, :part]
-        else:  # a chosen token is one drawn from a law that is sure of it
-            probs[mine] = probs[mine].scatter(-1, tokens[mine][..., None], 1.0)
-    return Draft.chain(tokens, counts, probs)

@@ -15,42 +15,100 @@ from foretoken.models.chain import Chains, Draws
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling.vocabulary import all_finite, check_finite, draw
 
+OneCall = Callable[[AbstractSequence[int], Draws | None], Chains]
+"""Given the most tokens of each row, and how they are drawn unless the likeliest are wanted: makes chains."""
 
-def chain_in_one_call(
-    batch: Batch, limits: AbstractSequence[int], chain: Callable[[Draws | None], Chains | None]
-) -> Chains | None:
-    """Chains of a model that drafts them in one call, where that does what `draw_chains` would do.
+Steps = Callable[[AbstractSequence[int]], tuple[Draft, bool]]
+"""Given the most tokens of each row: makes a draft token by token, and says whether all of them could be drafted."""
+
+
+def draft_chains(
+    batch: Batch, limits: AbstractSequence[int], one_call: OneCall | None, steps: Steps
+) -> tuple[Draft, bool]:
+    """Chains of a model that drafts them in one call where that can be done, and in steps elsewhere.
+
+    In one call tokens are drawn from a softmax of scores over temperature. With the same numbers it does not draw the
+    very tokens that the steps would, so each row goes its way by what it asks for itself, whatever the others do.
 
     Args:
         batch: the rows.
         limits: most tokens of each; at least one of them is more than 0.
-        chain: makes them, as many steps as the most of these; with draws, or else of the likeliest tokens.
+        one_call: None where the model has none. Rows without tokens to draft may have tentative ones, those of `steps`.
+        steps: as `draw_chains` does it; called first, and not for the same rows.
 
     Returns:
-        None where it can't be done: nothing has been drafted then.
+        draft: ``limits[b]`` tokens in row b, fewer where scores were no numbers.
+        sound: whether all could be drafted.
     """
-    sampler = batch.sampler
-    if sampler.alters:
-        return None
-    if sampler.all_greedy:
-        return chain(None)
-    inverse_temperatures = sampler.inverse_temperatures()
-    if inverse_temperatures is None or any(batch.shared_noise):
-        return None
-    return chain(Draws(inverse_temperatures.cpu(), _coins(batch, max(limits)).cpu()))
+    if one_call is None:
+        return steps(limits)
+    sampler, device = batch.sampler, batch.device
+    if sampler.all_greedy and not sampler.alters:
+        return _draft_of(one_call(limits, None), limits, device)
+    inverse_temperatures = sampler.inverse_temperatures().cpu()
+    at_once = [
+        value > 0.0 and not noisy
+        for value, noisy in zip(inverse_temperatures.tolist(), batch.shared_noise, strict=True)
+    ]
+    drawn = [limit if whole else 0 for limit, whole in zip(limits, at_once, strict=True)]
+    others = [0 if whole else limit for limit, whole in zip(limits, at_once, strict=True)]
+    parts: list[tuple[list[bool], Draft]] = []
+    sound = True
+    if any(others):
+        draft, sound = steps(others)
+        parts.append(([limit > 0 for limit in others], draft))
+    if any(drawn):
+        chains = one_call(drawn, Draws(inverse_temperatures, _coins(batch, max(drawn)).cpu()))
+        draft, all_there = _draft_of(chains, drawn, device)
+        parts.append(([limit > 0 for limit in drawn], draft))
+        sound = sound and all_there
+    if len(parts) == 1:
+        return parts[0][1], sound
+    counts = torch.stack([draft.counts for _, draft in parts]).sum(0).tolist()
+    return joined(parts, batch.vocab_size, counts), sound
 
 
-def draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.device) -> tuple[Draft, bool]:
+def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, used: list[int]) -> Draft:
+    """One draft of rows whose chains are in several.
+
+    Args:
+        parts: of each draft, the rows that it is for, and the draft.
+        vocab_size: the target's.
+        used: how many tokens of its chain each row gets.
+    """
+    drafts = [(rows, draft) for rows, draft in parts if any(rows)]
+    size, device = len(used), parts[0][1].tokens.device
+    if not drafts:
+        return Draft.empty(size, device)
+    counts = torch.tensor(used, dtype=torch.int64, device=device)
+    if len(drafts) == 1:
+        return replace(drafts[0][1], counts=counts).chains()
+    width = max(used)
+    tokens = torch.zeros((size, width), dtype=torch.int64, device=device)
+    laws = [draft.probs for _, draft in drafts if draft.probs is not None]
+    # Laws of a drafter that is padded less than the target are narrower than what others choose from.
+    entries = max([vocab_size, *(law.shape[-1] for law in laws)])
+    probs = laws[0].new_zeros((size, width, entries)) if laws else None
+    for rows, draft in drafts:
+        mine = torch.tensor(rows, device=device)
+        part = min(draft.width, width)
+        tokens[mine, :part] = draft.tokens[mine, :part]
+        if probs is None:
+            continue
+        if draft.probs is not None:
+            probs[mine, :part, : draft.probs.shape[-1]] = draft.probs[mine, :part]
+        else:  # a chosen token is one drawn from a law that is sure of it
+            probs[mine] = probs[mine].scatter(-1, tokens[mine][..., None], 1.0)
+    return Draft.chain(tokens, counts, probs)
+
+
+def _draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.device) -> tuple[Draft, bool]:
     """The draft that chains make, ``limits[b]`` tokens of row b, and whether all of these could be drafted."""
     tokens = [chain[:limit] for chain, limit in zip(chains.tokens, limits, strict=True)]
-    sound = [len(chain) for chain in tokens] == list(limits)
     draft = Draft.from_lists(tokens, device)
-    if chains.laws is None:
-        return draft, sound
-    laws = chains.laws[:, : draft.width]
-    if not sound:
-        laws = torch.where(laws.isnan(), 1 / laws.shape[-1], laws)  # of tokens that are no part of the draft
-    return replace(draft, probs=laws.to(device)), sound
+    if chains.laws is not None:
+        draft = replace(draft, probs=chains.laws[:, : draft.width].to(device))
+    return draft, [len(chain) for chain in tokens] == list(limits)
 
 
 def draw_chains(

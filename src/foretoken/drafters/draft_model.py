@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
-from foretoken.drafters.chains import chain_in_one_call, draft_of, draw_chains
+from foretoken.drafters.chains import draft_chains, draw_chains
 from foretoken.drafters.growth import Frontier, Grown, Tree, grow, plan_of
 from foretoken.models.base import Cache, LanguageModel
+from foretoken.models.chain import Chains, Draws
 from foretoken.models.feed import feed
 from foretoken.models.loading import load
 from foretoken.sequence import Sequence, may_share, shared_beginning
@@ -29,18 +30,23 @@ class _Memory:
     Attributes:
         cache: one row a sequence.
         rows: ids of the sequences that the rows belong to.
-        tentative: drafted tokens of a row that the cache holds, not yet committed or forgotten; the most of any row.
+        tentative: drafted tokens of each row that the cache holds, not yet committed or forgotten; empty for none.
         grown: the trees that they are of; None for chains.
     """
 
     cache: Cache
     rows: list[int]
-    tentative: int = 0
+    tentative: list[int] = field(default_factory=list)
     grown: Grown | None = None
+
+    def add(self, counts: AbstractSequence[int]) -> None:
+        """Note so many more tentative tokens in each row."""
+        before = self.tentative or [0] * len(counts)
+        self.tentative = [had + count for had, count in zip(before, counts, strict=True)]
 
     def keep(self, verdict: Verdict | None) -> None:
         """Commit the tentative tokens that were accepted, None for none of them; forget the others."""
-        if self.tentative == 0:
+        if not any(self.tentative):
             return
         size = len(self.rows)
         if verdict is None:
@@ -48,10 +54,10 @@ class _Memory:
         elif self.grown is not None:
             path, counts = self.grown.kept(verdict)
         else:
-            path = torch.arange(self.tentative).expand(size, -1)
-            counts = verdict.counts.cpu().clamp(max=self.tentative)
+            path = torch.arange(max(self.tentative)).expand(size, -1)
+            counts = torch.minimum(verdict.counts.cpu(), torch.tensor(self.tentative))
         self.cache.commit(path, counts)
-        self.tentative, self.grown = 0, None
+        self.tentative, self.grown = [], None
 
 
 class DraftModel:
@@ -103,22 +109,38 @@ class DraftModel:
         if width == 0:
             return Draft.empty(len(limits), device)
         memory = self._recall(batch)
-        missing = self._missing(memory, batch, limits)
-        draft = self._in_one_call(memory, batch, missing, limits)
-        if draft is not None:
-            return draft
-        logits = feed(self.model, memory.cache, missing, keep="last")
-        assert logits is not None  # a row with a limit has at least its root to feed
-        size = min(self.model.vocab_size, batch.vocab_size)
-        ones = torch.ones(len(limits), dtype=torch.int64)
+        whole = getattr(self.model, "drafts_chains", False) and self.model.vocab_size <= batch.vocab_size
 
-        def score(token: Tensor, step: int) -> Tensor:
-            return self._step(memory, token, step, ones)[:, :size]
+        def one_call(limits: AbstractSequence[int], draws: Draws | None) -> Chains:
+            steps, missing = max(limits), self._missing(memory, batch, limits)
+            chains: Chains = self.model.chain(missing, steps, memory.cache, draws)  # type: ignore[attr-defined]
+            memory.add([steps - 1 if limit else 0 for limit in limits])
+            return chains
 
-        draft, sound = draw_chains(batch, limits, logits[:, :size], score)
+        def steps(limits: AbstractSequence[int]) -> tuple[Draft, bool]:
+            return self._steps(memory, batch, limits)
+
+        draft, sound = draft_chains(batch, limits, one_call if whole else None, steps)
         if not sound:
             self._warn_of_bad_scores()
         return draft
+
+    def _steps(self, memory: _Memory, batch: Batch, limits: AbstractSequence[int]) -> tuple[Draft, bool]:
+        """Chains that are drawn token by token."""
+        logits = feed(self.model, memory.cache, self._missing(memory, batch, limits), keep="last")
+        assert logits is not None  # a row with a limit has at least its root to feed
+        size = min(self.model.vocab_size, batch.vocab_size)
+        counts = [int(limit > 0) for limit in limits]
+
+        def score(token: Tensor, step: int) -> Tensor:
+            token = token.to(self.model.device)
+            parents = torch.full_like(token, step - 1)
+            scores = self.model.forward(token, parents, torch.tensor(counts), memory.cache).logits
+            assert scores is not None
+            memory.add(counts)
+            return scores[:, 0, :size]
+
+        return draw_chains(batch, limits, logits[:, :size], score)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Commit the accepted tokens that the cache holds; forget the others."""
@@ -136,7 +158,7 @@ class DraftModel:
         assert logits is not None
 
         def score(frontier: Frontier) -> Tensor:
-            memory.tentative += 1
+            memory.add(frontier.counts.tolist())
             tokens, parents = frontier.tokens.to(self.model.device), frontier.parents.to(self.model.device)
             scores = self.model.forward(tokens, parents, frontier.counts, memory.cache).logits
             assert scores is not None
@@ -155,32 +177,6 @@ class DraftModel:
         """The tokens, those that only the target's (more widely padded) vocabulary has replaced by another."""
         size = self.model.vocab_size
         return [token if token < size else 0 for token in tokens]
-
-    def _step(self, memory: _Memory, token: Tensor, step: int, ones: Tensor) -> Tensor:
-        """Logits ``[B, V]`` after one more tentative token in every row."""
-        token = token.to(self.model.device)
-        parents = torch.full_like(token, step - 1)
-        logits = self.model.forward(token, parents, ones, memory.cache).logits
-        assert logits is not None
-        memory.tentative += 1
-        return logits[:, 0]
-
-    def _in_one_call(
-        self, memory: _Memory, batch: Batch, missing: list[list[int]], limits: AbstractSequence[int]
-    ) -> Draft | None:
-        """The rows' drafts, read and drafted in one call of models that have such a call."""
-        chain = getattr(self.model, "chain", None)
-        if chain is None or self.model.vocab_size > batch.vocab_size:
-            return None
-        width = max(limits)
-        chains = chain_in_one_call(batch, limits, lambda draws: chain(missing, width, memory.cache, draws))
-        if chains is None:
-            return None
-        memory.tentative = width - 1
-        draft, sound = draft_of(chains, limits, batch.device)
-        if not sound:
-            self._warn_of_bad_scores()
-        return draft
 
     def _warn_of_bad_scores(self) -> None:
         warnings.warn(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
-from foretoken.drafters.chains import chain_in_one_call, draft_of, draw_chains
+from foretoken.drafters.chains import draft_chains, draw_chains
 from foretoken.drafters.growth import Frontier, Tree, grow, plan_of
 from foretoken.errors import ModelError
 from foretoken.heads.eagle3 import Eagle3Head
@@ -23,7 +23,7 @@ from foretoken.heads.loading import load_eagle3
 from foretoken.heads.runner import HeadCache
 from foretoken.heads.running import make_runner
 from foretoken.models.base import LanguageModel, Transparent
-from foretoken.models.chain import Chains
+from foretoken.models.chain import Chains, Draws
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -140,45 +140,57 @@ class Eagle3:
         ]
         if not any(limits):
             return Draft.empty(len(limits), batch.device)
-        tokens: list[list[int]] = []
-        states: list[Tensor] = []
-        nothing = self._head.fc.weight.new_zeros((0, self._head.config.hidden_size))
-        for limit, sequence, text, slots in zip(limits, batch.sequences, texts, held, strict=True):
-            new = text.features if limit else []
-            tokens.append(sequence.tokens[slots + 1 : text.read + 1] if limit else [])
-            states.append(torch.cat(new) if len(new) > 1 else new[0] if new else nothing)
-            new.clear()
+        if self.trees:
+            return self._trees(memory.cache, batch, limits, texts)
+        whole = self._runner.drafts_chains
+
+        def one_call(limits: AbstractSequence[int], draws: Draws | None) -> Chains:
+            tokens, states = self._new(memory.cache, batch, limits, texts)
+            return self._spread_chains(self._runner.chain(memory.cache, tokens, states, max(limits), draws))
+
+        def steps(limits: AbstractSequence[int]) -> tuple[Draft, bool]:
+            return self._steps(memory.cache, batch, limits, texts)
+
         with torch.inference_mode():
-            if not self.trees:
-                chains = chain_in_one_call(
-                    batch,
-                    limits,
-                    lambda draws: self._runner.chain(memory.cache, tokens, states, max(limits), draws),
-                )
-                if chains is not None:
-                    return self._drafted(chains, limits, batch)
-            logits = self._spread(self._runner.read(memory.cache, tokens, states))
-            if not self.trees:
-                draft, sound = self._chains(memory.cache, batch, limits, logits)
-                memory.cache.forget()
-                if not sound:
-                    self._warn_of_bad_scores()
-                return draft
+            draft, sound = draft_chains(batch, limits, one_call if whole else None, steps)
+        if not sound:
+            self._warn_of_bad_scores()
+        return draft
 
-            def score(frontier: Frontier) -> Tensor:
-                scores = self._runner.score(memory.cache, frontier.tokens, frontier.parents, frontier.counts)
-                return self._spread(scores)
+    def _trees(
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Text]
+    ) -> Draft:
+        def score(frontier: Frontier) -> Tensor:
+            return self._spread(self._runner.score(cache, frontier.tokens, frontier.parents, frontier.counts))
 
+        with torch.inference_mode():
+            logits = self._spread(self._runner.read(cache, *self._new(cache, batch, limits, texts)))
             grown = grow(self.tree, batch, limits, logits, score)
-            memory.cache.forget()
+            cache.forget()
         if not grown.sound:
             self._warn_of_bad_scores()
         return grown.draft
 
-    def _chains(
-        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], logits: Tensor
+    def _new(
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Text]
+    ) -> tuple[list[list[int]], list[Tensor]]:
+        """What the head has to read of rows that are drafted for: tokens and features, which are forgotten here."""
+        tokens: list[list[int]] = []
+        states: list[Tensor] = []
+        nothing = self._head.fc.weight.new_zeros((0, self._head.config.hidden_size))
+        for limit, sequence, text, slots in zip(limits, batch.sequences, texts, cache.lengths, strict=True):
+            new = list(text.features) if limit else []
+            tokens.append(sequence.tokens[slots + 1 : text.read + 1] if limit else [])
+            states.append(torch.cat(new) if len(new) > 1 else new[0] if new else nothing)
+            if limit:
+                text.features.clear()
+        return tokens, states
+
+    def _steps(
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Text]
     ) -> tuple[Draft, bool]:
-        """Chains that are drawn; see `draw_chains`."""
+        """Chains that are drawn token by token."""
+        logits = self._spread(self._runner.read(cache, *self._new(cache, batch, limits, texts)))
         most = torch.tensor(limits)
 
         def score(token: Tensor, step: int) -> Tensor:
@@ -186,7 +198,9 @@ class Eagle3:
             scores = self._runner.score(cache, token, torch.full_like(token, step - 1), counts)
             return self._spread(scores[:, 0])[:, : batch.vocab_size]
 
-        return draw_chains(batch, limits, logits[:, : batch.vocab_size], score)
+        drawn = draw_chains(batch, limits, logits[:, : batch.vocab_size], score)
+        cache.forget()
+        return drawn
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Nothing to learn: what the target says of accepted tokens comes through `read`."""
@@ -198,18 +212,15 @@ class Eagle3:
         spread = logits.new_full((*logits.shape[:-1], self._head.config.vocab_size), -torch.inf)
         return spread.index_copy_(-1, self._tokens.to(logits.device), logits)
 
-    def _drafted(self, chains: Chains, limits: AbstractSequence[int], batch: Batch) -> Draft:
+    def _spread_chains(self, chains: Chains) -> Chains:
+        """Chains of draft tokens as chains of the target's."""
+        if self._tokens is None:
+            return chains
         laws = chains.laws
-        if self._tokens is not None:
-            tokens = [[self._numbers[number] for number in chain] for chain in chains.tokens]
-            if laws is not None:
-                spread = laws.new_zeros((*laws.shape[:-1], self._head.config.vocab_size))
-                laws = spread.index_copy_(-1, self._tokens.to(laws.device), laws)
-            chains = Chains(tokens, laws)
-        draft, sound = draft_of(chains, limits, batch.device)
-        if not sound:
-            self._warn_of_bad_scores()
-        return draft
+        if laws is not None:
+            spread = laws.new_zeros((*laws.shape[:-1], self._head.config.vocab_size))
+            laws = spread.index_copy_(-1, self._tokens.to(laws.device), laws)
+        return Chains([[self._numbers[number] for number in chain] for chain in chains.tokens], laws)
 
     def _warn_of_bad_scores(self) -> None:
         warnings.warn(

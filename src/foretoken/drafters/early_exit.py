@@ -164,16 +164,13 @@ class _OverTarget:
 
     def chain(
         self, rows: AbstractSequence[AbstractSequence[int]], steps: int, cache: Cache, draws: Draws | None = None
-    ) -> Chains | None:
+    ) -> Chains:
         """See `NativeModel.chain`; no node is left behind."""
         assert isinstance(cache, _View)
-        chain = getattr(self._early, "chain", None)
-        if chain is None:
-            return None
         total = len(cache.cache.lengths)
         spread: list[AbstractSequence[int]] = [()] * total
         for place, tokens in zip(cache.places, rows, strict=True):
             spread[place] = tokens
         draws = None if draws is None else draws.among(cache.places, total)
-        chains: Chains | None = chain(spread, steps, cache.cache, draws)
-        return None if chains is None else chains.of(cache.places)
+        chains: Chains = self._early.chain(spread, steps, cache.cache, draws)  # type: ignore[attr-defined]
+        return chains.of(cache.places)

@@ -23,7 +23,7 @@ from foretoken.models.native.runner import spread
 from foretoken.models.native.spec import Spec
 from foretoken.models.traits import NO_LIMIT
 
-_REMEMBERED = 16
+_REMEMBERED = 32
 """States of a row's last tokens that are kept, to read these tokens once more along with others."""
 
 
@@ -151,6 +151,11 @@ class _Backend(OpenVinoBackend):
 
         return self._chain(cache, feeds, steps, draws, len(cache.rows), go_on)
 
+    def _beginning(self, feed: Any, count: int) -> Feed:
+        first = super()._beginning(feed, count)
+        states, feed.states = feed.states[:count], feed.states[count:]
+        return _Feed(first.row, first.start, first.tokens, first.regime, None, states=states)
+
     def _begin_earlier(self, cache: NativeCache, feed: Any, most: int) -> int:
         count = super()._begin_earlier(cache, feed, min(most, len(feed.past)))
         if count:
@@ -224,6 +229,11 @@ class OpenVinoRunner:
         self._backend = _Backend(_Weights(head, embeddings.to(weight)), weight.dtype)
         self._backend.warm_up()
 
+    @property
+    def drafts_chains(self) -> bool:
+        """See `Runner`."""
+        return self._backend.chains
+
     def open(self) -> HeadCache:
         """See `Runner`."""
         return _Cache(self._backend.open(0), self._size)
@@ -276,13 +286,11 @@ class OpenVinoRunner:
         states: Sequence[Tensor],
         steps: int,
         draws: Draws | None = None,
-    ) -> Chains | None:
+    ) -> Chains:
         """See `Runner`."""
         assert isinstance(cache, _Cache)
         slots = cache.slots
         assert isinstance(slots, NativeCache)
-        if not self._backend.chains or max(map(len, tokens)) > CHUNK:
-            return None
         chains = self._backend.chain_after(slots, cache.feeds(tokens, states), steps, draws)
         cache.commit(tokens, states)
         return chains.below(self._backend.spec.vocab_size)

@@ -85,6 +85,10 @@ class Runner(Protocol):
     own_threads: bool
     """It computes with threads that are not torch's."""
 
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether it has a `chain`, and gains by it."""
+
     def open(self) -> HeadCache:
         """A cache without rows."""
 
@@ -110,9 +114,8 @@ class Runner(Protocol):
         states: Sequence[Tensor],
         steps: int,
         draws: Draws | None = None,
-    ) -> Chains | None:
+    ) -> Chains:
         """`read`, and so many draft tokens after it, in numbers of the draft vocabulary: the likeliest, or drawn ones.
 
-        Leaves no tentative nodes. None where that is not done in one call, or there is too much to read for it; nothing
-        has been read then. Rows without new slots get no chain.
+        Leaves no tentative nodes, and rows without new slots as they are. Only for runners that `drafts_chains`.
         """

@@ -27,6 +27,7 @@ class TorchRunner:
 
     name = "torch"
     own_threads = False
+    drafts_chains = False
 
     def __init__(self, head: Eagle3Head, embeddings: Tensor) -> None:
         weight = head.fc.weight
@@ -72,9 +73,9 @@ class TorchRunner:
         states: Sequence[Tensor],
         steps: int,
         draws: Draws | None = None,
-    ) -> Chains | None:
+    ) -> Chains:
         """Not here."""
-        return None
+        raise NotImplementedError("torch takes one step a call")
 
     def _run(self, cache: HeadCache, tokens: Tensor, parents: Tensor, counts: Tensor, states: Tensor) -> Tensor:
         slots = cache.slots

@@ -38,6 +38,10 @@ class Penalties:
     """Logit bias, penalties and minimum lengths of a batch's rows.
 
     Every node of a draft is treated as its own text: the committed tokens and those on the way to the node.
+
+    Attributes:
+        rows: whose logits are changed, or were when their texts began.
+        any: whether there are some.
     """
 
     def __init__(
@@ -70,7 +74,8 @@ class Penalties:
         self._presence = column("presence_penalty")
         self._frequency = column("frequency_penalty")
         self._device = device
-        self.any = bool(len(self._bias) or len(self._ends) or self._penalised)
+        self.rows = frozenset([*self._bias.rows.tolist(), *self._ends.rows.tolist(), *self._penalised])
+        self.any = bool(self.rows)
 
     def apply(self, scores: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None) -> None:
         """Change ``[B, M, V]`` float32 scores in place.

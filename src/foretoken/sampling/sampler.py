@@ -92,6 +92,7 @@ class Sampler:
         self._seeds = tuple(seeds)
         self._penalties = Penalties(self.params, self.eos_token_ids, self.device)
         self.alters = self._penalties.any
+        self._altered = self._penalties.rows
         greedy = [row for row, p in enumerate(self.params) if p.greedy]
         self.all_greedy = len(greedy) == len(self.params)
         self._greedy = torch.tensor(greedy, dtype=torch.int64, device=self.device) if greedy else None
@@ -127,16 +128,18 @@ class Sampler:
         """``[B]`` int64: the position of each row's next token, the first after the root."""
         return torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64, device=self.device)
 
-    def inverse_temperatures(self) -> Tensor | None:
-        """``[B]`` float32, where each row's law is the softmax of its logits times that and nothing else; else None."""
-        if self.alters or self._greedy is not None or any(group.filters.removes for group in self._groups):
-            return None
-        inverse = torch.empty(len(self.params), dtype=torch.float32, device=self.device)
+    def inverse_temperatures(self) -> Tensor:
+        """``[B]`` float32: times what a row's logits are its law's, up to a softmax; 0 where there is more to it.
+
+        A row's number is due to its own parameters alone.
+        """
+        inverse = torch.zeros(len(self.params), dtype=torch.float32, device=self.device)
         for group in self._groups:
             value = group.filters.inverse_temperature
-            inverse[slice(None) if group.rows is None else group.rows] = (
-                value.squeeze(-1) if isinstance(value, Tensor) else value
-            )
+            if not group.filters.removes:
+                rows = slice(None) if group.rows is None else group.rows
+                inverse[rows] = value.squeeze(-1) if isinstance(value, Tensor) else value
+        inverse[sorted(self._altered)] = 0.0
         return inverse
 
     def scores(

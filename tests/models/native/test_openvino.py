@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import tiny
-from foretoken.drafters.chains import draft_of
 from foretoken.engine import Engine
 from foretoken.errors import ModelError
 from foretoken.models import load
@@ -118,7 +117,7 @@ def test_store_moves_slots_across_blocks():
 
 @pytest.mark.parametrize("name", ["llama", "smollm", "qwen3", "mistral, window", "phi3, part of each head rotated"])
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("steps", [1, 3, 7])
+@pytest.mark.parametrize("steps", [1, 4, 7])
 def test_chains_are_the_steps_one_by_one(name, quantize, steps):
     model = load(MODELS[name](), runner="native", backend="openvino", quantize=quantize)
     texts = texts_of(BLOCK - 2, 9, 20, 5)
@@ -140,7 +139,7 @@ def test_chains_are_the_steps_one_by_one(name, quantize, steps):
     assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("steps", [1, 7])
+@pytest.mark.parametrize("steps", [1, 4, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_drawn_chains_are_draws_from_the_very_laws_they_name(dtype, steps):
     model = load(tiny.tiny_llama().to(dtype), runner="native", backend="openvino")
@@ -185,10 +184,7 @@ def test_drawn_chains_end_where_scores_are_no_numbers(broken):
     bad = load(module, runner="native", backend="openvino")
     chains = bad.chain([[3]], 4, filled(texts_of(4), bad), draws)
     assert chains.tokens == [chain[:2]]
-    draft, sound = draft_of(chains, [4], torch.device("cpu"))
-    assert not sound
-    assert draft.counts.tolist() == [2]
-    assert torch.allclose(draft.probs.sum(-1), torch.ones(1, 2))
+    assert torch.equal(chains.laws.sum(-1), torch.ones(1, 4))  # also where there was nothing to draw from
 
 
 def test_torch_takes_over_where_the_model_does_not_compile(monkeypatch):
@@ -202,15 +198,32 @@ def test_torch_takes_over_where_the_model_does_not_compile(monkeypatch):
         load(tiny.tiny_llama(), runner="native", backend="openvino")
 
 
-def test_chains_need_rows_that_are_up_to_date(monkeypatch):
-    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
-    cache = filled(texts_of(4), model)
-    next_logits(model, cache, [3])
-    assert model.chain([[3]], 2, cache) is None
+def test_which_models_draft_chains_in_one_call():
+    assert load(tiny.tiny_llama(), runner="native", backend="openvino").drafts_chains
+    assert not load(tiny.tiny_llama(), runner="native", backend="torch").drafts_chains
     switching = load(tiny.tiny_phi3(**longrope(original=40, head_dim=8)), runner="native", backend="openvino")
-    assert switching.chain([[3]], 2, filled(texts_of(4), switching)) is None
-    torch_backend = load(tiny.tiny_llama(), runner="native", backend="torch")
-    assert torch_backend.chain([[3]], 2, filled(texts_of(4), torch_backend)) is None
+    assert not switching.drafts_chains
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_chains_after_long_texts_and_beside_rows_with_nodes(draws):
+    model, steps = load(tiny.tiny_llama(max_position_embeddings=2048), runner="native", backend="openvino"), 4
+    texts = texts_of(6, 9)
+    chained, stepped = filled(texts, model), filled(texts, model)
+    nothing, minus = torch.zeros((2, 0), dtype=torch.int64), torch.full((2, 1), -1)
+    model.forward(torch.tensor([[3], [0]]), minus, torch.tensor([1, 0]), chained)
+    new = [(7 * i) % 29 + 1 for i in range(1100)]
+    coins = Draws(torch.ones(2), uniforms(torch.arange(2), torch.arange(steps).expand(2, steps), 5)) if draws else None
+    found = model.chain([[], new], steps, chained, coins)
+    feed(model, stepped, [[], new[:-1]])
+    expected = model.chain([[], new[-1:]], steps, stepped, coins)
+    assert found.tokens == expected.tokens
+    assert len(found.tokens[1]) == steps
+    chained.commit(torch.arange(3).expand(2, 3), torch.tensor([1, 2]))
+    assert chained.lengths.tolist() == [7, 9 + 1100 + 2]
+    stepped.commit(nothing, torch.zeros(2, dtype=torch.int64))
+    feed(model, stepped, [[3], found.tokens[1][:2]])
+    assert torch.allclose(*(next_logits(model, cache, [5, 6]) for cache in (chained, stepped)), atol=1e-4)
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="sends a signal to its own thread")
@@ -379,7 +392,7 @@ def test_early_exits_leave_the_models_text_alone(monkeypatch):
         openvino_backend._Request, "run", lambda self, arrays: sizes.append(len(arrays["tokens"])) or run(self, arrays)
     )
     for row in ([3, 4, 7], [3], [3, 4]):
-        assert early.chain([row], 2, cache) is not None
+        assert len(early.chain([row], 2, cache).tokens[0]) == 2
     assert sizes == [3, 1, 2]
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.chain import Chains, Draws, placed
+from foretoken.models.feed import CHUNK
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.linear import Quantize
@@ -48,7 +49,7 @@ _LEAST_PADDED = 100_000_000
 """Bytes of weights from which on that is so. Those that stay in the processor's caches are fastest with one row: 17 MB
 took 1.2 ms, and 1.6 ms with four."""
 
-_PATIENCE, _PATIENCE_OF_LARGE = 32, 4
+_PATIENCE, _PATIENCE_OF_LARGE = 28, 4
 """Padding, in tokens, that is spent before a pass of another width than the last one; see `Widths`.
 
 A pass of another width costs 25 to 60 % more than one of the same: 1.2 ms of 2, where another token costs 0.06 ms, with
@@ -167,14 +168,15 @@ class Widths:
 
     The runtime gets every operation ready anew when their number is another one, which may take as long as the pass.
     A pass over more tokens than the last one is as wide as it must be. One over fewer is padded to the same width,
-    until the padding since the last pass that filled it has cost what another width would.
+    until the padding since the last pass that filled it has cost what another width would. What a pass computes does
+    not depend on its width but for rounding: the runtime may sum in another order.
 
     Args:
         patience: tokens of padding that are spent on one width; never more in one pass.
     """
 
     def __init__(self, patience: int) -> None:
-        self._patience = min(patience, BLOCK)  # padding has one block of slots
+        self._patience = min(patience, BLOCK - _PADDED_ROWS)  # padding has one block of slots
         self._width = self._spent = self._most = 0
 
     def fit(self, tokens: int) -> int:
@@ -346,6 +348,9 @@ class OpenVinoBackend:
         if draws is not None:
             self._warm_up(draws=True)
             draws = draws.of([feed.row for feed in feeds])
+        for feed in feeds:
+            while len(feed.tokens) > CHUNK:
+                self.score(cache, [self._beginning(feed, CHUNK)], [], ())
         chains: list[list[int]] = [[] for _ in range(rows)]
         laws: list[Tensor] = []
         done = 0
@@ -402,10 +407,17 @@ class OpenVinoBackend:
         for feed in feeds if self._layers is None else ():
             missing -= self._begin_earlier(cache, feed, missing)
 
+    def _beginning(self, feed: Any, count: int) -> Feed:
+        """The first tokens of a feed as one of their own; the feed goes on from there."""
+        first = Feed(feed.row, feed.start, feed.tokens[:count], feed.regime, None)
+        feed.tokens, feed.start = feed.tokens[count:], feed.start + count
+        return first
+
     def _begin_earlier(self, cache: NativeCache, feed: Any, most: int) -> int:
         """Put up to so many tokens that come before a feed in front of it; how many there were."""
-        count = min(most, feed.start)
-        feed.tokens = cache.rows[feed.row].tokens[feed.start - count : feed.start] + feed.tokens
+        text = cache.rows[feed.row].tokens
+        count = min(most, feed.start) if feed.start <= len(text) else 0  # else it begins within what is new
+        feed.tokens = text[feed.start - count : feed.start] + feed.tokens
         feed.start -= count
         return count
 
@@ -441,9 +453,10 @@ class OpenVinoBackend:
         key = hidden_layers, steps, draws
         if key not in self._requests:
             graph = self._graph(hidden_layers, steps, draws)
-            request = _Request(graph, self._dtype, self._pool, self._threads, self.quantize == "w8a8")
-            request.widths = Widths(self._patience)
-            self._requests[key] = request
+            rounds = self.quantize == "w8a8"
+            self._requests[key] = _Request(
+                graph, self._dtype, self._pool, self._threads, rounds, Widths(self._patience)
+            )
         return self._requests[key]
 
     def _graph(self, hidden_layers: tuple[int, ...], steps: int | None, draws: bool) -> Graph:
@@ -465,9 +478,10 @@ def _core() -> ov.Core:
 class _Request:
     """A compiled graph, its inputs, and the memory of its outputs."""
 
-    widths: Widths
-
-    def __init__(self, graph: Graph, dtype: torch.dtype, pool: Pool, threads: int, round_inputs: bool) -> None:
+    def __init__(
+        self, graph: Graph, dtype: torch.dtype, pool: Pool, threads: int, round_inputs: bool, widths: Widths
+    ) -> None:
+        self.widths = widths
         precision = "f32" if dtype is torch.float32 else "bf16"
         options = {
             "INFERENCE_PRECISION_HINT": precision,
@@ -525,7 +539,8 @@ def _draw_arrays(draws: Draws, steps: slice) -> dict[str, Any]:
     coins = np.zeros((steps.stop - steps.start, len(draws.coins)), dtype=np.float32)
     given = draws.coins[:, steps].numpy().T
     coins[: len(given)] = np.floor(given * UNITS)
-    return {"inverse_temperatures": draws.inverse_temperatures[:, None].numpy(), "coins": coins.reshape(-1, 1)}
+    # A copy: an input's memory is written to later on.
+    return {"inverse_temperatures": draws.inverse_temperatures[:, None].numpy().copy(), "coins": coins.reshape(-1, 1)}
 
 
 def _laws(sums: Tensor) -> Tensor:

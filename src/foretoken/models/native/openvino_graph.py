@@ -178,11 +178,14 @@ class Graph:
         # It ends with all units, which rounding may have missed by one or two.
         end = ops.constant(np.array([[0.0] * (size - 1) + [float(UNITS)]], dtype=np.float32))
         law = ops.minimum(ops.maximum(law, end), _floats(float(UNITS)))
+        # The runtime's exponential may make numbers of what is none.
+        differences = ops.reduce_sum(over, integers([1]), True)
+        sound = ops.equal(differences, differences)
+        law = ops.select(sound, law, end)
         below = ops.convert(ops.less_equal(law, self._coins[len(self._found)]), "f32")
         place = ops.reduce_sum(below, integers([1]), False)
-        total = ops.reduce_sum(over, integers([1]), False)  # the runtime's exponential makes numbers of what is none
         self._laws.append(law)
-        return ops.convert(ops.select(ops.equal(total, total), place, _floats(float(size))), "i32")
+        return ops.convert(ops.select(ops.squeeze(sound, integers([1])), place, _floats(float(size))), "i32")
 
     def _best(self, x: Any, logits: Any) -> Any:
         """The likeliest tokens, the lowest of equal ones.

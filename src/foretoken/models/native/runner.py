@@ -136,39 +136,40 @@ class NativeModel:
             return self._score(cache, added, width, keep, hidden_layers)
         return self._score_long(cache, added, width, keep, hidden_layers, self._switch)
 
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether it has a `chain`, and gains by it."""
+        return self.backend.chains and self._switch is None
+
     def warm_up(self) -> None:
         """Get ready for `chain`, which takes its time else when it is called first."""
         self.backend.warm_up()
 
-    def chain(
-        self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None
-    ) -> Chains | None:
+    def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
         """Commit text to rows, and append a chain to each: a token, then one that follows it, ….
 
         The same as `forward` and a commit of the text, then `forward` with one node a row, each node the best token of
-        the one before (the lowest id of equal ones) or drawn; but in one call of the backend.
+        the one before (the lowest id of equal ones) or drawn; but in one call of the backend. Only for models that say
+        so: `drafts_chains`.
 
         Args:
-            rows: new tokens of each row; rows without any get no chain.
+            rows: new tokens of each row; rows without any get no chain, and stay as they are.
             steps: tokens of each chain, at least 1.
-            cache: from `open`, without tentative nodes.
+            cache: from `open`, without tentative nodes in rows that get tokens.
             draws: of each row, if tokens are drawn.
 
         Returns:
-            Each row's chain; all but its last token are tentative nodes now. None where the backend has no such call,
-            and where there is too much to read for it; nothing has been appended then.
+            Each row's chain; all but its last token are tentative nodes now.
         """
         assert isinstance(cache, NativeCache)
-        behind = any(row.nodes or row.kept < len(row.tokens) for row in cache.rows)
-        most = max(map(len, rows), default=0)
-        if not self.backend.chains or self._switch is not None or behind or not 0 < most <= CHUNK:
-            return None
+        self.read_up(cache)
         chains = self.backend.chain(cache, rows, steps, draws)
         for row, tokens, chain in zip(cache.rows, rows, chains.tokens, strict=True):
-            row.tokens += tokens
-            row.kept += len(tokens)
-            row.nodes, row.parents = chain[:-1], list(range(-1, len(chain) - 2))
-            row.scored = len(row.nodes)
+            if tokens:
+                row.tokens += tokens
+                row.kept += len(tokens)
+                row.nodes, row.parents = chain[:-1], list(range(-1, len(chain) - 2))
+                row.scored = len(row.nodes)
         return chains.below(self.vocab_size)
 
     def exit_after(self, layers: int) -> NativeModel:
@@ -269,14 +270,9 @@ class _Exit(NativeModel):
         self.num_layers = layers
         self._model = model
 
-    def chain(
-        self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None
-    ) -> Chains | None:
+    def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
         """As of the whole model, but nothing is committed or appended: the text in `rows` is drafted from alone."""
         assert isinstance(cache, NativeCache)
-        nodes = any(row.nodes for row in cache.rows)
-        if not self.backend.chains or self._switch is not None or nodes or max(map(len, rows), default=0) > CHUNK:
-            return None
         self._model.read_up(cache)
         return self.backend.chain(cache, rows, steps, draws).below(self.vocab_size)
 
