@@ -1,0 +1,78 @@
+"""What a pass costs whose number of tokens is another than the last one's: OpenVINO's runtime gets ready anew for it.
+
+For pairs of widths: milliseconds of passes that are all of one width, and of passes that change between the two, as
+they are and padded by `foretoken.models.native.openvino_backend.Widths`. Medians.
+
+Run with: python benchmarks/widths.py [--target DIR] [--dtype bfloat16] [--passes N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from statistics import median
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from foretoken import tiny_pair_path
+from foretoken.models import load
+from foretoken.models.native.cache import Feed
+from foretoken.models.native.openvino_backend import OpenVinoBackend, Widths
+
+PAIRS = ((1, 4), (1, 6), (3, 4), (4, 8), (6, 7), (6, 9), (8, 16))
+LENGTH = 200
+"""Tokens that the text has before."""
+
+
+class Meter:
+    """Times passes of a model.
+
+    Args:
+        backend: of the model.
+        passes: of each kind.
+    """
+
+    def __init__(self, backend: OpenVinoBackend, passes: int) -> None:
+        self._backend, self._passes = backend, passes
+        self._cache = backend.open(1)
+
+    def alternating(self, widths: tuple[int, ...], patience: int) -> dict[int, float]:
+        """Median milliseconds of passes over each number of tokens, one number after another."""
+        self._backend._request(()).widths = Widths(patience)
+        found: dict[int, list[float]] = {width: [] for width in widths}
+        for number in range(self._passes + 3):
+            for width in widths:
+                feed = Feed(0, LENGTH, [5] * width, 0, None)
+                start = time.perf_counter()
+                self._backend.score(self._cache, [feed], [(0, node) for node in range(width)], ())
+                if number >= 3:
+                    found[width].append(1e3 * (time.perf_counter() - start))
+        return {width: median(values) for width, values in found.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", default=str(tiny_pair_path() / "target"))
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--passes", type=int, default=40)
+    arguments = parser.parse_args()
+    backend = load(arguments.target, runner="native", backend="openvino", dtype=arguments.dtype).backend
+    backend._pads = False  # which changes the width as well
+    meter, console = Meter(backend, arguments.passes), Console()
+    table = Table(box=SIMPLE_HEAD, title="milliseconds a pass")
+    for column in ("tokens", "one width", "changing", "changing, padded"):
+        table.add_column(column, justify="right")
+    for pair in track(PAIRS, console=Console(stderr=True), transient=True):
+        same = {width: meter.alternating((width,), 0)[width] for width in pair}
+        changing, padded = meter.alternating(pair, 0), meter.alternating(pair, 28)
+        row = (" / ".join(f"{times[width]:.2f}" for width in pair) for times in (same, changing, padded))
+        table.add_row(" / ".join(map(str, pair)), *row)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
