@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from foretoken.errors import ModelError, ParameterError
 from foretoken.sampling import SamplingParams
 from foretoken.verify import EnsembleVerifier
 from number_tokenizer import NumberTokenizer
-from tiny import tiny_llama
+from tiny import tiny_gpt2, tiny_llama
 
 REPEATING = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3]
 NEW = [1, 9, 4, 7, 2]
@@ -227,25 +229,32 @@ def test_passes_that_read_a_prompt_are_not_taken_for_the_cost_of_scoring():
     assert recorded.count(False) == 5  # the first round of each text
 
 
-def test_catching_up_with_a_text_is_not_taken_for_the_cost_of_drafting(monkeypatch):
+@pytest.mark.parametrize("between", ["rounds of others", "plain rounds"])
+def test_catching_up_with_a_text_is_not_taken_for_the_cost_of_drafting(between, monkeypatch):
     # Else a drafter that was not asked for long looks dear when it is, and is not asked again.
     cheap, dear = Fixed("cheap", []), Fixed("dear", [wrong_token(NEW)])
-    cascade = Cascade([cheap, dear], costs=[0.0, 2.0])
+    cascade = Cascade([cheap, dear], costs=[0.0, 2.0 if between == "rounds of others" else 0.0])
+    engine = Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=4 if between == "rounds of others" else "auto")
+    seen, turns = [], count()
+    monkeypatch.setattr(
+        cascade._seconds, "asked", lambda place, rows, count, seconds, unread: place == 1 and seen.append(unread)
+    )
+    monkeypatch.setattr(engine._controller, "choose", lambda rows, limit: 4 if next(turns) % 40 == 39 else 0)
+    engine.generate(NEW, SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True))
+    assert len(seen) == len(dear.asked) > 2
+    assert all(unread >= 39 for unread in seen)  # a token a round, and it is asked every 64 rounds, or every 40
+
+
+def test_drafters_that_are_asked_each_round_catch_up_with_nothing(monkeypatch):
+    cascade = Cascade([Fixed("cheap", []), Right("right", NEW)], costs=[0.0, 0.1])
+    engine = Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=16)
     seen = []
     monkeypatch.setattr(
         cascade._seconds, "asked", lambda place, rows, count, seconds, unread: place == 1 and seen.append(unread)
     )
-    params = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
-    Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=4).generate(NEW, params)
-    assert len(seen) == len(dear.asked) == 3
-    assert all(unread >= 60 for unread in seen)  # a token a round, and it is asked every 64 rounds
-    often = Cascade([cheap, Right("right", NEW)], costs=[0.0, 0.1])
-    seen.clear()
-    monkeypatch.setattr(
-        often._seconds, "asked", lambda place, rows, count, seconds, unread: place == 1 and seen.append(unread)
-    )
-    Engine(tiny_llama(seed=1), often, num_speculative_tokens=4).generate([*NEW, *NEW, *NEW, *NEW], GREEDY)
+    engine.generate([*NEW, *NEW, *NEW, *NEW], SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True))
     assert seen[0] == 20
+    assert len(seen) > 2
     assert not any(seen[1:])
 
 
@@ -282,6 +291,10 @@ def test_what_things_cost_is_kept_for_the_next_process(monkeypatch, tmp_path):
     copy.read(first._seconds.as_json())
     assert copy.as_json() == first._seconds.as_json()
     assert cascade("another")._seconds.costs(1) is None
+    used = Engine(target, first, num_speculative_tokens=2).drafter
+    assert used._seconds.as_json() == copy.as_json()  # what it knows itself is newer
+    Engine(tiny_gpt2(seed=1), first)
+    assert first._seconds.costs(1) is None  # another target's passes cost something else
     (tmp_path / "foretoken" / "costs.json").write_text(
         (tmp_path / "foretoken" / "costs.json").read_text().replace('"reading"', '"writing"')
     )

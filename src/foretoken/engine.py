@@ -405,11 +405,16 @@ def _source(model: Any) -> str | None:
 def _key_of(target: LanguageModel, drafter: Drafter) -> str:
     """What is learnt about models and drafter is kept under this name."""
     models = [target, *getattr(drafter, "models", ())]
-    described = [f"{type(model).__name__} {model.name} {model.dtype} {model.device}" for model in models]
+    described = [
+        f"{type(model).__name__} {model.name} {model.dtype} {model.device} {getattr(model, 'quantize', None)} "
+        f"{getattr(getattr(model, 'backend', None), 'name', None)}"
+        for model in models
+    ]
     plan = getattr(drafter, "tree", None)
     grown = f"trees {crc32(repr(plan).encode()):08x}" if getattr(plan, "branches", False) else ""
-    parts = ",".join(part.name for part in getattr(drafter, "drafters", ()))
-    return key_of(*described, drafter.name, *filter(None, [parts, grown]))
+    parts = getattr(drafter, "drafters", ())
+    heads = [f"{part.name} {getattr(part, 'head_weights', '')}".strip() for part in (drafter, *parts)]
+    return key_of(*described, ",".join(heads), *filter(None, [grown]))
 
 
 def _check_options(options: dict[str, Any], target: Any, drafter: Any) -> None:

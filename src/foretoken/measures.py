@@ -136,11 +136,13 @@ class Costs:
             self._medians[part, wanted] = points
         return points
 
-    def as_json(self) -> dict[str, Any]:
-        """What `read` takes."""
+    def as_json(self, least: int = 1) -> dict[str, Any]:
+        """What `read` takes: of sizes that were measured so often at least."""
         result: dict[str, Any] = {}
         for (part, rows), sizes in self._measured.items():
-            result.setdefault(part, {})[str(rows)] = {str(size): median(values) for size, values in sizes.items()}
+            found = {str(size): median(values) for size, values in sizes.items() if len(values) >= least}
+            if found:
+                result.setdefault(part, {})[str(rows)] = found
         return result
 
     def read(self, saved: Mapping[str, Any], times: int = 1) -> None:

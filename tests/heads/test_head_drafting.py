@@ -300,13 +300,12 @@ def _broken(head):
     return head
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "draft-model", "early-exit"])
-@pytest.mark.parametrize("draft_vocab_size", [None, 20])
+@pytest.mark.parametrize(
+    ("kind", "draft_vocab_size"), [("eagle3", None), ("eagle3", 20), ("draft-model", None), ("early-exit", None)]
+)
 @pytest.mark.skipif("openvino" not in BACKENDS, reason="needs OpenVINO")
 def test_how_a_row_is_drafted_for_does_not_depend_on_the_others(kind, draft_vocab_size):
     """One call and single steps draw different tokens with the same numbers; which it is, is the row's own affair."""
-    if kind != "eagle3" and draft_vocab_size is not None:
-        pytest.skip("only heads have a draft vocabulary")
     model = tiny_llama(seed=1)
     target = load(model, runner="native", backend="openvino")
 
@@ -342,10 +341,38 @@ def test_how_a_row_is_drafted_for_does_not_depend_on_the_others(kind, draft_voca
     alone, seen_alone = engine()
     together, seen_together = engine()
     first = alone.generate(prompts[0], plain)
-    second = together.generate(prompts, [plain, *others])[0]
-    assert first.token_ids == second.token_ids
+    texts = [one.token_ids for one in together.generate(prompts, [plain, *others])]
+    assert texts[0] == first.token_ids
+    for prompt, params, text in zip(prompts[1:], others, texts[1:], strict=True):
+        assert engine()[0].generate(prompt, params).token_ids == text
     ours, theirs = of(prompts[0], seen_alone), of(prompts[0], seen_together)
+    assert len(ours) > 3
     assert [one[:2] for one in ours] == [one[:2] for one in theirs]
     assert all(one[3] and other[3] for one, other in zip(ours, theirs, strict=True))
     assert all(torch.allclose(one[2], other[2], atol=1e-5) for one, other in zip(ours, theirs, strict=True))
     assert not all(one[3] for one in of(prompts[2], seen_together))
+
+
+@pytest.mark.skipif("openvino" not in BACKENDS, reason="needs OpenVINO")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["eagle3", "draft-model", "early-exit"])
+def test_drafts_of_one_token_in_batches_that_become_smaller(kind, temperature):
+    model = tiny_llama(seed=1)
+    target = load(model, runner="native", backend="openvino")
+
+    def engine():
+        if kind == "eagle3":
+            drafter = Eagle3(tiny_eagle3(model), target, backend="openvino")
+        elif kind == "draft-model":
+            drafter = DraftModel(load(tiny_llama(seed=2), runner="native", backend="openvino"))
+        else:
+            drafter = EarlyExit(target, 1)
+        return Engine(target, drafter, "token", 1, max_batch_size=3)
+
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_new_tokens=count, ignore_eos=True)
+        for seed, count in enumerate((3, 12, 7, 9))
+    ]
+    together = engine().generate(PROMPTS, params)
+    alone = [engine().generate(prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]

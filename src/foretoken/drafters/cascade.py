@@ -221,20 +221,20 @@ class _Seconds:
     def as_json(self) -> dict[str, Any]:
         """What `read` takes."""
         return {
-            "calls": [calls.as_json() for calls in self._calls],
+            "calls": [calls.as_json(_ENOUGH) for calls in self._calls],
             "reading": [median(all_) if all_ else None for all_ in self._reading],
-            "target": self._target.as_json(),
+            "target": self._target.as_json(_ENOUGH),
         }
 
     def read(self, saved: Mapping[str, Any]) -> None:
         """Begin with what an earlier process measured."""
         for place, (calls, reading) in enumerate(zip(saved["calls"], saved["reading"], strict=True)):
             self._calls[place].read(calls, _ENOUGH)
-            self._measured[place] = _ENOUGH if calls else 0
+            self._measured[place] = _ENOUGH * (self._calls[place].estimate("drafter", 1, 1) is not None)
             if reading is not None:
                 self._reading[place].append(float(reading))
         self._target.read(saved["target"], _ENOUGH)
-        self._measured[-1] = _ENOUGH if saved["target"] else 0
+        self._measured[-1] = _ENOUGH * (self._target.estimate("target", 1, 1) is not None)
 
     def lacks(self, place: int) -> bool:
         """Whether a drafter's calls are not known yet."""
@@ -366,8 +366,11 @@ class Cascade:
 
     def keep_costs(self, key: str) -> None:
         """See `CostKeeper`: what was measured, and not what drafts are worth, which other texts may not bear out."""
-        self._key = f"{key} | costs of drafters"
-        saved = learnt.read().get(self._key)
+        key = f"{key} | costs of drafters"
+        if key == self._key:
+            return
+        self._key, self._rounds, self._seconds = key, 0, _Seconds(len(self.drafters))
+        saved = learnt.read().get(key)
         if saved is not None:
             seconds = _Seconds(len(self.drafters))
             with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # another version's, or damaged
@@ -417,7 +420,8 @@ class Cascade:
                 if cost is not None:
                     spent[row] += cost.call(place, asked[row])
                 if proposal:
-                    drawn = asked[row] if draft.probs is not None else 0
+                    picked = text.greedy or batch.shared_noise[row]
+                    drawn = asked[row] if draft.probs is not None and not picked else 0
                     text.offers.append(self._offer(text, kind, len(proposal), drawn, limits[row], cost))
                 open_rows[row] = self._goes_on(batch.sequences[row], text, place, limits[row], cost, spent[row])
         if measured is not None and clean and self._seconds.lacks_plain(size) and all(text.free for text in texts):
@@ -438,6 +442,8 @@ class Cascade:
             self._keep()
         else:  # a round without a proposal is told of too, and one that failed is not
             self._turns = [[False] * len(batch.sequences) for _ in self.drafters]
+            for known in filter(None, map(self._texts.get, batch.sequences)):
+                known.waited = [rounds + 1 for rounds in known.waited]
         self._proposed = []
         tokens = draft.tokens.tolist()
         for row, sequence in enumerate(batch.sequences):

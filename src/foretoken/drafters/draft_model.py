@@ -46,17 +46,16 @@ class _Memory:
 
     def keep(self, verdict: Verdict | None) -> None:
         """Commit the tentative tokens that were accepted, None for none of them; forget the others."""
-        if not any(self.tentative):
-            return
-        size = len(self.rows)
-        if verdict is None:
-            path, counts = torch.zeros((size, 0), dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
-        elif self.grown is not None:
-            path, counts = self.grown.kept(verdict)
-        else:
-            path = torch.arange(max(self.tentative)).expand(size, -1)
-            counts = torch.minimum(verdict.counts.cpu(), torch.tensor(self.tentative))
-        self.cache.commit(path, counts)
+        if any(self.tentative):
+            size = len(self.rows)
+            if verdict is None:
+                path, counts = torch.zeros((size, 0), dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+            elif self.grown is not None:
+                path, counts = self.grown.kept(verdict)
+            else:
+                path = torch.arange(max(self.tentative)).expand(size, -1)
+                counts = torch.minimum(verdict.counts.cpu(), torch.tensor(self.tentative))
+            self.cache.commit(path, counts)
         self.tentative, self.grown = [], None
 
 

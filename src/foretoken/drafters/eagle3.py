@@ -105,6 +105,11 @@ class Eagle3:
         self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
 
     @property
+    def head_weights(self) -> int:
+        """How many numbers the head is made of."""
+        return sum(weight.numel() for weight in self._head.parameters())
+
+    @property
     def trees(self) -> bool:
         """Whether drafts may branch."""
         return self.tree.branches

@@ -61,6 +61,11 @@ class Medusa:
         self._states: WeakKeyDictionary[Sequence, tuple[int, Tensor]] = WeakKeyDictionary()
 
     @property
+    def head_weights(self) -> int:
+        """How many numbers the heads are made of."""
+        return sum(weight.numel() for weight in self._heads.parameters())
+
+    @property
     def trees(self) -> bool:
         """Whether drafts may branch."""
         return self.tree.branches

@@ -214,7 +214,9 @@ def test_chains_after_long_texts_and_beside_rows_with_nodes(draws):
     model.forward(torch.tensor([[3], [0]]), minus, torch.tensor([1, 0]), chained)
     new = [(7 * i) % 29 + 1 for i in range(1100)]
     coins = Draws(torch.ones(2), uniforms(torch.arange(2), torch.arange(steps).expand(2, steps), 5)) if draws else None
+    both = model.chain([new[:700], new], steps, filled(texts, model), coins)
     found = model.chain([[], new], steps, chained, coins)
+    assert both.tokens[1] == found.tokens[1]
     feed(model, stepped, [[], new[:-1]])
     expected = model.chain([[], new[-1:]], steps, stepped, coins)
     assert found.tokens == expected.tokens
