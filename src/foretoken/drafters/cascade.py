@@ -32,6 +32,7 @@ _EXPECTED = 2.5  # tokens that a draft is taken to get accepted before there wer
 _EXPECTED_OF_ONE, _EXPECTED_MORE = 1.35, 0.6  # the same of one that a match of one token led to; of each token more
 _LONGEST = 6  # longer matches are counted with those of this length
 _WEIGHT = 4.0  # drafts that this assumption counts as
+_CAUTION = 12.0  # the same where it is to say how often still deeper tokens will be right
 _MEMORY = 33.0  # drafts after which what one taught has faded to 1/e
 _COUNTED = 5  # accepted tokens that are counted where costs are not known: long drafts must not speak for drafters
 _SURE, _SURE_TO_PAY = 2.5, 4.0  # expected right tokens from which on a draft has the whole limit: copies, and others
@@ -73,10 +74,13 @@ class _Record:
         """The chance of each token to be right once those before it are."""
         if self._known is None:
             seen, known = self._seen, list[float]()
+            above = 0.0
             for place in range(max(len(self._prior), len(seen.tried))):
                 tried, kept = (seen.tried[place], seen.kept[place]) if place < len(seen.tried) else (0.0, 0.0)
-                prior = self._prior[min(place, len(self._prior) - 1)]
+                # Who was right so far is likely to stay so, if that has been seen often enough.
+                prior = max(self._prior[min(place, len(self._prior) - 1)], above)
                 known.append((kept + _WEIGHT * prior) / (tried + _WEIGHT))
+                above = (kept + _CAUTION * prior) / (tried + _CAUTION)
             self._known = known
         return (self._known + self._known[-1:] * depth)[:depth]
 
