@@ -30,9 +30,10 @@ class Machine:
         self.clock = 0.0
         self.tokens = 0
 
-    def round(self, k, rows, was_drafting):
+    def round(self, k, rows, was_drafting, few):
+        """One round of rows of which a few draft `k` tokens."""
         rate = self.rate(self.tokens) if callable(self.rate) else self.rate
-        accepted = [int((self.random.random(k) < rate).cumprod().sum()) for _ in range(rows)]
+        accepted = [int((self.random.random(k) < rate).cumprod().sum()) for _ in range(few)] + [0] * (rows - few)
         wobble = 1 + self.noise * self.random.random(3)
         seconds = {
             "target": PLAIN * (1 + self.slope * k) * wobble[0],
@@ -51,10 +52,15 @@ class Machine:
             requests, end = [Acceptance(30) for _ in range(rows)], self.tokens + request * rows
             drafting = False
             while self.tokens < end:
-                k = controller.choose(requests, 100) if isinstance(controller, Controller) else controller
-                accepted, seconds = self.round(k, rows, drafting)
+                unread = [0 if drafting else 50] * rows
+                k, few = controller, rows
                 if isinstance(controller, Controller):
-                    controller.learn(rows, k, k, accepted, requests, seconds, clean=drafting or k == 0)
+                    k = controller.choose(requests, [100] * rows, unread)
+                    few = rows if controller.sample is None else controller.sample
+                accepted, seconds = self.round(k, rows, drafting, few)
+                if isinstance(controller, Controller):
+                    limits = [k] * few + [0] * (rows - few)
+                    controller.learn(limits, k, accepted, requests, seconds, True, unread)
                 drafting = k > 0
                 ks.append(k)
         return self.tokens / self.clock, ks
@@ -98,16 +104,16 @@ def test_drafts_that_are_seldom_offered_are_cheap():
     controller, acceptance = Controller(), Acceptance(30)
     found = 0
     for number in range(400):
-        k = controller.choose([acceptance], 100)
+        k = controller.choose([acceptance], [100])
         width = k if number % 8 == 0 else 0
         found += width > 0
         seconds = {"target": 10.0 * (1 + 0.05 * width), "drafter": 0.01, "verification": 0.1, "other": 0.1}
-        controller.learn(1, k, width, [width], [acceptance], seconds, clean=True)
+        controller.learn([k], width, [width], [acceptance], seconds, clean=True)
     assert found > 40
 
 
 def test_no_room_means_no_draft():
-    assert Controller().choose([Acceptance(30)], 0) == 0
+    assert Controller().choose([Acceptance(30)], [0]) == 0
 
 
 def test_acceptance_forgets():
@@ -144,13 +150,13 @@ def test_what_was_learnt_is_kept(tmp_path, monkeypatch):
     assert max(ks[:5]) > 0
     first.save()
     second = Controller("pair")
-    assert second.choose([Acceptance(30)], 100) == 0  # it knows from the start
-    assert Controller("another").choose([Acceptance(30)], 100) > 0
+    assert second.choose([Acceptance(30)], [100]) == 0  # it knows from the start
+    assert Controller("another").choose([Acceptance(30)], [100]) > 0
     file = tmp_path / "foretoken" / "costs.json"
     assert list(json.loads(file.read_text())) == ["pair"]
     for damage in ("{", "[]", '{"pair": 3}', '{"pair": {"costs": {"target": 1}, "acceptance": 2}}'):
         file.write_text(damage)
-        assert Controller("pair").choose([Acceptance(30)], 100) > 0
+        assert Controller("pair").choose([Acceptance(30)], [100]) > 0
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
@@ -162,9 +168,10 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 class ByHistory(Controller):
     """Chooses by nothing but the past: as unlike chance as a choice can be, and the same in every run."""
 
-    def choose(self, requests, limit):
+    def choose(self, requests, rooms, unread=None, crowded=False):
         counted = sum(math.floor(1e6 * sum(request.kept)) for request in requests)
-        return min(limit, counted % 4)
+        self.sample = 1 + counted % 5 if counted % 3 else None
+        return min(max(rooms), counted % 4)
 
 
 @pytest.mark.parametrize("verifier", ["token", "block"])
@@ -227,3 +234,67 @@ def test_the_line_through_costs_never_promises_that_something_is_free():
     for size, seconds in ((2, 0.010), (8, 0.006)):
         falling.record("target", 1, size, seconds)
     assert falling.line("target", 1)(20) == pytest.approx(0.008)
+
+
+class Unsettled(Machine):
+    """One whose passes take half as long again for a while after rounds of another kind."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.last, self.since = None, 0
+
+    def round(self, k, rows, was_drafting, few):
+        self.since = self.since + 1 if (k > 0) == self.last else 0
+        self.last = k > 0
+        accepted, seconds = super().round(k, rows, was_drafting, few)
+        if self.since < 5:
+            self.clock += seconds["target"] / 2
+            seconds["target"] *= 1.5
+        return accepted, seconds
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_plain_decoding_is_judged_by_itself(rows):
+    """Measured between rounds with drafts it takes longer than it would if there were none: here they don't pay."""
+    plain, _ = Unsettled(0.4, step=5.0).run(0, 8_000 * rows, rows)
+    assert Unsettled(0.4, step=5.0).run(1, 8_000 * rows, rows)[0] < 0.98 * plain
+    with_drafter, ks = Unsettled(0.4, step=5.0).run(Controller(), 8_000 * rows, rows)
+    assert with_drafter > 0.97 * plain
+    assert np.mean(np.array(ks) > 0) < 0.1
+
+
+def test_where_it_pays_unsettled_rounds_do_not_put_it_off():
+    plain, _ = Unsettled(0.8, step=1.0).run(0, 8_000)
+    best = max(Unsettled(0.8, step=1.0).run(k, 8_000)[0] for k in range(3, 9))
+    found, _ = Unsettled(0.8, step=1.0).run(Controller(), 8_000)
+    assert found > 0.95 * best > plain
+
+
+def test_the_slowest_rows_decide_when_a_batch_is_ready():
+    """One row of eight gets three tokens a round, the others one: together they are slower with drafts than without."""
+    controller = Controller()
+    for rows in (1, 8):
+        for _ in range(3):
+            for size, seconds in ((1, 10.0), (3, 13.0)):
+                controller.costs.record("target", rows, size, seconds)
+            controller.costs.record("drafter", rows, 2, 0.5)
+    requests = [Acceptance(30) for _ in range(8)]
+    for number, request in enumerate(requests):
+        for _ in range(50):
+            request.record(2, 2 if number < 3 else 0)
+            request.rounds += 1
+    controller._overall = Acceptance(400)
+    for _ in range(50):
+        controller._overall.record(2, 0)
+    assert controller.choose(requests, [100] * 8, crowded=True) == 2  # whoever is ready makes room for another
+    assert controller.choose(requests[:3], [100] * 3) == 2
+    assert controller.choose(requests, [100] * 8) == 0
+
+
+def test_a_few_rows_are_enough_to_see_whether_a_drafter_has_become_useful():
+    machine, controller, samples = Machine(0.0, step=2.0, catch_up=20.0), Controller(), []
+    choose = controller.choose
+    controller.choose = lambda *arguments: (choose(*arguments), samples.append(controller.sample))[0]
+    _, ks = machine.run(controller, 60_000, rows=16)
+    looked = [sample for k, sample in zip(ks[100:], samples[100:], strict=True) if k]
+    assert looked.count(2) > 2 * looked.count(None) > 0

@@ -495,12 +495,13 @@ class Machine:
     def run(self, controller: TreeController | int, tokens: int, rows: int = 1) -> tuple[float, list[int]]:
         budgets: list[int] = []
         while self.tokens < tokens:
-            requests, end, drafting = [Yields(30) for _ in range(rows)], self.tokens + 200 * rows, False
+            requests, end = [Yields(30) for _ in range(rows)], self.tokens + 200 * rows
             while self.tokens < end:
                 chosen = isinstance(controller, TreeController)
-                budget = controller.choose(requests, 100) if chosen else controller
+                budget = controller.choose(requests, [100] * rows) if chosen else controller
+                few = controller.sample or rows if chosen else rows
                 most = self.quality * np.log2(1 + budget)
-                accepted = [int(self.random.poisson(most)) if budget else 0 for _ in range(rows)]
+                accepted = [int(self.random.poisson(most)) if budget and row < few else 0 for row in range(rows)]
                 wobble = 1 + 0.1 * self.random.random(2)
                 seconds = {
                     "target": 10 * (1 + self.slope * budget) * wobble[0],
@@ -511,8 +512,7 @@ class Machine:
                 self.clock += sum(seconds.values())
                 self.tokens += rows + sum(accepted)
                 if chosen:
-                    controller.learn(rows, budget, budget, accepted, requests, seconds, drafting or budget == 0)
-                drafting = budget > 0
+                    controller.learn([budget] * few + [0] * (rows - few), budget, accepted, requests, seconds, True)
                 budgets.append(budget)
         return self.tokens / self.clock, budgets
 

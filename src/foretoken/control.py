@@ -2,7 +2,9 @@
 
 A round that drafts up to k tokens emits ``1 + Σ_{d ≤ k} P(d tokens are accepted)`` tokens a row on average and takes a
 pass over k + 1 positions, k steps of the drafter and some work around them. `Controller` learns both sides while it
-runs and takes the k with the most tokens a second, 0 included. What it learns is kept for the next process.
+runs and takes the k, 0 included, with which the whole batch is ready soonest: a row that gets further than the others
+leaves them in a smaller batch, whose rounds give fewer tokens a second. Where others wait for its place that does not
+matter, and tokens a second count. What it learns is kept for the next process.
 
 Of a drafter of trees k is the number of nodes, and what trees of each number had accepted is learnt as a whole.
 
@@ -14,9 +16,14 @@ fixed k (see `Rounds`), unless their text does not depend on it.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from statistics import median
 from typing import ClassVar, Literal
 
 from foretoken import learnt
@@ -34,9 +41,13 @@ MAX_SPECULATIVE_TOKENS = 256
 """Most tokens that a round may draft, whoever asks for them."""
 
 _GAIN = 1.02  # how much faster than plain decoding speculation must promise to be
-_GAIN_OF_BATCHES = 1.1  # the same where rows that get further than others leave a smaller batch behind
 _PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become useful
-_REFRESH = 256  # rounds with speculation after which plain decoding is measured again
+_SAMPLE = 8  # of so many rows one is drafted for to find that out: the others' texts need not be read
+_WHOLE = 4  # of so many such rounds one drafts for all rows, which tells what that costs by now
+_NOTICED = 16  # unread tokens that take long enough to be measured
+_REFRESH = 512  # rounds with speculation after which plain decoding is measured again
+_SETTLED = 6  # rounds of a kind until a runtime that gets ready for each change has got used to it
+_MEASURED = 3  # plain rounds that are then measured
 _NEIGHBOURS = 24  # rounds with trees after which the next larger number of nodes, or the next smaller, is tried
 _CURVE_ROUNDS = 8  # after which costs are looked at anew
 _BY_NODES = (0.0, 1.4, 1.85, 2.25, 2.6)  # tokens that trees of the `BUDGETS` are taken to get accepted, up to a factor
@@ -88,7 +99,11 @@ class Controller:
         self._offers = 1.0  # share of the rounds that might draft in which something was drafted
         self._idle = 0  # plain rounds since the last that drafted
         self._busy = 0  # rounds with a draft since the last plain one
-        self._entry = 0.0  # seconds a row that the drafter takes to read a text which it has not followed
+        self._opening = self.new_record(memory=100)  # of the first round of each request: nothing is copied yet
+        self._reading = deque[float](maxlen=15)  # seconds that the drafter takes for a token which it has not followed
+        self._looks = 0  # rounds in which a few rows were drafted for
+        self._trial = 0  # plain rounds that are still to come, to see what they take
+        self._rows = 0  # of the last round
         self._plain: tuple[int, tuple[int, ...]] = 0, ()  # until which round these rows are not drafted for
         self._rounds = 0
         self._seen: set[tuple[int, int]] = set()  # numbers of tokens that were allowed, and drafted, in some round
@@ -98,11 +113,13 @@ class Controller:
             saved = learnt.read().get(self.key, {})
             with suppress(AttributeError, KeyError, TypeError, ValueError):  # another version's, or damaged
                 self.costs.read(saved.get("costs", {}))
-                tried, kept = saved.get("acceptance", ([], []))
-                self._overall.tried = [min(float(value), 20.0) for value in tried]
-                self._overall.kept = [
-                    float(k) * min(1.0, 20.0 / float(t)) if t else 0.0 for k, t in zip(kept, tried, strict=True)
-                ]
+                self._reading.extend(map(float, saved.get("reading", ())))
+                for record, name in ((self._overall, "acceptance"), (self._opening, "opening")):
+                    tried, kept = saved.get(name, ([], []))
+                    record.tried = [min(float(value), 20.0) for value in tried]
+                    record.kept = [
+                        float(k) * min(1.0, 20.0 / float(t)) if t else 0.0 for k, t in zip(kept, tried, strict=True)
+                    ]
 
     sizes: ClassVar[tuple[int, ...]] = tuple(range(LARGEST_K + 1))
     """What is chosen from, rising from 0."""
@@ -113,45 +130,76 @@ class Controller:
     probe: ClassVar[int] = 2
     """What is tried to see whether a drafter has become useful."""
 
-    def choose(self, requests: Sequence[Acceptance], limit: int) -> int:
-        """The k of the next round.
+    sample: int | None = None
+    """Rows that the round of the last choice is to draft for, any of them; None for all."""
+
+    def choose(
+        self,
+        requests: Sequence[Acceptance],
+        rooms: Sequence[int],
+        unread: Sequence[int] | None = None,
+        crowded: bool = False,
+    ) -> int:
+        """The k of the next round, of all rows or of as many as `sample` says.
 
         Args:
             requests: what was accepted of each row's drafts so far.
-            limit: most tokens that any row can use.
+            rooms: most tokens that each row may still get.
+            unread: tokens of each row that the drafter would have to read first. None: of all rows none.
+            crowded: other requests wait for the place of the first that is ready.
         """
-        sizes = self._within(limit)
+        sizes = self._within(max(rooms))
         rows, most = len(requests), sizes[-1]
+        self.sample = None
         if most == 0:
             return 0
         until, whose = self._plain
         if self._rounds < until and whose == tuple(map(id, requests)):
             return self._went(0)
-        if not self.costs.known("target", rows, 1) and self._busy >= 2:
+        if self._trial:
+            self._trial -= 1
             return self._went(0)
+        if not self.costs.known("target", rows, 1) and self._busy >= 2:
+            return self._try_plain()
         seconds = self._curve(rows)
         if seconds is None:
             # Nothing is known: a round of either kind, then there is something to choose by.
             return self._went(min(self.first, most) if self._busy < 2 else 0)
-        tokens = self._tokens(requests, len(sizes))  # expected, by place among the sizes
+        yields = self._yields(requests, len(sizes))
         plain = seconds[0]
-        best = max(range(len(sizes)), key=lambda place: tokens[place] / seconds[place])
-        entry = 0.0 if self._busy else self._entry * rows
-        # Of the longest text that may be left, with speculation and without.
-        left = entry + limit * rows / tokens[best] * seconds[best]
-        if left * (_GAIN if rows == 1 else _GAIN_OF_BATCHES) > limit * plain:
+        if crowded:
+            given = map(sum, yields)
+            whole = [sum(rooms) / tokens * spent for tokens, spent in zip(given, seconds[: len(sizes)], strict=True)]
+        else:
+            whole = self._until_ready(yields, rooms)
+        best = min(range(len(sizes)), key=whole.__getitem__)
+        if (self._entry(unread or (), rows) + whole[best]) * _GAIN > whole[0]:
             best = 0
         if best and self._busy >= _REFRESH:
-            return self._went(0)
+            return self._try_plain()
         if best == 0:
             probe = sizes.index(min(self.probe, most))
-            lost = seconds[probe] + entry - plain * tokens[probe] / rows
+            few = rows if self._looks % _WHOLE == _WHOLE - 1 else max(1, rows // _SAMPLE)
+            gained = plain * (sum(yields[probe]) - rows) / rows * few / rows
+            lost = seconds[probe] - plain + self._entry(unread or (), few) - gained
             if self._idle * plain * _PROBE_SHARE >= lost and self._idle >= 8:
+                self._looks += 1
+                self.sample = few if few < rows else None
                 return self._went(sizes[probe])
-            # Nothing that is chosen by changes soon, and going through many rows' acceptance takes its time.
-            self._plain = self._rounds + max(_CURVE_ROUNDS, self._idle // 8), tuple(map(id, requests))
+            if all(request.rounds for request in requests):
+                # Nothing that is chosen by changes soon, and going through many rows' acceptance takes its time.
+                self._plain = self._rounds + max(_CURVE_ROUNDS, self._idle // 8), tuple(map(id, requests))
             return self._went(0)
         return self._went(sizes[self._varied(best, len(sizes))])
+
+    def _try_plain(self) -> int:
+        """As many plain rounds as it takes to see what plain decoding costs by itself."""
+        self._trial = _SETTLED + _MEASURED - 1
+        return self._went(0)
+
+    def _entry(self, unread: Sequence[int], rows: int) -> float:
+        """Seconds that reading takes the drafter before it drafts for the rows of which that many are the quickest."""
+        return median(self._reading) * sum(sorted(unread)[:rows]) if self._reading else 0.0
 
     def _varied(self, best: int, count: int) -> int:
         """The best of `count` sizes, or another one that is to be tried again; by place."""
@@ -161,60 +209,99 @@ class Controller:
         """The sizes that make sense where a text has room for so many tokens."""
         return self.sizes[: limit + 1]
 
-    def _tokens(self, requests: Sequence[Acceptance], count: int) -> list[float]:
-        """Expected tokens of a round of all rows, with each of the first `count` sizes."""
-        rows, most = len(requests), count - 1
+    def _until_ready(self, yields: Sequence[Sequence[float]], rooms: Sequence[int]) -> list[float]:
+        """Seconds until the last row has got all its tokens, with each of the first sizes.
+
+        Args:
+            yields: by size, the tokens that a round gives each row.
+            rooms: of the rows.
+        """
+        curves = [self._curve(count) for count in range(1, len(rooms) + 1)]
+        result = []
+        for place, each in enumerate(yields):
+            rounds = sorted(room / given for room, given in zip(rooms, each, strict=True))
+            seconds, before = 0.0, 0.0
+            for number, ready in enumerate(rounds):
+                curve = curves[len(rooms) - number - 1]
+                assert curve is not None  # there is one for as many rows as now, and it serves for fewer
+                seconds += (ready - before) * curve[place]
+                before = ready
+            result.append(seconds)
+        return result
+
+    def _yields(self, requests: Sequence[Acceptance], count: int) -> list[list[float]]:
+        """Expected tokens of each row in a round, by size: of the first `count` ones."""
+        most = count - 1
         prior = self._prior(most)
-        tokens = [float(rows)] * count
+        opening = self._opening.rates(most, prior, weight=4.0)
+        by_row = []
         for request in requests:
-            reach = 1.0
-            for depth, rate in enumerate(request.rates(most, prior, weight=4.0), start=1):
-                reach *= rate
-                tokens[depth] += reach
-        for k in range(2, count):
-            tokens[k] += tokens[k - 1] - rows
-        return tokens
+            rates = request.rates(most, prior, weight=4.0) if request.rounds else opening
+            by_row.append(list(accumulate(accumulate(rates, mul), initial=1.0)))
+        return [list(each) for each in zip(*by_row, strict=True)]
 
     def learn(
         self,
-        rows: int,
-        k: int,
+        limits: Sequence[int],
         width: int,
         accepted: Sequence[int],
         requests: Sequence[Acceptance],
         seconds: Mapping[str, float],
         clean: bool,
+        unread: Sequence[int] | None = None,
     ) -> None:
         """What a round took and gave.
 
         Args:
-            rows: of the batch.
-            k: what each row might draft.
+            limits: tokens that each row might draft.
             width: tokens of the longest draft.
             accepted: accepted draft tokens of each row.
             requests: of the rows; they are brought up to date.
             seconds: by part of the round, as in `DecodeStats.seconds`.
-            clean: nothing but the round itself was done in that time (no prompt was read).
+            clean: nothing but the round itself was done in that time (no prompt was read by the target).
+            unread: tokens of each row that the drafter had to read first. None: of all rows none.
         """
         self._rounds += 1
+        rows, k = len(limits), max(limits)
+        drafted = [place for place, limit in enumerate(limits) if limit]
+        for place in drafted:
+            request = requests[place]
+            for record in (request, self._overall, *(() if request.rounds else (self._opening,))):
+                record.record(limits[place], accepted[place])
+        for request in requests:
+            request.rounds += 1
         if k:
-            for request, count in zip(requests, accepted, strict=True):
-                request.record(k, count)
-                self._overall.record(k, count)
             self._offers += ((width > 0) - self._offers) / 32
-        # What is done for the first time in a process may be compiled first.
-        new = (k, width) not in self._seen
+        # What is done for the first time in a process may be compiled first, and a batch of another size than the last
+        # is got ready for.
+        new = (k, width) not in self._seen or rows != self._rows
         self._seen.add((k, width))
-        if clean and not new:
-            self.costs.record("target", rows, width + 1, seconds["target"])
-            self.costs.record("rest", rows, width + 1, seconds["verification"] + seconds["other"])
-            if k:
-                self.costs.record("drafter", rows, k, seconds["drafter"])
-        elif k:
-            reading = seconds["drafter"] - (self.costs.estimate("drafter", rows, k) or 0.0)
-            self._entry += (max(reading, 0.0) / rows - self._entry) / (2 if self._entry else 1)
+        self._rows = rows
+        reading = sum(unread[place] for place in drafted) if unread is not None else 0
+        if clean and not new and not reading and len(drafted) in (0, rows):
+            rest = seconds["verification"] + seconds["other"]
+            whole = seconds["target"] + rest + (seconds["drafter"] if k else 0.0)
+            # Rounds right after those of another kind take longer. They count where they show that a kind takes less
+            # than was thought.
+            if (self._busy if k else self._idle) >= _SETTLED or whole < self._expected(rows, k, width):
+                self.costs.record("target", rows, width + 1, seconds["target"])
+                self.costs.record("rest", rows, width + 1, rest)
+                if k:
+                    self.costs.record("drafter", rows, k, seconds["drafter"])
+        elif reading >= _NOTICED:
+            usual = self.costs.estimate("drafter", len(drafted), k) or 0.0
+            self._reading.append(max(seconds["drafter"] - usual, 0.0) / reading)
         if self.key is not None and (self._rounds == 64 or self._rounds % 1024 == 0):
             self.save()
+
+    def _expected(self, rows: int, k: int, width: int) -> float:
+        """Seconds of a round with so many tokens allowed and drafted; infinite where nobody knows."""
+        parts = [
+            self.costs.estimate("target", rows, width + 1),
+            self.costs.estimate("rest", rows, width + 1),
+            self.costs.estimate("drafter", rows, k) if k else 0.0,
+        ]
+        return sum(math.inf if part is None else part for part in parts)
 
     def save(self) -> None:
         """Keep what was learnt; where that can't be written, it is let go."""
@@ -222,7 +309,9 @@ class Controller:
             everything = learnt.read()
             everything[self.key] = {
                 "costs": self.costs.as_json(),
+                "reading": [median(self._reading)] if self._reading else [],
                 "acceptance": [self._overall.tried, self._overall.kept],
+                "opening": [self._opening.tried, self._opening.kept],
             }
             learnt.write(everything)
 
@@ -286,12 +375,11 @@ class TreeController(Controller):
         other = best + (1 if self._busy // _NEIGHBOURS % 2 == 0 else -1)
         return other if 0 < other < count else best
 
-    def _tokens(self, requests: Sequence[Acceptance], count: int) -> list[float]:
+    def _yields(self, requests: Sequence[Acceptance], count: int) -> list[list[float]]:
         assert isinstance(self._overall, Yields)
         prior = self._overall.expected(_BY_NODES, weight=4.0)
-        tokens = [float(len(requests))] * count
+        by_row = []
         for request in requests:
             assert isinstance(request, Yields)
-            for place, accepted in enumerate(request.expected(prior, weight=4.0)[:count]):
-                tokens[place] += accepted
-        return tokens
+            by_row.append([1.0 + accepted for accepted in request.expected(prior, weight=4.0)[:count]])
+        return [list(each) for each in zip(*by_row, strict=True)]

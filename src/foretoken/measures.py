@@ -21,10 +21,14 @@ class Acceptance:
 
     Args:
         memory: a round's weight falls to 1/e over so many rounds.
+
+    Attributes:
+        rounds: that a request has had, with drafts or without; for who keeps count of them.
     """
 
     def __init__(self, memory: float) -> None:
         self._keep = 1.0 - 1.0 / memory
+        self.rounds = 0
         self.tried: list[float] = []
         self.kept: list[float] = []
 

@@ -59,6 +59,8 @@ class Row:
         self.num_speculative_tokens = num_speculative_tokens
         self.stats = DecodeStats()
         self.acceptance: Acceptance | None = None  # of its drafts, once a controller has seen to it
+        self.heard = 0  # tokens that it had when the drafter was last called for it
+        self.followed = False  # the drafter was called for it in the last round
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.logprobs: list[TokenLogprob] | None = [] if sequence.params.logprobs is not None else None
@@ -212,8 +214,8 @@ class Rounds:
         self.controller = controller
         self._branches: bool = getattr(drafter, "trees", False)
         self._hidden_layers = tuple(drafter.hidden_layers) if isinstance(drafter, FeatureReader) else ()
-        self._drafted = False  # whether the drafter was called in the last round, and so knows the text
         self.trace = trace
+        self.crowded = False  # other requests wait for a place among the rows
         self._cache = target.open(0)
         self.rows: list[Row] = []
         self._left: list[
@@ -225,6 +227,7 @@ class Rounds:
         self._active: list[Row] = []  # those rows
         self._sampler: Sampler | None = None  # of those rows; None when it has to be made anew, and so have the rules
         self._rules: list[_Rule] = []
+        self._unread: list[int] = []  # of those rows: tokens that the drafter has to catch up with
         self._numbers: list[int | None] = []  # of those rows: what `_fixed` says
         self._make_sampler = make_sampler
 
@@ -244,7 +247,6 @@ class Rounds:
                 except PromptError as error:
                     row.fail(error)
         self._sampler = None
-        self._drafted = False
         self._leave()
 
     def clear(self) -> None:
@@ -254,7 +256,6 @@ class Rounds:
         self._awaited.clear()
         self._copied.clear()
         self._sampler = None
-        self._drafted = False
 
     def _beginnings(self, rows: AbstractSequence[Row]) -> tuple[list[int], list[int | None]]:
         """What new rows start from: a row of the cache and how many of its tokens, or -1 and 0."""
@@ -337,13 +338,18 @@ class Rounds:
             MAX_SPECULATIVE_TOKENS if room and self._branches and row.verifier.trees else room
             for row, room in zip(self._active, room, strict=True)
         ]
-        k = 0
-        if None in self._numbers:
-            free = [place for place, number in enumerate(self._numbers) if number is None]
-            k = self.controller.choose(
-                [self._acceptance(self._active[place]) for place in free], max(room[place] for place in free)
-            )
-        return [min(k if number is None else number, limit) for number, limit in zip(self._numbers, most, strict=True)]
+        self._unread = [_unread(row) for row in self._active]
+        numbers = list(self._numbers)
+        if None in numbers:
+            free = [place for place, number in enumerate(numbers) if number is None]
+            unread = [self._unread[place] for place in free]
+            requests = [self._acceptance(self._active[place]) for place in free]
+            k = self.controller.choose(requests, [room[place] for place in free], unread, self.crowded)
+            # Those that the drafter has the least to read of, where a few will do; the others have to do without.
+            by_effort = sorted(zip(unread, free, strict=True))
+            for rank, (_, place) in enumerate(by_effort):
+                numbers[place] = k if self.controller.sample is None or rank < self.controller.sample else 0
+        return [min(number or 0, limit) for number, limit in zip(numbers, most, strict=True)]
 
     def _acceptance(self, row: Row) -> Acceptance:
         if row.acceptance is None:
@@ -368,14 +374,15 @@ class Rounds:
     def _learn(
         self, width: int, limits: list[int], accepted: list[int], seconds: Mapping[str, float], clean: bool
     ) -> None:
-        k = max(limits)
         fixed = set(self._numbers)
         # Rows that draft different numbers of tokens tell what no number costs or gives to all.
         if fixed == {None} or (self.k == AUTO and len(fixed) == 1):
-            clean = clean and (k == 0 or self._drafted)
             requests = [self._acceptance(row) for row in self._active]
-            self.controller.learn(len(self._active), k, width, accepted, requests, seconds, clean)
-        self._drafted = k > 0
+            self.controller.learn(limits, width, accepted, requests, seconds, clean, self._unread)
+        for row, limit in zip(self._active, limits, strict=True):
+            row.followed = limit > 0
+            if row.followed:
+                row.heard = len(row.sequence.tokens)
 
     def _prefill(self) -> bool:
         """Bring the cache up to each row's root, which the round itself scores; whether there was anything to do.
@@ -397,7 +404,6 @@ class Rounds:
         active = [self.rows[place] for place in places]
         if active != self._active:
             self._sampler = None
-            self._drafted = False
         self._places, self._active = places, active
         return worked
 
@@ -683,6 +689,11 @@ class Rounds:
                 f"{max(len(row.sequence.tokens) for row in self.rows):,} tokens: lower max_batch_size, "
                 "num_speculative_tokens, the prompt's length or max_new_tokens"
             ) from error
+
+
+def _unread(row: Row) -> int:
+    """Tokens of a row that a drafter has to catch up with; those of one round don't count."""
+    return 0 if row.followed else len(row.sequence.tokens) - row.heard
 
 
 def _room(row: Row) -> int:

@@ -106,6 +106,7 @@ class Scheduler:
         lengths = {request.number: len(row.sequence.tokens) for request, row in self._running}
         try:
             self.rounds.join(joining)
+            self.rounds.crowded = bool(self._waiting)
             self.rounds.step()
         except BaseException as error:
             why = error if isinstance(error, Exception) else ForetokenError(f"interrupted by {type(error).__name__}")
