@@ -239,7 +239,7 @@ def test_catching_up_with_a_text_is_not_taken_for_the_cost_of_drafting(between, 
     monkeypatch.setattr(
         cascade._seconds, "asked", lambda place, rows, count, seconds, unread: place == 1 and seen.append(unread)
     )
-    monkeypatch.setattr(engine._controller, "choose", lambda rows, limit: 4 if next(turns) % 40 == 39 else 0)
+    monkeypatch.setattr(engine._controller, "choose", lambda *_: 4 if next(turns) % 40 == 39 else 0)
     engine.generate(NEW, SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True))
     assert len(seen) == len(dear.asked) > 2
     assert all(unread >= 39 for unread in seen)  # a token a round, and it is asked every 64 rounds, or every 40
@@ -269,9 +269,9 @@ def test_what_counts_as_catching_up():
         seconds.asked(0, 1, 4, 0.010, unread=0)
     seconds.asked(0, 1, 4, 0.050, unread=20)
     assert seconds.as_json()["reading"] == [pytest.approx(0.002)]
-    for _ in range(9):  # estimates that are too high can be mended by calls that read as well
+    for _ in range(15):  # estimates that are too high can be mended by calls that read as well
         seconds.asked(0, 1, 4, 0.003, unread=20)
-    assert seconds.as_json()["calls"][0]["drafter"]["1"]["4"] == 0.003
+    assert seconds.as_json()["calls"][0]["drafter"]["1"]["4"] == pytest.approx(0.003)
 
 
 def test_what_things_cost_is_kept_for_the_next_process(monkeypatch, tmp_path):

@@ -229,7 +229,7 @@ def test_the_line_through_costs_never_promises_that_something_is_free():
     line = costs.line("target", 1)
     assert line(6) == pytest.approx(0.010)
     assert line(9) == pytest.approx(0.031)
-    assert line(1) == 0.0015  # and not less than nothing
+    assert line(1) == pytest.approx(0.0015)  # and not less than nothing
     falling = Costs()
     for size, seconds in ((2, 0.010), (8, 0.006)):
         falling.record("target", 1, size, seconds)

@@ -181,7 +181,8 @@ class Controller:
             probe = sizes.index(min(self.probe, most))
             few = rows if self._looks % _WHOLE == _WHOLE - 1 else max(1, rows // _SAMPLE)
             gained = plain * (sum(yields[probe]) - rows) / rows * few / rows
-            lost = seconds[probe] - plain + self._entry(unread or (), few) - gained
+            # The plain rounds that follow are disturbed by it: taken for one more.
+            lost = seconds[probe] + self._entry(unread or (), few) - gained
             if self._idle * plain * _PROBE_SHARE >= lost and self._idle >= 8:
                 self._looks += 1
                 self.sample = few if few < rows else None
@@ -281,9 +282,10 @@ class Controller:
         if clean and not new and not reading and len(drafted) in (0, rows):
             rest = seconds["verification"] + seconds["other"]
             whole = seconds["target"] + rest + (seconds["drafter"] if k else 0.0)
-            # Rounds right after those of another kind take longer. They count where they show that a kind takes less
-            # than was thought.
-            if (self._busy if k else self._idle) >= _SETTLED or whole < self._expected(rows, k, width):
+            # Rounds right after those of another kind take longer: that is no fault of plain decoding, which would not
+            # be disturbed if nothing was drafted. They count where they show that a kind takes less than was thought.
+            settled = self._busy >= 2 if k else self._idle >= _SETTLED
+            if settled or whole < self._expected(rows, k, width):
                 self.costs.record("target", rows, width + 1, seconds["target"])
                 self.costs.record("rest", rows, width + 1, rest)
                 if k:

@@ -6,12 +6,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, combinations
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
 Part = Literal["target", "drafter", "rest"]
 
-_WINDOW = 9  # measurements of one kind that a median is taken of
+_WINDOW = 15  # measurements of one kind that are kept
+_MANY = 6  # measurements of which a single slow one no longer tells for much
+_OUTLIER = 2.0  # medians beyond which a measurement counts as so many: somebody else had the machine
 _ENOUGH = 3  # measurements of one kind from which on they are relied on
 _SLOPE = 0.04  # what a further position adds to a pass, as a share, before it was measured
 
@@ -56,7 +58,7 @@ class Acceptance:
 
 
 class _Point(NamedTuple):
-    """The median of the latest measurements of one size, and their number."""
+    """What the latest measurements of one size come to, and their number."""
 
     size: int
     seconds: float
@@ -64,11 +66,15 @@ class _Point(NamedTuple):
 
 
 class Costs:
-    """Seconds that the parts of a round take, by rows and by positions; medians of the latest measurements."""
+    """Seconds that the parts of a round take, by rows and by positions.
+
+    Means of the latest measurements where there are many, for what is often slow must count as slow; but no single one
+    counts for more than `_OUTLIER` medians.
+    """
 
     def __init__(self) -> None:
         self._measured: dict[tuple[Part, int], dict[int, deque[float]]] = {}
-        self._medians: dict[tuple[Part, int], list[_Point]] = {}  # by size, rising; made when asked for
+        self._points_of: dict[tuple[Part, int], list[_Point]] = {}  # by size, rising; made when asked for
 
     def record(self, part: Part, rows: int, size: int, seconds: float) -> None:
         """One measurement.
@@ -81,7 +87,7 @@ class Costs:
         """
         sizes = self._measured.setdefault((part, bucket(rows)), {})
         sizes.setdefault(size, deque(maxlen=_WINDOW)).append(seconds)
-        self._medians.pop((part, bucket(rows)), None)
+        self._points_of.pop((part, bucket(rows)), None)
 
     def known(self, part: Part, rows: int, size: int) -> int:
         """How many measurements there are of just this."""
@@ -130,21 +136,21 @@ class Costs:
             if not buckets:
                 return []
             wanted = min(buckets, key=lambda rows: abs(math.log2(rows / wanted)))
-        points = self._medians.get((part, wanted))
+        points = self._points_of.get((part, wanted))
         if points is None:
             sizes = self._measured[part, wanted]
             # One slow round must not put a size off for ever: until there are some, its neighbours speak for it.
             solid = {size: values for size, values in sizes.items() if len(values) >= _ENOUGH}
             used = solid if len(solid) >= 2 else sizes
-            points = sorted(_Point(size, median(values), len(values)) for size, values in used.items())
-            self._medians[part, wanted] = points
+            points = sorted(_Point(size, _typical(values), len(values)) for size, values in used.items())
+            self._points_of[part, wanted] = points
         return points
 
     def as_json(self, least: int = 1) -> dict[str, Any]:
         """What `read` takes: of sizes that were measured so often at least."""
         result: dict[str, Any] = {}
         for (part, rows), sizes in self._measured.items():
-            found = {str(size): median(values) for size, values in sizes.items() if len(values) >= least}
+            found = {str(size): _typical(values) for size, values in sizes.items() if len(values) >= least}
             if found:
                 result.setdefault(part, {})[str(rows)] = found
         return result
@@ -161,6 +167,15 @@ class Costs:
 def bucket(rows: int) -> int:
     """Batches that are taken to cost the same: 1, 2, 3, 4, 8, 16, …"""
     return rows if rows <= 4 else 1 << (rows - 1).bit_length()
+
+
+def _typical(values: Sequence[float]) -> float:
+    """The mean of measurements of which none counts for more than `_OUTLIER` medians; of few, their median."""
+    middle = median(values)
+    if len(values) < _MANY:
+        return middle
+    most = _OUTLIER * middle
+    return fmean(min(value, most) for value in values)
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
