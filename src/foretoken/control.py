@@ -47,7 +47,10 @@ _WHOLE = 4  # of so many such rounds one drafts for all rows, which tells what t
 _NOTICED = 16  # unread tokens that take long enough to be measured
 _REFRESH = 512  # rounds with speculation after which plain decoding is measured again
 _SETTLED = 6  # rounds of a kind until a runtime that gets ready for each change has got used to it
-_MEASURED = 3  # plain rounds that are then measured
+_MEASURED = 3  # of them that are then measured
+_EVERY = 16  # of the rounds that follow one is: others use the machine too, and for seconds at a time all takes longer
+_BURST = 2 + _MEASURED  # rounds with drafts that are tried together
+_HOPE = 0.7  # of what a kind of round was last seen to take: what it may take by now
 _NEIGHBOURS = 24  # rounds with trees after which the next larger number of nodes, or the next smaller, is tried
 _CURVE_ROUNDS = 8  # after which costs are looked at anew
 _BY_NODES = (0.0, 1.4, 1.85, 2.25, 2.6)  # tokens that trees of the `BUDGETS` are taken to get accepted, up to a factor
@@ -102,11 +105,12 @@ class Controller:
         self._opening = self.new_record(memory=100)  # of the first round of each request: nothing is copied yet
         self._reading = deque[float](maxlen=15)  # seconds that the drafter takes for a token which it has not followed
         self._looks = 0  # rounds in which a few rows were drafted for
+        self._burst = 0, 0  # tokens that are tried, and for how many rounds more
         self._trial = 0  # plain rounds that are still to come, to see what they take
         self._rows = 0  # of the last round
         self._plain: tuple[int, tuple[int, ...]] = 0, ()  # until which round these rows are not drafted for
         self._rounds = 0
-        self._seen: set[tuple[int, int]] = set()  # numbers of tokens that were allowed, and drafted, in some round
+        self._seen: set[tuple[int, int, int]] = set()  # rows, and tokens that were allowed, and drafted, in some round
         self._curves: dict[int, list[float]] = {}  # seconds by k, by size of batch; good for some rounds
         self._curves_until = 0
         if self.key is not None:
@@ -159,6 +163,10 @@ class Controller:
         if self._trial:
             self._trial -= 1
             return self._went(0)
+        k, left = self._burst
+        if left:
+            self._burst = k, left - 1
+            return self._went(min(k, most))
         if not self.costs.known("target", rows, 1) and self._busy >= 2:
             return self._try_plain()
         seconds = self._curve(rows)
@@ -172,12 +180,20 @@ class Controller:
             whole = [sum(rooms) / tokens * spent for tokens, spent in zip(given, seconds[: len(sizes)], strict=True)]
         else:
             whole = self._until_ready(yields, rooms)
+        entry = self._entry(unread or (), rows)
         best = min(range(len(sizes)), key=whole.__getitem__)
-        if (self._entry(unread or (), rows) + whole[best]) * _GAIN > whole[0]:
+        if (entry + whole[best]) * _GAIN > whole[0]:
             best = 0
         if best and self._busy >= _REFRESH:
             return self._try_plain()
         if best == 0:
+            hope = min(range(1, len(sizes)), key=whole.__getitem__)
+            if _HOPE * whole[hope] < whole[0] and _HOPE * sum(yields[hope]) > rows:
+                # Its drafts are accepted often enough; what they cost is looked at again.
+                lost = _BURST * max(seconds[hope] - plain * sum(yields[hope]) / rows, 0.0) + entry + plain
+                if self._idle * plain * _PROBE_SHARE >= lost and self._idle >= 8:
+                    self._burst = sizes[hope], _BURST - 1
+                    return self._went(sizes[hope])
             probe = sizes.index(min(self.probe, most))
             few = rows if self._looks % _WHOLE == _WHOLE - 1 else max(1, rows // _SAMPLE)
             gained = plain * (sum(yields[probe]) - rows) / rows * few / rows
@@ -275,8 +291,8 @@ class Controller:
             self._offers += ((width > 0) - self._offers) / 32
         # What is done for the first time in a process may be compiled first, and a batch of another size than the last
         # is got ready for.
-        new = (k, width) not in self._seen or rows != self._rows
-        self._seen.add((k, width))
+        new = (rows, k, width) not in self._seen or rows != self._rows
+        self._seen.add((rows, k, width))
         self._rows = rows
         reading = sum(unread[place] for place in drafted) if unread is not None else 0
         if clean and not new and not reading and len(drafted) in (0, rows):
@@ -284,8 +300,9 @@ class Controller:
             whole = seconds["target"] + rest + (seconds["drafter"] if k else 0.0)
             # Rounds right after those of another kind take longer: that is no fault of plain decoding, which would not
             # be disturbed if nothing was drafted. They count where they show that a kind takes less than was thought.
-            settled = self._busy >= 2 if k else self._idle >= _SETTLED
-            if settled or whole < self._expected(rows, k, width):
+            stretch, settled = (self._busy, 2) if k else (self._idle, _SETTLED)
+            tells = stretch < settled + _MEASURED or stretch % _EVERY == 0
+            if (tells and stretch >= settled) or (stretch < settled and whole < self._expected(rows, k, width)):
                 self.costs.record("target", rows, width + 1, seconds["target"])
                 self.costs.record("rest", rows, width + 1, rest)
                 if k:

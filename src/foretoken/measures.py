@@ -13,6 +13,8 @@ Part = Literal["target", "drafter", "rest"]
 
 _WINDOW = 15  # measurements of one kind that are kept
 _MANY = 6  # measurements of which a single slow one no longer tells for much
+_PASSED_ON = 4  # measurements that those of an earlier process count for at most
+_BELIEVED = 1.5  # times of what another size promises that a few measurements are believed to be
 _OUTLIER = 2.0  # medians beyond which a measurement counts as so many: somebody else had the machine
 _ENOUGH = 3  # measurements of one kind from which on they are relied on
 _SLOPE = 0.04  # what a further position adds to a pass, as a share, before it was measured
@@ -74,6 +76,9 @@ class Costs:
 
     def __init__(self) -> None:
         self._measured: dict[tuple[Part, int], dict[int, deque[float]]] = {}
+        self._lines: dict[
+            tuple[Part, int], tuple[list[_Point], Callable[[int], float]]
+        ] = {}  # and what they are made of
         self._points_of: dict[tuple[Part, int], list[_Point]] = {}  # by size, rising; made when asked for
 
     def record(self, part: Part, rows: int, size: int, seconds: float) -> None:
@@ -94,15 +99,27 @@ class Costs:
         return len(self._measured.get((part, bucket(rows)), {}).get(size, ()))
 
     def estimate(self, part: Part, rows: int, size: int) -> float | None:
-        """Seconds, between and beyond the sizes that were measured too; None where nothing was."""
+        """Seconds, between and beyond the sizes that were measured too; None where nothing was.
+
+        Sizes that were measured often speak for themselves, and for others that were not.
+        """
         points = self._points(part, rows)
         if not points:
             return None
         if len(points) == 1:
-            at, seconds, _ = points[0]
-            if part == "drafter":
-                return seconds * size / at if at else seconds
-            return seconds * (1 + _SLOPE * (size - 1)) / (1 + _SLOPE * (at - 1))
+            return _beside(part, points[0], size)
+        own = next((point for point in points if point.size == size), _Point(size, 0.0, 0))
+        weight = min(own.number / _MANY, 1.0)
+        return weight * own.seconds + (1.0 - weight) * self._around(part, rows, points, size)
+
+    def _around(self, part: Part, rows: int, points: Sequence[_Point], size: int) -> float:
+        """What other sizes say of one: those beside it that were measured often, or else the `line`."""
+        known = [point for point in points if point.number >= _MANY and point.size != size]
+        if known and not known[0].size <= size <= known[-1].size:
+            line = self.line(part, rows)
+            assert line is not None
+            return line(size)
+        points = known or points
         after = next((i for i, (at, _, _) in enumerate(points) if at >= size), len(points) - 1)
         (x0, y0, _), (x1, y1, _) = points[max(after - 1, 0)], points[max(after, 1)]
         slope = (y1 - y0) / (x1 - x0)
@@ -120,6 +137,9 @@ class Costs:
         points = self._points(part, rows)
         if len(points) < 2:
             return None
+        found = self._lines.get((part, rows))
+        if found is not None and found[0] is points:
+            return found[1]
         slopes = [
             ((b.seconds - a.seconds) / (b.size - a.size), a.number * b.number * (b.size - a.size))
             for a, b in combinations(points, 2)
@@ -127,7 +147,12 @@ class Costs:
         slope = max(_weighted_median(slopes), 0.0)
         base = _weighted_median([(point.seconds - slope * point.size, point.number) for point in points])
         least = max(min(point.seconds for point in points) / 2, 1e-9)
-        return lambda size: max(base + slope * size, least)
+
+        def line(size: int) -> float:
+            return max(base + slope * size, least)
+
+        self._lines[part, rows] = points, line
+        return line
 
     def _points(self, part: Part, rows: int) -> list[_Point]:
         wanted = bucket(rows)
@@ -139,10 +164,7 @@ class Costs:
         points = self._points_of.get((part, wanted))
         if points is None:
             sizes = self._measured[part, wanted]
-            # One slow round must not put a size off for ever: until there are some, its neighbours speak for it.
-            solid = {size: values for size, values in sizes.items() if len(values) >= _ENOUGH}
-            used = solid if len(solid) >= 2 else sizes
-            points = sorted(_Point(size, _typical(values), len(values)) for size, values in used.items())
+            points = _credible(part, [_Point(size, _typical(values), len(values)) for size, values in sizes.items()])
             self._points_of[part, wanted] = points
         return points
 
@@ -150,23 +172,50 @@ class Costs:
         """What `read` takes: of sizes that were measured so often at least."""
         result: dict[str, Any] = {}
         for (part, rows), sizes in self._measured.items():
-            found = {str(size): _typical(values) for size, values in sizes.items() if len(values) >= least}
+            found = {
+                str(size): [_typical(values), min(len(values), _PASSED_ON)]
+                for size, values in sizes.items()
+                if len(values) >= least
+            }
             if found:
                 result.setdefault(part, {})[str(rows)] = found
         return result
 
-    def read(self, saved: Mapping[str, Any], times: int = 1) -> None:
-        """Take over what an earlier process learnt, so many measurements each."""
+    def read(self, saved: Mapping[str, Any]) -> None:
+        """Take over what an earlier process learnt."""
         for part in ("target", "drafter", "rest"):
             for rows, sizes in saved.get(part, {}).items():
-                for size, seconds in sizes.items():
-                    for _ in range(times):
+                for size, (seconds, number) in sizes.items():
+                    for _ in range(number):
                         self.record(part, int(rows), int(size), float(seconds))
 
 
 def bucket(rows: int) -> int:
     """Batches that are taken to cost the same: 1, 2, 3, 4, 8, 16, …"""
     return rows if rows <= 4 else 1 << (rows - 1).bit_length()
+
+
+def _beside(part: Part, point: _Point, size: int) -> float:
+    """Seconds of another size than the only one that was measured."""
+    if part == "drafter":
+        return point.seconds * size / point.size if point.size else point.seconds
+    return point.seconds * (1 + _SLOPE * (size - 1)) / (1 + _SLOPE * (point.size - 1))
+
+
+def _credible(part: Part, points: Sequence[_Point]) -> list[_Point]:
+    """The points to go by, by size: one slow round must not put a size off for ever.
+
+    Until a size was measured some times, others that were speak for it; where there is just one of them, it says what
+    may be believed at most.
+    """
+    solid = [point for point in points if point.number >= _ENOUGH]
+    if len(solid) >= 2 or not solid:
+        return sorted(solid or points)
+    most = {point.size: _BELIEVED * _beside(part, solid[0], point.size) for point in points}
+    return sorted(
+        point if point.number >= _ENOUGH else point._replace(seconds=min(point.seconds, most[point.size]))
+        for point in points
+    )
 
 
 def _typical(values: Sequence[float]) -> float:

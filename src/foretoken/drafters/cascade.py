@@ -233,11 +233,11 @@ class _Seconds:
     def read(self, saved: Mapping[str, Any]) -> None:
         """Begin with what an earlier process measured."""
         for place, (calls, reading) in enumerate(zip(saved["calls"], saved["reading"], strict=True)):
-            self._calls[place].read(calls, _ENOUGH)
+            self._calls[place].read(calls)
             self._measured[place] = _ENOUGH * (self._calls[place].estimate("drafter", 1, 1) is not None)
             if reading is not None:
                 self._reading[place].append(float(reading))
-        self._target.read(saved["target"], _ENOUGH)
+        self._target.read(saved["target"])
         self._measured[-1] = _ENOUGH * (self._target.estimate("target", 1, 1) is not None)
 
     def lacks(self, place: int) -> bool:
