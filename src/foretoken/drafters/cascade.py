@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -43,9 +43,14 @@ _WARM = 6  # first calls, which are not measured: things are compiled then, and 
 _ASKED = (1, 2, 3, 5, 8, 10, 15, 20, 25)
 """Tokens that drafters which pay by the token are asked for, or else as many as may be: what few numbers cost is known
 sooner."""
+_GOOD_FOR = 8  # passes after which costs are looked at anew: that takes some tenths of a millisecond
 _NEAR = 12  # tokens that came since a drafter was asked: reading so many along costs nothing to speak of
 _POSITION = 0.04  # target passes that a further position costs, where the costs of drafters are given
-_PROBE = 32  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
+_PACE = 16.0  # rounds over which it is seen what a text's time is worth
+_PLAIN = 2.0  # plain rounds that this begins with
+_USE, _USE_MATCHED = 0.7, 0.3  # rounds that a right token is taken to save; where two tokens or more matched
+_WEIGHT_OF_USE = 8.0  # right tokens that this assumption counts as
+_PROBE = 48  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
 
 
 class _Record:
@@ -98,7 +103,65 @@ class _Record:
 
 Kind = tuple[int, int]
 """A drafter's place, and how sure it said it was: the length of its match, 0 where it tells none, or `_ANY`."""
+_NOTHING: Kind = (-1, 0)
 _ANY = -1  # whatever it said, and no draft at all counted as well: what asking it may be expected to bring
+
+
+class _Pace:
+    """Tokens and time of a text's rounds of late."""
+
+    def __init__(self) -> None:
+        self._tokens = self._time = self._planned = 0.0
+        self._cheap = self._rounds = 0.0
+
+    def plans(self, time: float, cheap: float | None) -> None:
+        """What the round that begins takes, by the costs that it is chosen with; and without the last drafter."""
+        self._planned = time
+        if cheap is not None:
+            self._cheap += cheap - self._cheap / _PACE
+            self._rounds += 1.0 - self._rounds / _PACE
+
+    def round(self, costs: _Costs) -> float:
+        """The time of a round without the last drafter."""
+        return (_PLAIN * costs.target(0) + self._cheap) / (_PLAIN + self._rounds)
+
+    def went(self, tokens: int) -> None:
+        """How many tokens it gave."""
+        if self._planned:
+            self._tokens += tokens - self._tokens / _PACE
+            self._time += self._planned - self._time / _PACE
+        self._planned = 0.0
+
+    def worth(self, costs: _Costs) -> float:
+        """Tokens that a unit of time gives; those of plain rounds where nothing is known."""
+        return (_PLAIN + self._tokens) / (_PLAIN * costs.target(0) + self._time)
+
+
+class _Use:
+    """What right tokens of a drafter are worth beside cheaper ones that foresee some: rounds saved for each, lately."""
+
+    def __init__(self, prior: float) -> None:
+        self._right, self._saved = _WEIGHT_OF_USE, _WEIGHT_OF_USE * prior
+
+    def add(self, right: int, saved: int) -> None:
+        """A call that had so many right tokens, and saved so many rounds."""
+        keep = 1.0 - 1.0 / _MEMORY
+        self._right, self._saved = self._right * keep + right, self._saved * keep + saved
+
+    @property
+    def value(self) -> float:
+        """Rounds a token, 1 at most."""
+        return self._saved / self._right
+
+
+Uses = dict[Kind, _Use]
+"""By the kind of what the cheaper drafters offered, or `_NOTHING`."""
+
+
+def _use(uses: Uses, kind: Kind) -> float:
+    if kind in uses:
+        return uses[kind].value
+    return _USE if kind[1] <= 1 else _USE_MATCHED
 
 
 @dataclass
@@ -111,6 +174,9 @@ class _Text:
         records: by kind of draft.
         proposals: of the round: for each drafter that was asked, the kind and the tokens.
         offers: of the round: those of them that may be taken.
+        uses: of the last drafter's tokens.
+        last: of the round before, if the last drafter was asked: what the others had offered, and its right tokens.
+        pace: tokens and time of its rounds, lately.
         waited: of each drafter, rounds since it was asked.
         known: of each drafter, the length of the text when it was asked last; less than 0 by its source's before.
     """
@@ -120,6 +186,9 @@ class _Text:
     records: dict[Kind, _Record] = field(default_factory=dict)
     proposals: list[tuple[Kind, list[int]]] = field(default_factory=list)
     offers: list[_Offer] = field(default_factory=list)
+    uses: Uses = field(default_factory=dict)
+    last: tuple[Kind, int] | None = None
+    pace: _Pace = field(default_factory=lambda: _Pace())
     waited: list[int] = field(default_factory=list)
     known: list[int] = field(default_factory=list)
 
@@ -127,6 +196,40 @@ class _Text:
         """Tokens that a drafter has to catch up with before it drafts; those of one round, or a few, don't count."""
         behind = length - self.known[place]
         return behind if behind > _NEAR and (self.known[place] <= 0 or self.waited[place] > 1) else 0
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """What rounds are measured by.
+
+    Attributes:
+        worth: of a unit of time.
+        use: of a right token.
+    """
+
+    worth: float
+    use: float = 1.0
+
+    def gain(self, right: float, time: float) -> float:
+        """Of a round with so many right tokens that takes so long."""
+        return 1.0 + self.use * right - self.worth * time
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The best that a row can do with what it has been offered.
+
+    Attributes:
+        place: of the drafter whose offer it takes, -1 for none.
+        count: of its tokens.
+        gain: in tokens.
+        progress: in rounds.
+    """
+
+    place: int
+    count: int
+    gain: float
+    progress: float
 
 
 @dataclass(frozen=True)
@@ -145,17 +248,17 @@ class _Offer:
     asked: int
     expected: list[float]
 
-    def used(self, costs: _Costs, spent: float) -> tuple[int, float]:
-        """How many of its tokens to use after so much was spent, and the tokens by time that the round then gives.
+    def used(self, costs: _Costs, scale: _Scale) -> tuple[int, float]:
+        """How many of its tokens to use, and what the round then gains.
 
         What was drawn is used as a whole or not at all, whatever it is: that a draft is shorter than was asked for can
         be due to the very tokens that were drawn, and their law would be another one if some of them were preferred.
         """
         if self.asked:
-            return self.count, (1.0 + self.expected[-1]) / (spent + costs.target(self.asked))
-        rates = [(1.0 + value) / (spent + costs.target(count)) for count, value in enumerate(self.expected)]
-        best = max(range(len(rates)), key=rates.__getitem__)
-        return best, rates[best]
+            return self.count, scale.gain(self.expected[-1], costs.target(self.asked))
+        gains = [scale.gain(value, costs.target(count)) for count, value in enumerate(self.expected)]
+        best = max(range(len(gains)), key=gains.__getitem__)
+        return best, gains[best]
 
 
 class _Costs(Protocol):
@@ -197,6 +300,7 @@ class _Seconds:
         self._met: set[tuple[int, int, int]] = set()
         self._done, self._measured = [0] * (count + 1), [0] * (count + 1)
         self._began: float | None = None
+        self._latest: dict[int, tuple[int, _Measured]] = {}  # by rows, what `costs` said, and how long that is good
 
     def asked(self, place: int, rows: int, count: int, seconds: float, unread: int) -> None:
         """A call for so many tokens at most that took so long, and caught up with so much of texts."""
@@ -252,7 +356,12 @@ class _Seconds:
         """Of a batch of so many rows. None before all were measured."""
         if min(self._measured) < _ENOUGH:
             return None
-        return _Measured(rows, self._target, self._calls, [median(all_) if all_ else 0.0 for all_ in self._reading])
+        until, measured = self._latest.get(rows, (0, None))
+        if measured is not None and self._done[-1] < until:
+            return measured
+        measured = _Measured(rows, self._target, self._calls, [median(all_) if all_ else 0.0 for all_ in self._reading])
+        self._latest[rows] = self._done[-1] + _GOOD_FOR, measured
+        return measured
 
 
 @dataclass(frozen=True)
@@ -263,7 +372,7 @@ class _Measured:
     passes: Costs
     calls: list[Costs]
     reads: list[float]
-    lines: dict[int, Callable[[int], float] | None] = field(default_factory=dict)
+    found: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def target(self, count: int) -> float:
         return self._at(-1, count + 1)
@@ -275,31 +384,35 @@ class _Measured:
         return self.reads[place]
 
     def _at(self, place: int, size: int) -> float:
-        part: Part = "drafter"
-        costs = self.calls[place]
-        if place < 0:
-            part, costs = "target", self.passes
-        if place not in self.lines:
-            self.lines[place] = costs.line(part, self.rows)
-        line = self.lines[place]
-        if line is not None:
-            return line(size)
-        found = costs.estimate(part, self.rows, size)
-        assert found is not None
-        return max(found, 1e-9)
+        found = self.found.get((place, size))
+        if found is None:
+            part: Part = "target" if place < 0 else "drafter"
+            costs = self.passes if place < 0 else self.calls[place]
+            line = costs.line(part, self.rows)
+            found = costs.estimate(part, self.rows, size) if line is None else line(size)
+            assert found is not None
+            found = self.found[place, size] = max(found, 1e-9)
+        return found
 
 
 class Cascade:
-    """Asks drafters one after another, until a draft promises more tokens a second than going on would.
+    """Asks drafters one after another, until a draft promises more than going on would.
 
     What a draft promises is what drafts of that drafter, found with as long a match, had accepted in the same text so
     far, depth by depth: of a drafter that tells the length of its match (`PromptLookup.matches`), drafts of each length
     are counted apart. A drafter that was not taken is judged too, by what the target said instead.
 
-    With E(n) right tokens expected of a draft's first n, calls made so far that cost s and a pass over n tokens that
-    costs t(n), a round gives ``(1 + E(n)) / (s + t(n))``: the best n of a draft is used, which may be none, and the
-    next drafter is asked where it would raise that; and now and then where not, to see if it still holds. In the end
-    the best of all drafts is taken.
+    Time is worth the tokens that the text's rounds gave for it of late, w in a second. With E(n) right tokens expected
+    of a draft's first n, and a pass over n tokens that costs t(n), a round gains ``1 + E(n) - w t(n)``: the best n of a
+    draft is used, which may be none, and the next drafter is asked where what it promises is worth its own time too;
+    and now and then where not, to see if it still holds. (The best tokens a second in each round by itself would not
+    do: copies would end too early.)
+
+    Where the drafters before the last one tell what they would have gone on with (`PromptLookup.foreseen`), the last
+    one is judged by what it adds to them. A round without it takes the tokens that they foresaw and one more. So the
+    rounds that a call saves are the tokens of its own round that they did not foresee, less one. With u of them for
+    each right token of late, by the kind of draft that there was without the call, it is made where ``u E(n)`` rounds,
+    each as long as those without it are, take longer than the call and what the pass costs more.
 
     What calls and passes cost is measured, and kept for the next process (`keep_costs`); what drafts are worth is
     remembered from text to text; both for requests
@@ -344,6 +457,8 @@ class Cascade:
         self.hidden_layers = tuple(sorted({layer for reader in self._readers for layer in reader.hidden_layers}))
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._overall: dict[tuple[bool, Kind], _Record] = {}  # of all free texts, greedy ones apart
+        self._uses: dict[bool, Uses] = {False: {}, True: {}}  # likewise
+        self._foresighted = all(hasattr(drafter, "foreseen") for drafter in drafters[:-1])
         self._seconds = _Seconds(len(drafters))
         self._turns: list[list[bool]] = []  # of each drafter, the rows that took its draft in this round
         self._proposed: list[Sequence] = []  # the rows of this round
@@ -402,15 +517,19 @@ class Cascade:
         # on whether another row has use for them.
         for place, drafter in enumerate(self.drafters):
             asked = [
-                self._limit(text, place, limit, cost, so_far) if is_open else 0
-                for text, limit, cost, so_far, is_open in zip(texts, limits, costs, spent, open_rows, strict=True)
+                self._limit(text, place, limit, cost) if is_open else 0
+                for text, limit, cost, is_open in zip(texts, limits, costs, open_rows, strict=True)
             ]
+            if place == len(self.drafters) - 1 and self._foresighted:
+                self._see_use(texts, batch.sequences)
             start = perf_counter()
             draft = drafter.propose(batch, asked)
+            if not any(asked):
+                drafts.append(draft)
+                continue
             tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
             unread = self._meet(place, texts, batch.sequences, asked)
-            if any(asked):
-                self._seconds.asked(place, size, max(asked), perf_counter() - start, unread)
+            self._seconds.asked(place, size, max(asked), perf_counter() - start, unread)
             if not draft.is_chain:
                 raise ParameterError(f"drafter {drafter.name!r} drafts trees: a cascade takes drafters of chains")
             drafts.append(draft)
@@ -427,16 +546,32 @@ class Cascade:
                     picked = text.greedy or batch.shared_noise[row]
                     drawn = asked[row] if draft.probs is not None and not picked else 0
                     text.offers.append(self._offer(text, kind, len(proposal), drawn, limits[row], cost))
-                open_rows[row] = self._goes_on(batch.sequences[row], text, place, limits[row], cost, spent[row])
+                open_rows[row] = self._goes_on(batch.sequences[row], text, place, limits[row], cost)
         if measured is not None and clean and self._seconds.lacks_plain(size) and all(text.free for text in texts):
             chosen = [(-1, 0)] * size
         else:
-            chosen = [self._chosen(text, cost, so_far) for text, cost, so_far in zip(texts, costs, spent, strict=True)]
+            chosen = [self._chosen(text, cost) for text, cost in zip(texts, costs, strict=True)]
+        for text, cost, so_far, (place, count) in zip(texts, costs, spent, chosen, strict=True):
+            if cost is not None:
+                cheap = place < len(self.drafters) - 1
+                text.pace.plans(so_far + cost.target(count), cost.target(count) if cheap else None)
         self._turns = [[place == one for one, _ in chosen] for place in range(len(drafts))]
         draft = joined(list(zip(self._turns, drafts, strict=True)), batch.vocab_size, [count for _, count in chosen])
         self._proposed = list(batch.sequences)
         self._seconds.pass_begins(clean)
         return draft
+
+    def _see_use(self, texts: list[_Text], sequences: list[Sequence]) -> None:
+        """Which of the last drafter's right tokens in the round before the others, which have read them, foresaw."""
+        for text, sequence in zip(texts, sequences, strict=True):
+            if text.last is not None:
+                kind, right = text.last
+                latest = zip(*(drafter.foreseen[sequence] for drafter in self.drafters[:-1]), strict=True)  # type: ignore[attr-defined]
+                useful = [not any(foreseen) for foreseen in latest][: right + 1]
+                # A round without it takes all that was foreseen, and one token more.
+                for uses in (text.uses, *((self._uses[text.greedy],) if text.free else ())):
+                    uses.setdefault(kind, _Use(_use({}, kind))).add(right, sum(useful) - 1)
+            text.last = None
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Judge every proposal by what the target said, and tell the drafters."""
@@ -456,13 +591,13 @@ class Cascade:
                 continue
             said = [*(tokens[row][node - 1] for node in paths[row][: counts[row]]), following[row]]
             for kind, proposal in text.proposals:
-                self._judge(text, kind, proposal, said)
+                right = self._judge(text, kind, proposal, said)
+                if self._counts_rounds(kind[0]):
+                    text.last = self._offered(text), right
             text.proposals.clear()
+            text.pace.went(len(said))
         for drafter, takes in zip(self.drafters, self._turns, strict=True):
-            mine = torch.tensor(takes, device=verdict.counts.device)
-            # Nor the path of other rows: it may go further than any draft of this drafter's.
-            path, kept = torch.where(mine[:, None], verdict.path, 0), torch.where(mine, verdict.counts, 0)
-            drafter.observe(batch, draft, replace(verdict, path=path, counts=kept), logits)
+            drafter.observe(batch, draft, _part(verdict, takes), logits)
 
     def _text(self, batch: Batch, row: int) -> _Text:
         sequence = batch.sequences[row]
@@ -471,6 +606,8 @@ class Cascade:
             free = not (batch.reproducible and batch.reproducible[row])
             count, source = len(self.drafters), len(sequence.source or ())
             text = _Text(free, sequence.params.greedy, waited=[0] * count, known=[-source] * count)
+            if free:
+                text.uses = {kind: _Use(use.value) for kind, use in self._uses[text.greedy].items()}
             self._texts[sequence] = text
         text.proposals.clear()
         text.offers.clear()
@@ -487,14 +624,14 @@ class Cascade:
                 text.known[place] = length
         return unread
 
-    def _limit(self, text: _Text, place: int, limit: int, costs: _Costs | None, spent: float) -> int:
+    def _limit(self, text: _Text, place: int, limit: int, costs: _Costs | None) -> int:
         """How many tokens to ask for: of a drafter that copies all, of others those that will be of use."""
         if hasattr(self.drafters[place], "matches"):
             return limit
         record = self._record(text, (place, _ANY))
         if costs is None:
             return _reach(record.value, limit, _SURE_TO_PAY)
-        return _best(record, limit, costs, spent, place)[0]
+        return _best(record, limit, costs, self._scale(text, place, costs), place)[0]
 
     def _length(self, place: int, sequence: Sequence) -> int:
         matches = getattr(self.drafters[place], "matches", None)
@@ -513,12 +650,13 @@ class Cascade:
         length = kind[1]
         return _Record.of(_EXPECTED if length <= 0 else _EXPECTED_OF_ONE + _EXPECTED_MORE * (length - 1))
 
-    def _judge(self, text: _Text, kind: Kind, proposal: list[int], said: list[int]) -> None:
+    def _judge(self, text: _Text, kind: Kind, proposal: list[int], said: list[int]) -> int:
         told, right = min(len(proposal), len(said)), _agreeing(proposal, said)
         for one in (kind, (kind[0], _ANY)) if proposal else ((kind[0], _ANY),):
             self._record(text, one).add(max(told, 1), right)
             if text.free:
                 self._overall[text.greedy, one].add(max(told, 1), right)
+        return right
 
     def _offer(self, text: _Text, kind: Kind, length: int, drawn: int, limit: int, costs: _Costs | None) -> _Offer:
         """What may be used of a draft of so many tokens, drawn where that many were asked for."""
@@ -527,9 +665,7 @@ class Cascade:
             length = min(length, _reach(record.value, limit, _SURE))
         return _Offer(kind[0], length, drawn, record.expected(drawn or length))
 
-    def _goes_on(
-        self, sequence: Sequence, text: _Text, place: int, limit: int, costs: _Costs | None, spent: float
-    ) -> bool:
+    def _goes_on(self, sequence: Sequence, text: _Text, place: int, limit: int, costs: _Costs | None) -> bool:
         """Whether a row asks further drafters after the one at `place`."""
         later = range(place + 1, len(self.drafters))
         if not later:
@@ -541,31 +677,64 @@ class Cascade:
             offered = text.offers and text.offers[-1].place == place
             promised = self._record(text, text.proposals[-1][0]).value
             return not offered or promised + self.margin < max(record.value for record in records)
-        rate = max([1.0 / (spent + costs.target(0)), *(offer.used(costs, spent)[1] for offer in text.offers)])
+        so_far = self._best_so_far(text, costs)
         left = sequence.params.max_new_tokens - len(sequence.output)
+        spent = 0.0  # what was spent so far is gone either way
         for other, record in zip(later, records, strict=True):
             reading = costs.reading(other) * text.unread(other, len(sequence.tokens))
             # What it has to read first is spread over the rounds that may be left.
-            spread = reading * (1.0 + record.value) / left
-            count, promised = _best(record, limit, costs, spent + spread, other)
+            spent += reading * (1.0 + record.value) / left
+            scale = self._scale(text, other, costs)
+            count, promised = _best(record, limit, costs, scale, other)
             call = costs.call(other, count)
             overdue = text.waited[other] * costs.target(0) >= _PROBE * max(costs.target(0), call + reading)
-            if overdue or promised > rate:
+            gain = so_far.progress if self._counts_rounds(other) else so_far.gain
+            if overdue or promised - scale.worth * spent > gain:
                 return True
-            spent += spread + call
+            spent += call
         return False
 
-    def _chosen(self, text: _Text, costs: _Costs | None, spent: float) -> tuple[int, int]:
+    def _counts_rounds(self, place: int) -> bool:
+        """Whether a drafter is judged by the rounds that it saves the others, which tell what they foresee."""
+        return self._foresighted and place == len(self.drafters) - 1
+
+    def _scale(self, text: _Text, place: int, costs: _Costs) -> _Scale:
+        if self._counts_rounds(place):
+            return _Scale(1.0 / text.pace.round(costs), _use(text.uses, self._offered(text)))
+        return _Scale(text.pace.worth(costs))
+
+    def _offered(self, text: _Text) -> Kind:
+        """The kind of the longest match that a drafter before the last one has gone on from."""
+        kinds = [kind for kind, proposal in text.proposals if proposal and not self._counts_rounds(kind[0])]
+        return max(kinds, key=lambda kind: kind[1], default=_NOTHING)
+
+    def _best_so_far(self, text: _Text, costs: _Costs) -> _Best:
+        """The best of the offers, and of none; without that of a drafter that is judged by rounds."""
+        scale = _Scale(text.pace.worth(costs))
+        uses = [(1.0 - scale.worth * costs.target(0), -1, 0)]
+        for offer in text.offers:
+            if not self._counts_rounds(offer.place):
+                count, gain = offer.used(costs, scale)
+                uses.append((gain, offer.place, count))
+        gain, place, count = max(uses, key=lambda use: use[0])
+        return _Best(place if count else -1, count, gain, 1.0 - costs.target(count) / text.pace.round(costs))
+
+    def _chosen(self, text: _Text, costs: _Costs | None) -> tuple[int, int]:
         """The drafter whose draft a row takes, and how many tokens of it; -1 and 0 for none."""
         if not text.offers:
             return -1, 0
         if costs is not None:
-            uses = [(*offer.used(costs, spent), offer.place) for offer in text.offers]
-            count, worth, place = max(uses, key=lambda use: use[1])
-            return (place, count) if count and worth >= 1.0 / (spent + costs.target(0)) else (-1, 0)
-        if text.free:  # all are asked, whatever they promise
-            best = max(text.offers, key=lambda offer: offer.expected[-1])
+            best = self._best_so_far(text, costs)
+            last = text.offers[-1]
+            if self._counts_rounds(last.place):
+                scale = self._scale(text, last.place, costs)
+                count, gain = last.used(costs, scale)
+                if count and gain > best.progress:
+                    return last.place, count
             return best.place, best.count
+        if text.free:  # all are asked, whatever they promise
+            most = max(text.offers, key=lambda offer: offer.expected[-1])
+            return most.place, most.count
         last = text.offers[-1]
         if last.place == text.proposals[-1][0][0]:
             return last.place, last.count
@@ -574,23 +743,36 @@ class Cascade:
         return next(guesses, (-1, 0))
 
 
-def _best(record: _Record, most: int, costs: _Costs, spent: float, place: int) -> tuple[int, float]:
-    """How many tokens to ask a drafter for, one at least, and the tokens by time that the round then gives.
+def _part(verdict: Verdict, takes: AbstractSequence[bool]) -> Verdict:
+    """What some rows keep, as if the others kept nothing."""
+    if all(takes):
+        return verdict
+    if not any(takes):
+        return replace(verdict, path=torch.zeros_like(verdict.path), counts=torch.zeros_like(verdict.counts))
+    mine = torch.tensor(takes, device=verdict.counts.device)
+    # Nor the path of other rows: it may go further than any draft of this drafter's.
+    return replace(
+        verdict, path=torch.where(mine[:, None], verdict.path, 0), counts=torch.where(mine, verdict.counts, 0)
+    )
+
+
+def _best(record: _Record, most: int, costs: _Costs, scale: _Scale, place: int) -> tuple[int, float]:
+    """How many tokens to ask a drafter for, one at least, and what the round gains.
 
     Args:
         record: what to expect of it.
         most: that it may be asked for.
         costs: of drafters and passes.
-        spent: on calls so far.
+        scale: to measure by.
         place: of the drafter.
     """
     expected = record.expected(most)
-    rates = {
-        count: (1.0 + expected[count]) / (spent + costs.call(place, count) + costs.target(count))
+    gains = {
+        count: scale.gain(expected[count], costs.call(place, count) + costs.target(count))
         for count in (*(count for count in _ASKED if count < most), most)
     }
-    best = max(rates, key=rates.__getitem__)
-    return best, rates[best]
+    best = max(gains, key=gains.__getitem__)
+    return best, gains[best]
 
 
 def _reach(value: float, limit: int, sure: float) -> int:

@@ -41,6 +41,8 @@ class PromptLookup:
         self.min_ngram = min_ngram
         self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
+        self.foreseen: WeakKeyDictionary[Sequence, list[bool]] = WeakKeyDictionary()
+        """Of each sequence, its latest tokens: whether a proposal made just before would have begun with them."""
         self._tables: WeakKeyDictionary[Sequence, _LastPlaces] = WeakKeyDictionary()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
@@ -51,6 +53,7 @@ class PromptLookup:
             if table is None:
                 table = self._tables[sequence] = _LastPlaces(self.min_ngram, self.max_ngram)
             self.matches[sequence], found = table.continuation(sequence, limit)
+            self.foreseen[sequence] = table.foreseen
             rows.append([token for token in found if token < batch.vocab_size])
         return Draft.from_lists(rows, batch.device)
 
@@ -65,22 +68,34 @@ class _LastPlaces:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._text: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
+        self.foreseen: list[bool] = []
+        """Of the tokens that were read last, whether they are what it would have gone on with; none of a prompt's."""
 
     def continuation(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
         """Tokens of the longest known suffix, and up to `limit` tokens that followed it."""
         self._read(sequence)
+        size, end = self._place()
+        return size, self._text[end : end + limit] if size else []
+
+    def _place(self) -> tuple[int, int]:
+        """Tokens of the longest known suffix, and where it ended before; 0 if there is none."""
         for size in self._sizes:
             if size <= len(self._text):
                 end = self._ends.get(tuple(self._text[-size:]))
                 if end is not None:
-                    return size, self._text[end : end + limit]
-        return 0, []
+                    return size, end
+        return 0, 0
 
     def _read(self, sequence: Sequence) -> None:
         """Enter the n-grams that end before the last token: those have a continuation."""
         offset = len(sequence.source or ())
-        new = sequence.context if not self._text else sequence.tokens[len(self._text) - offset :]
+        begun = bool(self._text)
+        new = sequence.tokens[len(self._text) - offset :] if begun else sequence.context
+        self.foreseen = []
         for token in new:
+            if begun:
+                size, place = self._place()
+                self.foreseen.append(bool(size) and self._text[place] == token)
             end = len(self._text)
             for size in self._sizes:
                 if size <= end:

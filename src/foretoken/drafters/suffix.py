@@ -45,6 +45,9 @@ class Suffix:
         self.growth = check_number("growth", growth, 0.0, above=True, cure="use 6, or 1 for shorter drafts")
         self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
+        self.foreseen: WeakKeyDictionary[Sequence, list[bool]] = WeakKeyDictionary()
+        """Of each sequence, its latest tokens: whether a chain begun just before would have begun with them. By its own
+        text, whatever others said."""
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._others = _Others(global_tokens)
         self._participants = Participants()
@@ -57,6 +60,7 @@ class Suffix:
             if text is None:
                 text = self._texts[sequence] = _Text()
             new = text.read(sequence)
+            self.foreseen[sequence] = text.foreseen
             state, match = text.automaton.context(text.end)
             automaton = text.automaton
             if self.global_tokens and self._participants.takes_part(sequence, batch.shared_noise[row]):
@@ -85,10 +89,12 @@ class _Text:
     Attributes:
         automaton: of this text alone.
         end: where the text ends in it.
+        foreseen: of the tokens that were read last, whether it would have gone on with them; none of a prompt's.
         place: where it stands in what is shared.
     """
 
     def __init__(self) -> None:
+        self.foreseen: list[bool] = []
         self.automaton = SuffixAutomaton()
         self.end = ROOT
         self.place = _Place()
@@ -97,7 +103,10 @@ class _Text:
         """Catch up with the text; the tokens that were new."""
         known = self.automaton.size
         new = sequence.context if not known else sequence.tokens[known - len(sequence.source or ()) :]
+        self.foreseen = []
         for token in new:
+            if known:
+                self.foreseen.append(self.automaton.chain(self.end, 1) == [token])
             self.end = self.automaton.append(self.end, token)
         return new
 
