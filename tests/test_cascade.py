@@ -242,7 +242,7 @@ def test_catching_up_with_a_text_is_not_taken_for_the_cost_of_drafting(between, 
     )
     monkeypatch.setattr(engine._controller, "choose", lambda *_: 4 if next(turns) % 40 == 39 else 0)
     engine.generate(NEW, SamplingParams(temperature=0.0, max_new_tokens=250, ignore_eos=True))
-    assert len(seen) == len(dear.asked) > 1
+    assert len(seen) == len(dear.asked) == (2 if between == "rounds of others" else 6)
     assert all(unread >= 39 for unread in seen)  # a token a round, and it is asked every 96 rounds, or every 40
 
 
@@ -449,7 +449,7 @@ def test_a_seed_gives_the_same_drafts_whatever_came_before():
 
 def test_who_is_seldom_right_drafts_few():
     copying, dear = Fixed("copying", [], match=0), Fixed("dear", [wrong_token(NEW)] * 16)
-    cascade = Cascade([copying, dear], costs=[0.0, 0.1])
+    cascade = Cascade([copying, dear], costs=[0.0, 0.2])
     params = SamplingParams(temperature=0.0, max_new_tokens=120, ignore_eos=True)
     Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=16).generate(NEW, params)
     assert {limit for (limit,) in copying.asked[:99]} == {16}
@@ -457,7 +457,7 @@ def test_who_is_seldom_right_drafts_few():
     assert limits[0] == 10
     assert limits[-1] == 3
     assert limits == sorted(limits, reverse=True)
-    assert len(limits) < 90  # then it is not asked any more
+    assert len(limits) < 80  # then it is not asked any more
 
 
 def test_guesses_are_short_and_sure_copies_long():

@@ -188,7 +188,7 @@ class _Text:
     offers: list[_Offer] = field(default_factory=list)
     uses: Uses = field(default_factory=dict)
     last: tuple[Kind, int] | None = None
-    pace: _Pace = field(default_factory=lambda: _Pace())
+    pace: _Pace = field(default_factory=_Pace)
     waited: list[int] = field(default_factory=list)
     known: list[int] = field(default_factory=list)
 
@@ -711,7 +711,7 @@ class Cascade:
     def _best_so_far(self, text: _Text, costs: _Costs) -> _Best:
         """The best of the offers, and of none; without that of a drafter that is judged by rounds."""
         scale = _Scale(text.pace.worth(costs))
-        uses = [(1.0 - scale.worth * costs.target(0), -1, 0)]
+        uses = [(scale.gain(0.0, costs.target(0)), -1, 0)]
         for offer in text.offers:
             if not self._counts_rounds(offer.place):
                 count, gain = offer.used(costs, scale)
