@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from math import ceil
-from operator import mul
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
@@ -40,16 +39,20 @@ _BEYOND = 2  # tokens that are drafted beyond those that are expected to be righ
 _FARTHEST = 32  # depths that are told apart; deeper ones are as good as this one
 _ENOUGH = 4  # measurements from which on they are relied on
 _WARM = 6  # first calls, which are not measured: things are compiled then, and who looks dear is seldom asked again
-_ASKED = (1, 2, 3, 5, 8, 10, 15, 20, 25)
-"""Tokens that drafters which pay by the token are asked for, or else as many as may be: what few numbers cost is known
-sooner."""
+_ASKED = (3, 5, 10, 15)
+"""Tokens that drafters which pay by the token are asked for, or else as many as may be.
+
+What few numbers cost is known sooner, and passes keep their width. Fewer than three cost hardly less than three: a call
+has its price, and so has the pass that another drafter could have filled.
+"""
 _GOOD_FOR = 8  # passes after which costs are looked at anew: that takes some tenths of a millisecond
 _NEAR = 12  # tokens that came since a drafter was asked: reading so many along costs nothing to speak of
 _POSITION = 0.04  # target passes that a further position costs, where the costs of drafters are given
 _PACE = 16.0  # rounds over which it is seen what a text's time is worth
 _PLAIN = 2.0  # plain rounds that this begins with
-_USE, _USE_MATCHED = 0.7, 0.3  # rounds that a right token is taken to save; where two tokens or more matched
+_USE, _USE_MATCHED = 0.85, 0.15  # rounds that a right token is taken to save; where two tokens or more matched
 _WEIGHT_OF_USE = 8.0  # right tokens that this assumption counts as
+_PASSED_ON = 12.0  # drafts, or right tokens, that what an earlier process saw counts for at most
 _PROBE = 48  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
 
 
@@ -63,42 +66,70 @@ class _Record:
     def __init__(self, prior: AbstractSequence[float]) -> None:
         self._prior = list(prior)
         self._seen = Acceptance(_MEMORY)
-        self._known: list[float] | None = None
+        self._rates: list[float] = []  # as far as they were asked for since the last `add`
+        self._expected = [0.0]
 
     @classmethod
     def of(cls, expected: float) -> _Record:
         """One that expects so many right tokens of a long draft, each as likely as the one before."""
         return cls([expected / (1.0 + expected)] * _FARTHEST)
 
+    def as_json(self) -> list[list[float]]:
+        """What `read` takes."""
+        seen = self._seen
+        shares = [min(1.0, _PASSED_ON / tried) if tried else 0.0 for tried in seen.tried[:_FARTHEST]]
+        return [
+            [round(value * share, 3) for value, share in zip(values, shares, strict=False)]
+            for values in (seen.tried, seen.kept)
+        ]
+
+    def read(self, saved: AbstractSequence[AbstractSequence[float]]) -> None:
+        """Begin with what an earlier process saw."""
+        pairs = [(float(tried), float(kept)) for tried, kept in zip(*saved, strict=True)]
+        self._seen.tried, self._seen.kept = [tried for tried, _ in pairs], [kept for _, kept in pairs]
+
     def add(self, told: int, right: int) -> None:
         """Of `told` tokens that the target had something to say about, the first `right` were right."""
         self._seen.record(told, right)
-        self._known = None
+        self._rates, self._expected = [], [0.0]
 
     def rates(self, depth: int) -> list[float]:
         """The chance of each token to be right once those before it are."""
-        if self._known is None:
-            seen, known = self._seen, list[float]()
-            above = 0.0
-            for place in range(max(len(self._prior), len(seen.tried))):
-                tried, kept = (seen.tried[place], seen.kept[place]) if place < len(seen.tried) else (0.0, 0.0)
-                # Who was right so far is likely to stay so, if that has been seen often enough.
-                prior = max(self._prior[min(place, len(self._prior) - 1)], above)
-                known.append((kept + _WEIGHT * prior) / (tried + _WEIGHT))
-                above = (kept + _CAUTION * prior) / (tried + _CAUTION)
-            self._known = known
-        return (self._known + self._known[-1:] * depth)[:depth]
+        self._know(depth)
+        return (self._rates + self._rates[-1:] * (depth - _FARTHEST))[:depth]
 
     def expected(self, most: int) -> list[float]:
         """Right tokens of drafts of 0 … `most`."""
-        reach = accumulate(self.rates(min(most, _FARTHEST)), mul)
-        values = list(accumulate(reach, initial=0.0))
-        return values + values[-1:] * (most + 1 - len(values))
+        self._know(most)
+        return (self._expected + self._expected[-1:] * (most - _FARTHEST))[: most + 1]
+
+    def _know(self, depth: int) -> None:
+        """Work out what is asked for at depths that are told apart: every round has some new ones."""
+        depth = min(depth, _FARTHEST)
+        if len(self._rates) >= depth:
+            return
+        tried, kept = self._seen.tried, self._seen.kept
+        met, last = len(tried), len(self._prior) - 1
+        rates, expected = list[float](), [0.0]
+        above, reach, right = 0.0, 1.0, 0.0
+        for place in range(depth):
+            # Who was right so far is likely to stay so, if that has been seen often enough.
+            rate = max(self._prior[min(place, last)], above)
+            above = rate
+            if place < met:
+                above = (kept[place] + _CAUTION * rate) / (tried[place] + _CAUTION)
+                rate = (kept[place] + _WEIGHT * rate) / (tried[place] + _WEIGHT)
+            rates.append(rate)
+            reach *= rate
+            right += reach
+            expected.append(right)
+        self._rates, self._expected = rates, expected
 
     @property
     def value(self) -> float:
         """Right tokens of a draft of `_COUNTED`."""
-        return self.expected(_COUNTED)[-1]
+        self._know(_COUNTED)
+        return self._expected[_COUNTED]
 
 
 Kind = tuple[int, int]
@@ -153,6 +184,15 @@ class _Use:
         """Rounds a token, 1 at most."""
         return self._saved / self._right
 
+    def as_json(self) -> list[float]:
+        """What `read` takes."""
+        share = min(1.0, _PASSED_ON / self._right)
+        return [round(self._right * share, 3), round(self._saved * share, 3)]
+
+    def read(self, saved: AbstractSequence[float]) -> None:
+        """Begin with what an earlier process saw."""
+        self._right, self._saved = map(float, saved)
+
 
 Uses = dict[Kind, _Use]
 """By the kind of what the cheaper drafters offered, or `_NOTHING`."""
@@ -174,6 +214,7 @@ class _Text:
         records: by kind of draft.
         proposals: of the round: for each drafter that was asked, the kind and the tokens.
         offers: of the round: those of them that may be taken.
+        best: of these, once it was asked for.
         uses: of the last drafter's tokens.
         last: of the round before, if the last drafter was asked: what the others had offered, and its right tokens.
         pace: tokens and time of its rounds, lately.
@@ -186,6 +227,7 @@ class _Text:
     records: dict[Kind, _Record] = field(default_factory=dict)
     proposals: list[tuple[Kind, list[int]]] = field(default_factory=list)
     offers: list[_Offer] = field(default_factory=list)
+    best: _Best | None = None
     uses: Uses = field(default_factory=dict)
     last: tuple[Kind, int] | None = None
     pace: _Pace = field(default_factory=_Pace)
@@ -213,6 +255,11 @@ class _Scale:
     def gain(self, right: float, time: float) -> float:
         """Of a round with so many right tokens that takes so long."""
         return 1.0 + self.use * right - self.worth * time
+
+    def gains(self, right: AbstractSequence[float], times: AbstractSequence[float]) -> list[float]:
+        """`gain` of several."""
+        use, worth = self.use, self.worth
+        return [1.0 + use * tokens - worth * time for tokens, time in zip(right, times, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -256,9 +303,9 @@ class _Offer:
         """
         if self.asked:
             return self.count, scale.gain(self.expected[-1], costs.target(self.asked))
-        gains = [scale.gain(value, costs.target(count)) for count, value in enumerate(self.expected)]
-        best = max(range(len(gains)), key=gains.__getitem__)
-        return best, gains[best]
+        gains = scale.gains(self.expected, costs.targets(len(self.expected)))
+        most = max(gains)
+        return gains.index(most), most
 
 
 class _Costs(Protocol):
@@ -266,6 +313,9 @@ class _Costs(Protocol):
 
     def target(self, count: int) -> float:
         """The target's pass and the verification of drafts of so many tokens."""
+
+    def targets(self, number: int) -> list[float]:
+        """`target` of 0, 1 … tokens, so many."""
 
     def call(self, place: int, count: int) -> float:
         """A call of a drafter that is asked for so many tokens."""
@@ -282,6 +332,9 @@ class _Given:
 
     def target(self, count: int) -> float:
         return 1.0 + _POSITION * count
+
+    def targets(self, number: int) -> list[float]:
+        return [1.0 + _POSITION * count for count in range(number)]
 
     def call(self, place: int, count: int) -> float:
         return self.calls[place]
@@ -373,9 +426,14 @@ class _Measured:
     calls: list[Costs]
     reads: list[float]
     found: dict[tuple[int, int], float] = field(default_factory=dict)
+    of_targets: list[float] = field(default_factory=list)
 
     def target(self, count: int) -> float:
         return self._at(-1, count + 1)
+
+    def targets(self, number: int) -> list[float]:
+        self.of_targets.extend(map(self.target, range(len(self.of_targets), number)))
+        return self.of_targets[:number]
 
     def call(self, place: int, count: int) -> float:
         return self._at(place, count)
@@ -414,12 +472,11 @@ class Cascade:
     each right token of late, by the kind of draft that there was without the call, it is made where ``u E(n)`` rounds,
     each as long as those without it are, take longer than the call and what the pass costs more.
 
-    What calls and passes cost is measured, and kept for the next process (`keep_costs`); what drafts are worth is
-    remembered from text to text; both for requests
-    whose text does not depend on it: greedy ones, those of coupled verifiers, and those that name no seed. For the
-    others there are `costs` where they are given, or else `margin` and drafts of about two tokens more than are
-    expected to be right; and each text begins with fixed expectations: so the choice depends on the text's past alone,
-    and a seed gives one text.
+    What calls and passes cost is measured, what drafts are worth is remembered from text to text, and both are kept for
+    the next process (`keep_costs`); for requests whose text does not depend on it: greedy ones, those of coupled
+    verifiers, and those that name no seed. For the others there are `costs` where they are given, or else `margin` and
+    drafts of about two tokens more than are expected to be right; and each text begins with fixed expectations: so the
+    choice depends on the text's past alone, and a seed gives one text.
 
     Args:
         drafters: the cheapest first; each must draft chains.
@@ -458,6 +515,7 @@ class Cascade:
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._overall: dict[tuple[bool, Kind], _Record] = {}  # of all free texts, greedy ones apart
         self._uses: dict[bool, Uses] = {False: {}, True: {}}  # likewise
+        self._matches = [getattr(drafter, "matches", None) for drafter in drafters]
         self._foresighted = all(hasattr(drafter, "foreseen") for drafter in drafters[:-1])
         self._seconds = _Seconds(len(drafters))
         self._turns: list[list[bool]] = []  # of each drafter, the rows that took its draft in this round
@@ -484,22 +542,37 @@ class Cascade:
             reader.read(sequences, starts, counts, [layers[layer] for layer in reader.hidden_layers])
 
     def keep_costs(self, key: str) -> None:
-        """See `CostKeeper`: what was measured, and not what drafts are worth, which other texts may not bear out."""
+        """See `CostKeeper`: what was measured; and what drafts are worth, which counts for little beside new texts."""
         key = f"{key} | costs of drafters"
         if key == self._key:
             return
         self._key, self._rounds, self._seconds = key, 0, _Seconds(len(self.drafters))
+        self._overall, self._uses = {}, {False: {}, True: {}}
         saved = learnt.read().get(key)
         if saved is not None:
             seconds = _Seconds(len(self.drafters))
+            overall: dict[tuple[bool, Kind], _Record] = {}
+            uses: dict[bool, Uses] = {False: {}, True: {}}
             with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # another version's, or damaged
                 seconds.read(saved)
-                self._seconds = seconds
+                for greedy, place, length, record in saved["records"]:
+                    overall[greedy, (place, length)] = self._new_record((place, length))
+                    overall[greedy, (place, length)].read(record)
+                for greedy, place, length, use in saved["uses"]:
+                    uses[greedy][place, length] = _Use(0.0)
+                    uses[greedy][place, length].read(use)
+                self._seconds, self._overall, self._uses = seconds, overall, uses
 
     def _keep(self) -> None:
         self._rounds += 1
         if self._key is not None and self._given is None and (self._rounds == 64 or self._rounds % 1024 == 0):
-            learnt.write({**learnt.read(), self._key: self._seconds.as_json()})
+            worth = {
+                "records": [[greedy, *kind, record.as_json()] for (greedy, kind), record in self._overall.items()],
+                "uses": [
+                    [greedy, *kind, use.as_json()] for greedy, of in self._uses.items() for kind, use in of.items()
+                ],
+            }
+            learnt.write({**learnt.read(), self._key: {**self._seconds.as_json(), **worth}})
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """For each row the draft that promises most, of the drafters that it pays to ask."""
@@ -507,7 +580,8 @@ class Cascade:
         clean = all(sequence in self._texts for sequence in batch.sequences)
         texts = [self._text(batch, row) for row in range(len(limits))]
         size = len(limits)
-        batch = replace(batch, trees=(False,) * size)
+        if any(batch.trees):
+            batch = replace(batch, trees=(False,) * size)
         open_rows = [limit > 0 for limit in limits]
         measured = self._seconds.costs(size) if self._given is None else None
         costs: list[_Costs | None] = [self._given or (measured if text.free else None) for text in texts]
@@ -546,6 +620,7 @@ class Cascade:
                     picked = text.greedy or batch.shared_noise[row]
                     drawn = asked[row] if draft.probs is not None and not picked else 0
                     text.offers.append(self._offer(text, kind, len(proposal), drawn, limits[row], cost))
+                    text.best = None
                 open_rows[row] = self._goes_on(batch.sequences[row], text, place, limits[row], cost)
         if measured is not None and clean and self._seconds.lacks_plain(size) and all(text.free for text in texts):
             chosen = [(-1, 0)] * size
@@ -592,12 +667,14 @@ class Cascade:
             said = [*(tokens[row][node - 1] for node in paths[row][: counts[row]]), following[row]]
             for kind, proposal in text.proposals:
                 right = self._judge(text, kind, proposal, said)
-                if self._counts_rounds(kind[0]):
+                # Where another draft was taken the target's words end with it: nobody knows how far this one went.
+                if self._counts_rounds(kind[0]) and self._turns[kind[0]][row]:
                     text.last = self._offered(text), right
             text.proposals.clear()
             text.pace.went(len(said))
+        nothing = _nothing_of(verdict)
         for drafter, takes in zip(self.drafters, self._turns, strict=True):
-            drafter.observe(batch, draft, _part(verdict, takes), logits)
+            drafter.observe(batch, draft, _part(verdict, takes) if any(takes) else nothing, logits)
 
     def _text(self, batch: Batch, row: int) -> _Text:
         sequence = batch.sequences[row]
@@ -611,6 +688,7 @@ class Cascade:
             self._texts[sequence] = text
         text.proposals.clear()
         text.offers.clear()
+        text.best = None
         text.waited = [rounds + 1 for rounds in text.waited]
         return text
 
@@ -626,7 +704,7 @@ class Cascade:
 
     def _limit(self, text: _Text, place: int, limit: int, costs: _Costs | None) -> int:
         """How many tokens to ask for: of a drafter that copies all, of others those that will be of use."""
-        if hasattr(self.drafters[place], "matches"):
+        if self._matches[place] is not None:
             return limit
         record = self._record(text, (place, _ANY))
         if costs is None:
@@ -634,7 +712,7 @@ class Cascade:
         return _best(record, limit, costs, self._scale(text, place, costs), place)[0]
 
     def _length(self, place: int, sequence: Sequence) -> int:
-        matches = getattr(self.drafters[place], "matches", None)
+        matches = self._matches[place]
         return 0 if matches is None else min(matches.get(sequence, 0), _LONGEST)
 
     def _record(self, text: _Text, kind: Kind) -> _Record:
@@ -710,6 +788,8 @@ class Cascade:
 
     def _best_so_far(self, text: _Text, costs: _Costs) -> _Best:
         """The best of the offers, and of none; without that of a drafter that is judged by rounds."""
+        if text.best is not None:
+            return text.best
         scale = _Scale(text.pace.worth(costs))
         uses = [(scale.gain(0.0, costs.target(0)), -1, 0)]
         for offer in text.offers:
@@ -717,7 +797,8 @@ class Cascade:
                 count, gain = offer.used(costs, scale)
                 uses.append((gain, offer.place, count))
         gain, place, count = max(uses, key=lambda use: use[0])
-        return _Best(place if count else -1, count, gain, 1.0 - costs.target(count) / text.pace.round(costs))
+        text.best = _Best(place if count else -1, count, gain, 1.0 - costs.target(count) / text.pace.round(costs))
+        return text.best
 
     def _chosen(self, text: _Text, costs: _Costs | None) -> tuple[int, int]:
         """The drafter whose draft a row takes, and how many tokens of it; -1 and 0 for none."""
@@ -747,13 +828,16 @@ def _part(verdict: Verdict, takes: AbstractSequence[bool]) -> Verdict:
     """What some rows keep, as if the others kept nothing."""
     if all(takes):
         return verdict
-    if not any(takes):
-        return replace(verdict, path=torch.zeros_like(verdict.path), counts=torch.zeros_like(verdict.counts))
     mine = torch.tensor(takes, device=verdict.counts.device)
     # Nor the path of other rows: it may go further than any draft of this drafter's.
     return replace(
         verdict, path=torch.where(mine[:, None], verdict.path, 0), counts=torch.where(mine, verdict.counts, 0)
     )
+
+
+def _nothing_of(verdict: Verdict) -> Verdict:
+    """As if no row kept anything."""
+    return Verdict(torch.zeros_like(verdict.path), torch.zeros_like(verdict.counts), verdict.tokens)
 
 
 def _best(record: _Record, most: int, costs: _Costs, scale: _Scale, place: int) -> tuple[int, float]:

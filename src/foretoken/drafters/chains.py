@@ -82,7 +82,10 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
         return Draft.empty(size, device)
     counts = torch.tensor(used, dtype=torch.int64, device=device)
     if len(drafts) == 1:
-        return replace(drafts[0][1], counts=counts).chains()
+        draft = drafts[0][1]
+        if draft.is_chain and draft.width == max(used):  # as it is, mostly
+            return replace(draft, counts=counts)
+        return replace(draft, counts=counts).chains()
     width = max(used)
     tokens = torch.zeros((size, width), dtype=torch.int64, device=device)
     laws = [draft.probs for _, draft in drafts if draft.probs is not None]
