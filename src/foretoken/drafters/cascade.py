@@ -21,6 +21,7 @@ from foretoken import learnt
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, FeatureReader, TargetChecker
 from foretoken.drafters.chains import joined
+from foretoken.drafters.rules import Paces, Rule, Seen, Times, Trial, learn
 from foretoken.errors import ParameterError
 from foretoken.measures import Acceptance, Costs, Part
 from foretoken.models.base import LanguageModel
@@ -50,9 +51,9 @@ _NEAR = 12  # tokens that came since a drafter was asked: reading so many along 
 _POSITION = 0.04  # target passes that a further position costs, where the costs of drafters are given
 _PACE = 16.0  # rounds over which it is seen what a text's time is worth
 _PLAIN = 2.0  # plain rounds that this begins with
-_USE, _USE_MATCHED = 0.85, 0.15  # rounds that a right token is taken to save; where two tokens or more matched
-_WEIGHT_OF_USE = 8.0  # right tokens that this assumption counts as
-_PASSED_ON = 12.0  # drafts, or right tokens, that what an earlier process saw counts for at most
+_PASSED_ON = 12.0  # drafts that what an earlier process saw counts for at most
+_TRIED = 4  # rounds after which it is looked anew which rule is best
+_COPIED = 8.0  # tokens of a lookup's draft that are used, before any were; and drafts over which that is averaged
 _PROBE = 48  # rounds of a text after which a drafter that does not pay is asked again; for each pass that this costs
 
 
@@ -134,7 +135,6 @@ class _Record:
 
 Kind = tuple[int, int]
 """A drafter's place, and how sure it said it was: the length of its match, 0 where it tells none, or `_ANY`."""
-_NOTHING: Kind = (-1, 0)
 _ANY = -1  # whatever it said, and no draft at all counted as well: what asking it may be expected to bring
 
 
@@ -143,18 +143,10 @@ class _Pace:
 
     def __init__(self) -> None:
         self._tokens = self._time = self._planned = 0.0
-        self._cheap = self._rounds = 0.0
 
-    def plans(self, time: float, cheap: float | None) -> None:
-        """What the round that begins takes, by the costs that it is chosen with; and without the last drafter."""
+    def plans(self, time: float) -> None:
+        """What the round that begins takes, by the costs that it is chosen with."""
         self._planned = time
-        if cheap is not None:
-            self._cheap += cheap - self._cheap / _PACE
-            self._rounds += 1.0 - self._rounds / _PACE
-
-    def round(self, costs: _Costs) -> float:
-        """The time of a round without the last drafter."""
-        return (_PLAIN * costs.target(0) + self._cheap) / (_PLAIN + self._rounds)
 
     def went(self, tokens: int) -> None:
         """How many tokens it gave."""
@@ -168,42 +160,6 @@ class _Pace:
         return (_PLAIN + self._tokens) / (_PLAIN * costs.target(0) + self._time)
 
 
-class _Use:
-    """What right tokens of a drafter are worth beside cheaper ones that foresee some: rounds saved for each, lately."""
-
-    def __init__(self, prior: float) -> None:
-        self._right, self._saved = _WEIGHT_OF_USE, _WEIGHT_OF_USE * prior
-
-    def add(self, right: int, saved: int) -> None:
-        """A call that had so many right tokens, and saved so many rounds."""
-        keep = 1.0 - 1.0 / _MEMORY
-        self._right, self._saved = self._right * keep + right, self._saved * keep + saved
-
-    @property
-    def value(self) -> float:
-        """Rounds a token, 1 at most."""
-        return self._saved / self._right
-
-    def as_json(self) -> list[float]:
-        """What `read` takes."""
-        share = min(1.0, _PASSED_ON / self._right)
-        return [round(self._right * share, 3), round(self._saved * share, 3)]
-
-    def read(self, saved: AbstractSequence[float]) -> None:
-        """Begin with what an earlier process saw."""
-        self._right, self._saved = map(float, saved)
-
-
-Uses = dict[Kind, _Use]
-"""By the kind of what the cheaper drafters offered, or `_NOTHING`."""
-
-
-def _use(uses: Uses, kind: Kind) -> float:
-    if kind in uses:
-        return uses[kind].value
-    return _USE if kind[1] <= 1 else _USE_MATCHED
-
-
 @dataclass
 class _Text:
     """What is known of one sequence.
@@ -215,8 +171,11 @@ class _Text:
         proposals: of the round: for each drafter that was asked, the kind and the tokens.
         offers: of the round: those of them that may be taken.
         best: of these, once it was asked for.
-        uses: of the last drafter's tokens.
-        last: of the round before, if the last drafter was asked: what the others had offered, and its right tokens.
+        trial: of rules on its tokens.
+        rule: that it is continued with, once one was looked for.
+        rounds: that it had.
+        most: tokens that a round may have drafted at most.
+        copied: tokens of a lookup's draft that are used, lately.
         pace: tokens and time of its rounds, lately.
         waited: of each drafter, rounds since it was asked.
         known: of each drafter, the length of the text when it was asked last; less than 0 by its source's before.
@@ -228,8 +187,11 @@ class _Text:
     proposals: list[tuple[Kind, list[int]]] = field(default_factory=list)
     offers: list[_Offer] = field(default_factory=list)
     best: _Best | None = None
-    uses: Uses = field(default_factory=dict)
-    last: tuple[Kind, int] | None = None
+    trial: Trial = field(default_factory=Trial)
+    rule: Rule | None = None
+    rounds: int = 0
+    most: int = 0
+    copied: float = _COPIED
     pace: _Pace = field(default_factory=_Pace)
     waited: list[int] = field(default_factory=list)
     known: list[int] = field(default_factory=list)
@@ -240,26 +202,9 @@ class _Text:
         return behind if behind > _NEAR and (self.known[place] <= 0 or self.waited[place] > 1) else 0
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """What rounds are measured by.
-
-    Attributes:
-        worth: of a unit of time.
-        use: of a right token.
-    """
-
-    worth: float
-    use: float = 1.0
-
-    def gain(self, right: float, time: float) -> float:
-        """Of a round with so many right tokens that takes so long."""
-        return 1.0 + self.use * right - self.worth * time
-
-    def gains(self, right: AbstractSequence[float], times: AbstractSequence[float]) -> list[float]:
-        """`gain` of several."""
-        use, worth = self.use, self.worth
-        return [1.0 + use * tokens - worth * time for tokens, time in zip(right, times, strict=True)]
+def _gain(right: float, time: float, worth: float) -> float:
+    """In tokens, of a round with so many right ones that takes so long, where a unit of time is worth so many."""
+    return 1.0 + right - worth * time
 
 
 @dataclass(frozen=True)
@@ -270,13 +215,11 @@ class _Best:
         place: of the drafter whose offer it takes, -1 for none.
         count: of its tokens.
         gain: in tokens.
-        progress: in rounds.
     """
 
     place: int
     count: int
     gain: float
-    progress: float
 
 
 @dataclass(frozen=True)
@@ -295,15 +238,16 @@ class _Offer:
     asked: int
     expected: list[float]
 
-    def used(self, costs: _Costs, scale: _Scale) -> tuple[int, float]:
-        """How many of its tokens to use, and what the round then gains.
+    def used(self, costs: _Costs, worth: float) -> tuple[int, float]:
+        """How many of its tokens to use, and what the round then gains, where a unit of time is worth so many.
 
         What was drawn is used as a whole or not at all, whatever it is: that a draft is shorter than was asked for can
         be due to the very tokens that were drawn, and their law would be another one if some of them were preferred.
         """
         if self.asked:
-            return self.count, scale.gain(self.expected[-1], costs.target(self.asked))
-        gains = scale.gains(self.expected, costs.targets(len(self.expected)))
+            return self.count, _gain(self.expected[-1], costs.target(self.asked), worth)
+        times = costs.targets(len(self.expected))
+        gains = [_gain(right, time, worth) for right, time in zip(self.expected, times, strict=True)]
         most = max(gains)
         return gains.index(most), most
 
@@ -467,10 +411,9 @@ class Cascade:
     do: copies would end too early.)
 
     Where the drafters before the last one tell what they would have gone on with (`PromptLookup.foreseen`), the last
-    one is judged by what it adds to them. A round without it takes the tokens that they foresaw and one more. So the
-    rounds that a call saves are the tokens of its own round that they did not foresee, less one. With u of them for
-    each right token of late, by the kind of draft that there was without the call, it is made where ``u E(n)`` rounds,
-    each as long as those without it are, take longer than the call and what the pass costs more.
+    one is not judged round by round. What it gets right may be what the others would have copied in the next round
+    anyway, or not, and the text itself tells: rules such as "ask it for five tokens where no match is longer than one"
+    are tried on the text's last tokens, and the rule that takes least time for a token is followed (`rules.Trial`).
 
     What calls and passes cost is measured, what drafts are worth is remembered from text to text, and both are kept for
     the next process (`keep_costs`); for requests whose text does not depend on it: greedy ones, those of coupled
@@ -514,7 +457,7 @@ class Cascade:
         self.hidden_layers = tuple(sorted({layer for reader in self._readers for layer in reader.hidden_layers}))
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._overall: dict[tuple[bool, Kind], _Record] = {}  # of all free texts, greedy ones apart
-        self._uses: dict[bool, Uses] = {False: {}, True: {}}  # likewise
+        self._paces: dict[bool, Paces] = {False: {}, True: {}}  # of rules, likewise
         self._matches = [getattr(drafter, "matches", None) for drafter in drafters]
         self._foresighted = all(hasattr(drafter, "foreseen") for drafter in drafters[:-1])
         self._seconds = _Seconds(len(drafters))
@@ -547,30 +490,27 @@ class Cascade:
         if key == self._key:
             return
         self._key, self._rounds, self._seconds = key, 0, _Seconds(len(self.drafters))
-        self._overall, self._uses = {}, {False: {}, True: {}}
+        self._overall, self._paces = {}, {False: {}, True: {}}
         saved = learnt.read().get(key)
         if saved is not None:
             seconds = _Seconds(len(self.drafters))
             overall: dict[tuple[bool, Kind], _Record] = {}
-            uses: dict[bool, Uses] = {False: {}, True: {}}
+            paces: dict[bool, Paces] = {False: {}, True: {}}
             with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # another version's, or damaged
                 seconds.read(saved)
                 for greedy, place, length, record in saved["records"]:
                     overall[greedy, (place, length)] = self._new_record((place, length))
                     overall[greedy, (place, length)].read(record)
-                for greedy, place, length, use in saved["uses"]:
-                    uses[greedy][place, length] = _Use(0.0)
-                    uses[greedy][place, length].read(use)
-                self._seconds, self._overall, self._uses = seconds, overall, uses
+                for greedy, least, asked, pace in saved["rules"]:
+                    paces[greedy][Rule(int(least), int(asked))] = float(pace)
+                self._seconds, self._overall, self._paces = seconds, overall, paces
 
     def _keep(self) -> None:
         self._rounds += 1
         if self._key is not None and self._given is None and (self._rounds == 64 or self._rounds % 1024 == 0):
             worth = {
                 "records": [[greedy, *kind, record.as_json()] for (greedy, kind), record in self._overall.items()],
-                "uses": [
-                    [greedy, *kind, use.as_json()] for greedy, of in self._uses.items() for kind, use in of.items()
-                ],
+                "rules": [[greedy, *rule, pace] for greedy, of in self._paces.items() for rule, pace in of.items()],
             }
             learnt.write({**learnt.read(), self._key: {**self._seconds.as_json(), **worth}})
 
@@ -590,12 +530,15 @@ class Cascade:
         # All drafters are called, if only for no tokens: some learn by it, and what they know of a row must not depend
         # on whether another row has use for them.
         for place, drafter in enumerate(self.drafters):
+            if self._ruled(place):
+                for text, sequence in zip(texts, batch.sequences, strict=True):
+                    self._see(text, sequence)
             asked = [
-                self._limit(text, place, limit, cost) if is_open else 0
-                for text, limit, cost, is_open in zip(texts, limits, costs, open_rows, strict=True)
+                self._limit(text, sequence, place, limit, cost) if is_open else 0
+                for text, sequence, limit, cost, is_open in zip(
+                    texts, batch.sequences, limits, costs, open_rows, strict=True
+                )
             ]
-            if place == len(self.drafters) - 1 and self._foresighted:
-                self._see_use(texts, batch.sequences)
             start = perf_counter()
             draft = drafter.propose(batch, asked)
             if not any(asked):
@@ -608,7 +551,7 @@ class Cascade:
                 raise ParameterError(f"drafter {drafter.name!r} drafts trees: a cascade takes drafters of chains")
             drafts.append(draft)
             for row, (text, cost) in enumerate(zip(texts, costs, strict=True)):
-                if not open_rows[row]:
+                if not asked[row]:
                     continue
                 kind = place, self._length(place, batch.sequences[row])
                 proposal = tokens[row][: counts[row]]
@@ -626,27 +569,57 @@ class Cascade:
             chosen = [(-1, 0)] * size
         else:
             chosen = [self._chosen(text, cost) for text, cost in zip(texts, costs, strict=True)]
-        for text, cost, so_far, (place, count) in zip(texts, costs, spent, chosen, strict=True):
+        for text, cost, so_far, (_, count) in zip(texts, costs, spent, chosen, strict=True):
             if cost is not None:
-                cheap = place < len(self.drafters) - 1
-                text.pace.plans(so_far + cost.target(count), cost.target(count) if cheap else None)
+                text.pace.plans(so_far + cost.target(count))
         self._turns = [[place == one for one, _ in chosen] for place in range(len(drafts))]
         draft = joined(list(zip(self._turns, drafts, strict=True)), batch.vocab_size, [count for _, count in chosen])
         self._proposed = list(batch.sequences)
         self._seconds.pass_begins(clean)
         return draft
 
-    def _see_use(self, texts: list[_Text], sequences: list[Sequence]) -> None:
-        """Which of the last drafter's right tokens in the round before the others, which have read them, foresaw."""
-        for text, sequence in zip(texts, sequences, strict=True):
-            if text.last is not None:
-                kind, right = text.last
-                latest = zip(*(drafter.foreseen[sequence] for drafter in self.drafters[:-1]), strict=True)  # type: ignore[attr-defined]
-                useful = [not any(foreseen) for foreseen in latest][: right + 1]
-                # A round without it takes all that was foreseen, and one token more.
-                for uses in (text.uses, *((self._uses[text.greedy],) if text.free else ())):
-                    uses.setdefault(kind, _Use(_use({}, kind))).add(right, sum(useful) - 1)
-            text.last = None
+    def _ruled(self, place: int) -> bool:
+        """Whether rules say when a drafter is asked: the last one, where the others tell what they foresee."""
+        return self._foresighted and place == len(self.drafters) - 1
+
+    def _see(self, text: _Text, sequence: Sequence) -> None:
+        """What the drafters before the last one, which have read them, foresaw of the tokens that came."""
+        latest = zip(*(drafter.foreseen[sequence] for drafter in self.drafters[:-1]), strict=True)  # type: ignore[attr-defined]
+        text.trial.read([Seen(max(match for match, _ in seen), any(right for _, right in seen)) for seen in latest])
+
+    def _rule(self, text: _Text, limit: int, costs: _Costs) -> Rule:
+        """The rule that a text is continued with."""
+        text.most = max(text.most, limit)
+        if text.rule is None or text.rounds % _TRIED == 0:
+            last, plain = len(self.drafters) - 1, costs.target(0)
+            counts = [count for count in _ASKED if count <= text.most] or [text.most]
+            expected = self._record(text, (last, _ANY)).expected(counts[-1])
+            times = Times(
+                copying=costs.target(round(min(text.copied, text.most))) / plain,
+                plain=1.0,
+                asking={count: (costs.call(last, count) + costs.target(count)) / plain for count in counts},
+                right={count: expected[count] for count in counts},
+                most=text.most,
+            )
+            paces = self._paces[text.greedy] if text.free else {}
+            text.rule = text.trial.choose(times, paces)
+            if text.free:
+                learn(paces, text.trial.found)
+        return text.rule
+
+    def _asks(self, text: _Text, sequence: Sequence, limit: int, costs: _Costs) -> int:
+        """How many tokens to ask the last drafter for: by the rule, or to see if it still does not pay."""
+        last, plain = len(self.drafters) - 1, costs.target(0)
+        rule = self._rule(text, limit, costs)
+        unread = text.unread(last, len(sequence.tokens))
+        reading = costs.reading(last) * unread
+        if rule.asked and max((kind[1] for kind, proposal in text.proposals if proposal), default=0) < rule.least:
+            left = sequence.params.max_new_tokens - len(sequence.output)
+            if not unread or reading < left * plain * text.trial.saved(rule):
+                return min(rule.asked, limit)
+        count = min(_ASKED[0], limit)
+        overdue = text.waited[last] * plain >= _PROBE * max(plain, costs.call(last, count) + reading)
+        return count if overdue else 0
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Judge every proposal by what the target said, and tell the drafters."""
@@ -666,10 +639,7 @@ class Cascade:
                 continue
             said = [*(tokens[row][node - 1] for node in paths[row][: counts[row]]), following[row]]
             for kind, proposal in text.proposals:
-                right = self._judge(text, kind, proposal, said)
-                # Where another draft was taken the target's words end with it: nobody knows how far this one went.
-                if self._counts_rounds(kind[0]) and self._turns[kind[0]][row]:
-                    text.last = self._offered(text), right
+                self._judge(text, kind, proposal, said)
             text.proposals.clear()
             text.pace.went(len(said))
         nothing = _nothing_of(verdict)
@@ -683,13 +653,12 @@ class Cascade:
             free = not (batch.reproducible and batch.reproducible[row])
             count, source = len(self.drafters), len(sequence.source or ())
             text = _Text(free, sequence.params.greedy, waited=[0] * count, known=[-source] * count)
-            if free:
-                text.uses = {kind: _Use(use.value) for kind, use in self._uses[text.greedy].items()}
             self._texts[sequence] = text
         text.proposals.clear()
         text.offers.clear()
         text.best = None
         text.waited = [rounds + 1 for rounds in text.waited]
+        text.rounds += 1
         return text
 
     def _meet(self, place: int, texts: list[_Text], sequences: list[Sequence], asked: list[int]) -> int:
@@ -702,14 +671,16 @@ class Cascade:
                 text.known[place] = length
         return unread
 
-    def _limit(self, text: _Text, place: int, limit: int, costs: _Costs | None) -> int:
+    def _limit(self, text: _Text, sequence: Sequence, place: int, limit: int, costs: _Costs | None) -> int:
         """How many tokens to ask for: of a drafter that copies all, of others those that will be of use."""
+        if costs is not None and self._ruled(place):
+            return self._asks(text, sequence, limit, costs)
         if self._matches[place] is not None:
             return limit
         record = self._record(text, (place, _ANY))
         if costs is None:
             return _reach(record.value, limit, _SURE_TO_PAY)
-        return _best(record, limit, costs, self._scale(text, place, costs), place)[0]
+        return _best(record, limit, costs, text.pace.worth(costs), place)[0]
 
     def _length(self, place: int, sequence: Sequence) -> int:
         matches = self._matches[place]
@@ -728,13 +699,12 @@ class Cascade:
         length = kind[1]
         return _Record.of(_EXPECTED if length <= 0 else _EXPECTED_OF_ONE + _EXPECTED_MORE * (length - 1))
 
-    def _judge(self, text: _Text, kind: Kind, proposal: list[int], said: list[int]) -> int:
+    def _judge(self, text: _Text, kind: Kind, proposal: list[int], said: list[int]) -> None:
         told, right = min(len(proposal), len(said)), _agreeing(proposal, said)
         for one in (kind, (kind[0], _ANY)) if proposal else ((kind[0], _ANY),):
             self._record(text, one).add(max(told, 1), right)
             if text.free:
                 self._overall[text.greedy, one].add(max(told, 1), right)
-        return right
 
     def _offer(self, text: _Text, kind: Kind, length: int, drawn: int, limit: int, costs: _Costs | None) -> _Offer:
         """What may be used of a draft of so many tokens, drawn where that many were asked for."""
@@ -755,6 +725,9 @@ class Cascade:
             offered = text.offers and text.offers[-1].place == place
             promised = self._record(text, text.proposals[-1][0]).value
             return not offered or promised + self.margin < max(record.value for record in records)
+        if self._foresighted:
+            return True  # lookups cost next to nothing, and rules say when the last one is asked
+        worth = text.pace.worth(costs)
         so_far = self._best_so_far(text, costs)
         left = sequence.params.max_new_tokens - len(sequence.output)
         spent = 0.0  # what was spent so far is gone either way
@@ -762,42 +735,31 @@ class Cascade:
             reading = costs.reading(other) * text.unread(other, len(sequence.tokens))
             # What it has to read first is spread over the rounds that may be left.
             spent += reading * (1.0 + record.value) / left
-            scale = self._scale(text, other, costs)
-            count, promised = _best(record, limit, costs, scale, other)
+            count, promised = _best(record, limit, costs, worth, other)
             call = costs.call(other, count)
             overdue = text.waited[other] * costs.target(0) >= _PROBE * max(costs.target(0), call + reading)
-            gain = so_far.progress if self._counts_rounds(other) else so_far.gain
-            if overdue or promised - scale.worth * spent > gain:
+            if overdue or promised - worth * spent > so_far.gain:
                 return True
             spent += call
         return False
 
-    def _counts_rounds(self, place: int) -> bool:
-        """Whether a drafter is judged by the rounds that it saves the others, which tell what they foresee."""
-        return self._foresighted and place == len(self.drafters) - 1
-
-    def _scale(self, text: _Text, place: int, costs: _Costs) -> _Scale:
-        if self._counts_rounds(place):
-            return _Scale(1.0 / text.pace.round(costs), _use(text.uses, self._offered(text)))
-        return _Scale(text.pace.worth(costs))
-
-    def _offered(self, text: _Text) -> Kind:
-        """The kind of the longest match that a drafter before the last one has gone on from."""
-        kinds = [kind for kind, proposal in text.proposals if proposal and not self._counts_rounds(kind[0])]
-        return max(kinds, key=lambda kind: kind[1], default=_NOTHING)
+    def _worth(self, text: _Text, costs: _Costs) -> float:
+        """Tokens that a unit of a text's time is worth."""
+        pace = text.trial.pace
+        return text.pace.worth(costs) if pace is None else 1.0 / (pace * costs.target(0))
 
     def _best_so_far(self, text: _Text, costs: _Costs) -> _Best:
-        """The best of the offers, and of none; without that of a drafter that is judged by rounds."""
+        """The best of the offers, and of none; without that of a drafter that rules are for."""
         if text.best is not None:
             return text.best
-        scale = _Scale(text.pace.worth(costs))
-        uses = [(scale.gain(0.0, costs.target(0)), -1, 0)]
+        worth = self._worth(text, costs)
+        uses = [(_gain(0.0, costs.target(0), worth), -1, 0)]
         for offer in text.offers:
-            if not self._counts_rounds(offer.place):
-                count, gain = offer.used(costs, scale)
+            if not self._ruled(offer.place):
+                count, gain = offer.used(costs, worth)
                 uses.append((gain, offer.place, count))
         gain, place, count = max(uses, key=lambda use: use[0])
-        text.best = _Best(place if count else -1, count, gain, 1.0 - costs.target(count) / text.pace.round(costs))
+        text.best = _Best(place if count else -1, count, gain)
         return text.best
 
     def _chosen(self, text: _Text, costs: _Costs | None) -> tuple[int, int]:
@@ -805,13 +767,12 @@ class Cascade:
         if not text.offers:
             return -1, 0
         if costs is not None:
-            best = self._best_so_far(text, costs)
             last = text.offers[-1]
-            if self._counts_rounds(last.place):
-                scale = self._scale(text, last.place, costs)
-                count, gain = last.used(costs, scale)
-                if count and gain > best.progress:
-                    return last.place, count
+            if self._ruled(last.place):
+                return last.place, last.count
+            best = self._best_so_far(text, costs)
+            if best.count:
+                text.copied += (best.count - text.copied) / _COPIED
             return best.place, best.count
         if text.free:  # all are asked, whatever they promise
             most = max(text.offers, key=lambda offer: offer.expected[-1])
@@ -840,19 +801,19 @@ def _nothing_of(verdict: Verdict) -> Verdict:
     return Verdict(torch.zeros_like(verdict.path), torch.zeros_like(verdict.counts), verdict.tokens)
 
 
-def _best(record: _Record, most: int, costs: _Costs, scale: _Scale, place: int) -> tuple[int, float]:
+def _best(record: _Record, most: int, costs: _Costs, worth: float, place: int) -> tuple[int, float]:
     """How many tokens to ask a drafter for, one at least, and what the round gains.
 
     Args:
         record: what to expect of it.
         most: that it may be asked for.
         costs: of drafters and passes.
-        scale: to measure by.
+        worth: tokens that a unit of time is worth.
         place: of the drafter.
     """
     expected = record.expected(most)
     gains = {
-        count: scale.gain(expected[count], costs.call(place, count) + costs.target(count))
+        count: _gain(expected[count], costs.call(place, count) + costs.target(count), worth)
         for count in (*(count for count in _ASKED if count < most), most)
     }
     best = max(gains, key=gains.__getitem__)

@@ -41,8 +41,9 @@ class PromptLookup:
         self.min_ngram = min_ngram
         self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
-        self.foreseen: WeakKeyDictionary[Sequence, list[bool]] = WeakKeyDictionary()
-        """Of each sequence, its latest tokens: whether a proposal made just before would have begun with them."""
+        self.foreseen: WeakKeyDictionary[Sequence, list[tuple[int, bool]]] = WeakKeyDictionary()
+        """Of each sequence, its latest tokens: of a proposal made just before each, the tokens of the suffix that it
+        would have continued, and whether it would have begun with that token."""
         self._tables: WeakKeyDictionary[Sequence, _LastPlaces] = WeakKeyDictionary()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
@@ -68,8 +69,8 @@ class _LastPlaces:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._text: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
-        self.foreseen: list[bool] = []
-        """Of the tokens that were read last, whether they are what it would have gone on with; none of a prompt's."""
+        self.foreseen: list[tuple[int, bool]] = []
+        """Of the tokens that were read last, see `PromptLookup.foreseen`; none of a prompt's."""
 
     def continuation(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
         """Tokens of the longest known suffix, and up to `limit` tokens that followed it."""
@@ -95,7 +96,7 @@ class _LastPlaces:
         for token in new:
             if begun:
                 size, place = self._place()
-                self.foreseen.append(bool(size) and self._text[place] == token)
+                self.foreseen.append((size, bool(size) and self._text[place] == token))
             end = len(self._text)
             for size in self._sizes:
                 if size <= end:

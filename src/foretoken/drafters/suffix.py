@@ -45,9 +45,9 @@ class Suffix:
         self.growth = check_number("growth", growth, 0.0, above=True, cure="use 6, or 1 for shorter drafts")
         self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
-        self.foreseen: WeakKeyDictionary[Sequence, list[bool]] = WeakKeyDictionary()
-        """Of each sequence, its latest tokens: whether a chain begun just before would have begun with them. By its own
-        text, whatever others said."""
+        self.foreseen: WeakKeyDictionary[Sequence, list[tuple[int, bool]]] = WeakKeyDictionary()
+        """Of each sequence, its latest tokens: of a chain made just before each, the tokens of the suffix that it would
+        have continued, and whether it would have begun with that token. By its own text, whatever others said."""
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._others = _Others(global_tokens)
         self._participants = Participants()
@@ -89,12 +89,12 @@ class _Text:
     Attributes:
         automaton: of this text alone.
         end: where the text ends in it.
-        foreseen: of the tokens that were read last, whether it would have gone on with them; none of a prompt's.
+        foreseen: of the tokens that were read last, as in `Suffix.foreseen`; none of a prompt's.
         place: where it stands in what is shared.
     """
 
     def __init__(self) -> None:
-        self.foreseen: list[bool] = []
+        self.foreseen: list[tuple[int, bool]] = []
         self.automaton = SuffixAutomaton()
         self.end = ROOT
         self.place = _Place()
@@ -106,7 +106,8 @@ class _Text:
         self.foreseen = []
         for token in new:
             if known:
-                self.foreseen.append(self.automaton.chain(self.end, 1) == [token])
+                state, match = self.automaton.context(self.end)
+                self.foreseen.append((match, self.automaton.chain(state, 1) == [token]))
             self.end = self.automaton.append(self.end, token)
         return new
 
