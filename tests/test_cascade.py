@@ -12,6 +12,7 @@ from foretoken import load
 from foretoken.draft import Draft
 from foretoken.drafters import Cascade, DraftModel, Lookahead, NgramStorage, PromptLookup, Suffix, TokenRecycling
 from foretoken.drafters.cascade import _Seconds, _Text
+from foretoken.drafters.rules import Rule, Seen, Times, Trial, learn
 from foretoken.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.sampling import SamplingParams
@@ -492,15 +493,16 @@ def test_lookups_tell_what_they_would_have_gone_on_with(make):
     found += drafter.foreseen[sequence]
     wanted = []
     for place in range(8, end):
-        alone = sequence_of(text[:place])
-        wanted.append(make().propose(batch_of(alone), [1]).tokens[0].tolist() == [text[place]])
+        alone, fresh = sequence_of(text[:place]), make()
+        right = fresh.propose(batch_of(alone), [1]).tokens[0].tolist() == [text[place]]
+        wanted.append((fresh.matches[alone], right))
     assert found == wanted
-    assert True in found
-    assert False in found
+    assert {right for _, right in found} == {True, False}
+    assert {match for match, _ in found} >= {0, 1, 2}
 
 
 class Foreseeing(Fixed):
-    """Offers nothing, and says of every token that it would have known it, or that it would not."""
+    """Offers nothing, and says that it would have known all tokens, after a match of three, or none."""
 
     def __init__(self, knows):
         super().__init__("cheap", [], match=0)
@@ -509,13 +511,13 @@ class Foreseeing(Fixed):
     def propose(self, batch, limits):
         for sequence in batch.sequences:
             new = len(sequence.tokens) - self.lengths.get(sequence, len(sequence.tokens))
-            self.foreseen[sequence] = [self.knows] * new
+            self.foreseen[sequence] = [(3, True) if self.knows else (0, False)] * new
             self.lengths[sequence] = len(sequence.tokens)
         return super().propose(batch, limits)
 
 
 @pytest.mark.parametrize("knows", [False, True])
-def test_right_tokens_count_where_they_save_rounds_of_cheaper_drafters(knows):
+def test_a_model_is_asked_where_lookups_would_not_have_known_the_tokens(knows):
     dear = Right("dear", NEW)
     cascade = Cascade([Foreseeing(knows), dear], costs=[0.0, 0.4])
     params = SamplingParams(temperature=0.0, max_new_tokens=120, ignore_eos=True)
@@ -528,3 +530,81 @@ def test_right_tokens_count_where_they_save_rounds_of_cheaper_drafters(knows):
     else:
         assert rounds == 40
         assert len(dear.asked) >= 39
+
+
+def times(**given):
+    """A round with a model takes a third longer than the others; of three of its tokens two are right."""
+    return Times(**{"copying": 1.2, "plain": 1.0, "asking": {3: 1.6}, "right": {3: 2.0}, "most": 16, **given})
+
+
+def trial_of(*seen):
+    trial = Trial()
+    trial.read([Seen(*one) for one in seen])
+    return trial
+
+
+def test_what_rules_take_for_a_token_is_counted_round_by_round():
+    # Two tokens that nobody knew, then four that a match of two led to, and one after them.
+    trial = trial_of((0, False), (1, False), (2, True), (3, True), (3, True), (3, True), (3, False))
+    trial.choose(times(), {})
+    # Without the model: a plain round, one whose copy is wrong at once, one over all the others.
+    assert trial.found[Rule(1, 0)] == pytest.approx((1.0 + 1.2 + 1.2) / 7)
+    # Three tokens by the model, then the rest of the copy.
+    assert trial.found[Rule(2, 3)] == pytest.approx((1.6 + 1.2) / 7)
+    # Nothing but the model: three rounds, and the last one goes two tokens beyond the end.
+    assert trial.found[Rule(99, 3)] == pytest.approx(3 * 1.6 / 9)
+
+
+def test_the_best_rule_is_that_of_the_text():
+    copied = [(3, True)] * 40
+    assert trial_of(*copied).choose(times(), {}).asked == 0
+    assert trial_of(*[(0, False)] * 40).choose(times(), {}).asked == 3
+    # Short matches lead nowhere, long ones do.
+    mixed = [(1, False), (1, False), (1, False), (5, True), (5, True), (5, True), (5, True), (5, False)] * 6
+    rule = trial_of(*mixed).choose(times(), {})
+    assert rule.asked == 3
+    assert 2 <= rule.least <= 5
+    # A model that is never right is not asked.
+    assert trial_of(*mixed).choose(times(right={3: 0.0}), {}).asked == 0
+
+
+def test_rules_that_proved_good_in_other_texts_are_begun_with():
+    others: dict[Rule, float] = {}
+    assert Trial().choose(times(), others) == Rule(2, 3)
+    for _ in range(3):
+        trial = trial_of(*[(0, False)] * 40)
+        trial.choose(times(right={3: 0.0}), others)
+        learn(others, trial.found)
+    first = Trial()
+    assert first.choose(times(), others) == Rule(1, 0)
+    assert first.pace == min(others.values())
+    assert first.saved(Rule(1, 3)) == pytest.approx(1.0 - 1.6)
+    # A few tokens do not outweigh them, many do.
+    assert trial_of(*[(0, False)] * 2).choose(times(), others).asked == 0
+    assert trial_of(*[(0, False)] * 96).choose(times(), others).asked == 3
+
+
+def test_what_drafts_are_worth_is_kept_for_the_next_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    target = tiny_llama(seed=1)
+
+    def cascade():
+        return Engine(target, Cascade([PromptLookup(), Fixed("dear", [3, 4])]), num_speculative_tokens=4)
+
+    first = cascade()
+    for _ in range(4):
+        first.generate(NEW, SamplingParams(temperature=0.0, max_new_tokens=150, ignore_eos=True))
+    known, begun = first.drafter, cascade().drafter
+    assert {Rule(1, 0), Rule(2, 3)} <= begun._paces[True].keys() <= known._paces[True].keys()
+    assert all(0.0 < pace < 10.0 for pace in begun._paces[True].values())
+    assert (True, (1, -1)) in begun._overall
+    assert begun._overall.keys() <= known._overall.keys()
+    for key, record in begun._overall.items():
+        assert max(record.as_json()[0], default=0.0) <= 12.0  # it counts for little beside what is seen from now on
+        assert 0.0 <= record.rates(1)[0] <= 1.0, key
+    path = tmp_path / "foretoken" / "costs.json"
+    path.write_text(path.read_text().replace('"rules"', '"laws"'))  # another version's is not read in part
+    again = cascade().drafter
+    assert again._paces == {True: {}, False: {}}
+    assert again._overall == {}
+    assert again._seconds.costs(1) is None

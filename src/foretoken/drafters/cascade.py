@@ -507,7 +507,12 @@ class Cascade:
 
     def _keep(self) -> None:
         self._rounds += 1
-        if self._key is not None and self._given is None and (self._rounds == 64 or self._rounds % 1024 == 0):
+        if (
+            self._key is not None
+            and self._given is None
+            and self._rounds >= 64
+            and self._rounds & (self._rounds - 1) == 0
+        ):
             worth = {
                 "records": [[greedy, *kind, record.as_json()] for (greedy, kind), record in self._overall.items()],
                 "rules": [[greedy, *rule, pace] for greedy, of in self._paces.items() for rule, pace in of.items()],
