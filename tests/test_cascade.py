@@ -496,9 +496,12 @@ def test_lookups_tell_what_they_would_have_gone_on_with(make):
         alone, fresh = sequence_of(text[:place]), make()
         right = fresh.propose(batch_of(alone), [1]).tokens[0].tolist() == [text[place]]
         wanted.append((fresh.matches[alone], right))
-    assert found == wanted
-    assert {right for _, right in found} == {True, False}
-    assert {match for match, _ in found} >= {0, 1, 2}
+    assert [(seen.match, seen.right) for seen in found] == wanted
+    assert {right for _, right in wanted} == {True, False}
+    assert {match for match, _ in wanted} >= {0, 1, 2}
+    # Copies that were right go on from where they are.
+    followed = [place for place, seen in enumerate(found, start=8) if seen.follows and seen.right]
+    assert followed == [place for place in range(9, end) if wanted[place - 9][1] and wanted[place - 8][1]]
 
 
 class Foreseeing(Fixed):
@@ -511,7 +514,7 @@ class Foreseeing(Fixed):
     def propose(self, batch, limits):
         for sequence in batch.sequences:
             new = len(sequence.tokens) - self.lengths.get(sequence, len(sequence.tokens))
-            self.foreseen[sequence] = [(3, True) if self.knows else (0, False)] * new
+            self.foreseen[sequence] = [Seen(3, True, True) if self.knows else Seen(0, False, False)] * new
             self.lengths[sequence] = len(sequence.tokens)
         return super().propose(batch, limits)
 
@@ -539,7 +542,7 @@ def times(**given):
 
 def trial_of(*seen):
     trial = Trial()
-    trial.read([Seen(*one) for one in seen])
+    trial.read([Seen(match, right, right) for match, right in seen])
     return trial
 
 

@@ -21,7 +21,7 @@ from foretoken import learnt
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, FeatureReader, TargetChecker
 from foretoken.drafters.chains import joined
-from foretoken.drafters.rules import Paces, Rule, Seen, Times, Trial, learn
+from foretoken.drafters.rules import Paces, Rule, Times, Trial, learn
 from foretoken.errors import ParameterError
 from foretoken.measures import Acceptance, Costs, Part
 from foretoken.models.base import LanguageModel
@@ -589,8 +589,9 @@ class Cascade:
 
     def _see(self, text: _Text, sequence: Sequence) -> None:
         """What the drafters before the last one, which have read them, foresaw of the tokens that came."""
-        latest = zip(*(drafter.foreseen[sequence] for drafter in self.drafters[:-1]), strict=True)  # type: ignore[attr-defined]
-        text.trial.read([Seen(max(match for match, _ in seen), any(right for _, right in seen)) for seen in latest])
+        each = [drafter.foreseen[sequence] for drafter in self.drafters[:-1]]  # type: ignore[attr-defined]
+        # Of several, the one with the longest match proposes.
+        text.trial.read(each[0] if len(each) == 1 else list(map(max, zip(*each, strict=True))))
 
     def _rule(self, text: _Text, limit: int, costs: _Costs) -> Rule:
         """The rule that a text is continued with."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
+from foretoken.drafters.rules import Seen
 from foretoken.errors import ParameterError
 from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
@@ -41,9 +42,8 @@ class PromptLookup:
         self.min_ngram = min_ngram
         self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
-        self.foreseen: WeakKeyDictionary[Sequence, list[tuple[int, bool]]] = WeakKeyDictionary()
-        """Of each sequence, its latest tokens: of a proposal made just before each, the tokens of the suffix that it
-        would have continued, and whether it would have begun with that token."""
+        self.foreseen: WeakKeyDictionary[Sequence, list[Seen]] = WeakKeyDictionary()
+        """Of each sequence, its latest tokens, as proposals made just before them would have foreseen them."""
         self._tables: WeakKeyDictionary[Sequence, _LastPlaces] = WeakKeyDictionary()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
@@ -69,7 +69,8 @@ class _LastPlaces:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._text: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
-        self.foreseen: list[tuple[int, bool]] = []
+        self._source = -1  # where it would have gone on copying, had it been right so far
+        self.foreseen: list[Seen] = []
         """Of the tokens that were read last, see `PromptLookup.foreseen`; none of a prompt's."""
 
     def continuation(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
@@ -96,7 +97,9 @@ class _LastPlaces:
         for token in new:
             if begun:
                 size, place = self._place()
-                self.foreseen.append((size, bool(size) and self._text[place] == token))
+                right = bool(size) and self._text[place] == token
+                self.foreseen.append(Seen(size, right, place == self._source))
+                self._source = place + 1 if right else -1
             end = len(self._text)
             for size in self._sizes:
                 if size <= end:

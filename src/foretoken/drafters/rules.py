@@ -32,10 +32,12 @@ class Seen(NamedTuple):
     Attributes:
         match: tokens of the suffix that they would have continued; 0 where there was none.
         right: whether they would have begun with it.
+        follows: whether they would have gone on with it, too, one token earlier, had that one been right.
     """
 
     match: int
     right: bool
+    follows: bool
 
 
 class Times(NamedTuple):
@@ -113,8 +115,8 @@ class Trial:
         seen, size = self._seen, len(self._seen)
         runs, run = [0] * size, 0
         for place in range(size - 1, -1, -1):
-            run = run + 1 if seen[place].right else 0
-            runs[place] = min(run, times.most)
+            runs[place] = min(run + 1, times.most) if seen[place].right else 0
+            run = runs[place] if seen[place].follows else 0
         matches = [one.match for one in seen]
         for rule in rules:
             step, other = (

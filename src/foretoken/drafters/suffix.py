@@ -11,6 +11,7 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
 from foretoken.drafters.base import Batch
+from foretoken.drafters.rules import Seen
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.sequence import Sequence
@@ -45,9 +46,9 @@ class Suffix:
         self.growth = check_number("growth", growth, 0.0, above=True, cure="use 6, or 1 for shorter drafts")
         self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
-        self.foreseen: WeakKeyDictionary[Sequence, list[tuple[int, bool]]] = WeakKeyDictionary()
-        """Of each sequence, its latest tokens: of a chain made just before each, the tokens of the suffix that it would
-        have continued, and whether it would have begun with that token. By its own text, whatever others said."""
+        self.foreseen: WeakKeyDictionary[Sequence, list[Seen]] = WeakKeyDictionary()
+        """Of each sequence, its latest tokens, as chains made just before them would have foreseen them; by its own
+        text, whatever others said."""
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._others = _Others(global_tokens)
         self._participants = Participants()
@@ -90,11 +91,13 @@ class _Text:
         automaton: of this text alone.
         end: where the text ends in it.
         foreseen: of the tokens that were read last, as in `Suffix.foreseen`; none of a prompt's.
+        next: what a chain that was right so far would have gone on with.
         place: where it stands in what is shared.
     """
 
     def __init__(self) -> None:
-        self.foreseen: list[tuple[int, bool]] = []
+        self.foreseen: list[Seen] = []
+        self.next = [-1]
         self.automaton = SuffixAutomaton()
         self.end = ROOT
         self.place = _Place()
@@ -107,7 +110,11 @@ class _Text:
         for token in new:
             if known:
                 state, match = self.automaton.context(self.end)
-                self.foreseen.append((match, self.automaton.chain(state, 1) == [token]))
+                chain = self.automaton.chain(state, 2)
+                right = chain[:1] == [token]
+                # Chains that agree about the next token are taken to agree.
+                self.foreseen.append(Seen(match, right, chain[:1] == self.next))
+                self.next = chain[1:] if right else [-1]
             self.end = self.automaton.append(self.end, token)
         return new
 
