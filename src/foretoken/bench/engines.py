@@ -52,6 +52,9 @@ class EngineKind:
     after_install: tuple[tuple[str, ...], ...] = ()
 
 
+# Brought by requirements of engines, made for another build of torch: they fail where they are imported.
+_WITHOUT_VISION = ("-m", "pip", "uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
+
 KINDS = {
     kind.name: kind
     for kind in (
@@ -79,8 +82,7 @@ KINDS = {
             shares=False,
             batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
             environment={"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"},
-            # Its build of torch is for the CPU; these are not, and fail where they are imported.
-            after_install=(("-m", "pip", "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),),
+            after_install=(_WITHOUT_VISION,),
         ),
         EngineKind(
             "openvino",
@@ -89,6 +91,7 @@ KINDS = {
             ("openvino-genai==2026.4.1", "optimum-intel"),
             ("openvino",),
             batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
+            after_install=(_WITHOUT_VISION,),
         ),
         EngineKind(
             "llama-cpp",

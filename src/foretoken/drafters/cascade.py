@@ -414,6 +414,7 @@ class Cascade:
     one is not judged round by round. What it gets right may be what the others would have copied in the next round
     anyway, or not, and the text itself tells: rules such as "ask it for five tokens where no match is longer than one"
     are tried on the text's last tokens, and the rule that takes least time for a token is followed (`rules.Trial`).
+    Time is worth what that rule makes of it.
 
     What calls and passes cost is measured, what drafts are worth is remembered from text to text, and both are kept for
     the next process (`keep_costs`); for requests whose text does not depend on it: greedy ones, those of coupled
