@@ -204,6 +204,6 @@ def _listed(text: str, kind: Callable[[str], _Value], name: str) -> list[_Value]
 
 
 def _multiplies_bfloat16() -> bool:
-    from foretoken.models.native.linear import multiplies_bfloat16
+    from foretoken.models.processor import multiplies_bfloat16
 
     return multiplies_bfloat16()

@@ -22,6 +22,7 @@ from transformers.models.auto import modeling_auto
 from foretoken.errors import ModelError, OutOfMemory
 from foretoken.models import native, traits
 from foretoken.models.base import LanguageModel
+from foretoken.models.processor import multiplies_bfloat16
 from foretoken.models.wrapping import wrap
 
 Runner = Literal["auto", "native", "hf"]
@@ -379,17 +380,6 @@ def _resolve_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) 
     if device.type == "cpu" and stored in (torch.bfloat16, torch.float16):
         return torch.bfloat16 if multiplies_bfloat16() else torch.float32
     return stored
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions that multiply bfloat16 numbers."""
-    cpu = torch.cpu
-    asked = [getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
-    if any(ask is not None and ask() for ask in asked):
-        return True
-    if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2", "DEFAULT"):
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def load_tokenizer(source: str | Path) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.errors import ParameterError
-from foretoken.models.loading import multiplies_bfloat16
+from foretoken.models.processor import multiplies_bfloat16
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.threads import one_thread
 from foretoken.train.data import Batch, Features, micro_batches, schedule

@@ -46,6 +46,7 @@ def test_equals_plain_passes(name, batch_size, backend):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
 def test_bfloat16(name, backend):
     """As far from the float32 model of the same weights as transformers in bfloat16 is, or nearer."""
+    skip_unless_usable(backend, torch.bfloat16)
     exact_module, module = MODELS[name](), MODELS[name]().bfloat16()
     for exact_weight, weight in zip(exact_module.parameters(), module.parameters(), strict=True):
         exact_weight.data.copy_(weight)
@@ -197,9 +198,19 @@ def test_backends_that_can_not_be_used(monkeypatch):
         load(module, runner="native", backend="openvino")
 
 
+def test_a_processor_without_bfloat16_is_told_of(monkeypatch):
+    from foretoken.models.native import loader
+
+    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda: False)
+    with pytest.raises(ModelError, match=r"doesn't multiply bfloat16.*float32"):
+        load(tiny.tiny_llama().bfloat16(), runner="native", backend="openvino")
+    assert load(tiny.tiny_llama().bfloat16(), runner="native").backend.name == "torch"
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "smollm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_int8_is_the_model_of_rounded_weights(name, dtype, backend):
+    skip_unless_usable(backend, dtype)
     module = MODELS[name]()
     rounded = copy.deepcopy(module)
     rounded.lm_head.weight = torch.nn.Parameter(rounded.lm_head.weight.clone(), requires_grad=False)  # if it was tied

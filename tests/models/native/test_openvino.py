@@ -20,7 +20,7 @@ from foretoken.models.chain import Draws
 from foretoken.models.feed import feed
 from foretoken.randomness import uniforms
 from foretoken.sampling import SamplingParams
-from models.native.checkpoints import MODELS, longrope, plain
+from models.native.checkpoints import MODELS, longrope, plain, skip_unless_usable
 
 pytest.importorskip("openvino")
 
@@ -142,6 +142,7 @@ def test_chains_are_the_steps_one_by_one(name, quantize, steps):
 @pytest.mark.parametrize("steps", [1, 4, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_drawn_chains_are_draws_from_the_very_laws_they_name(dtype, steps):
+    skip_unless_usable("openvino", dtype)
     model = load(tiny.tiny_llama().to(dtype), runner="native", backend="openvino")
     texts = texts_of(9, 20, 5)
     chained, stepped = filled(texts, model), filled(texts, model)
@@ -293,6 +294,7 @@ def test_texts_that_others_copy_are_read_before_the_first_round(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_eight_bits_all_through_is_close_to_the_model(dtype):
+    skip_unless_usable("openvino", dtype)
     module = tiny.tiny_llama().to(dtype)
     exact, rounded = load(module, runner="native", backend="openvino"), load(module, runner="native", quantize="w8a8")
     assert rounded.quantize == "w8a8"
@@ -304,6 +306,7 @@ def test_eight_bits_all_through_is_close_to_the_model(dtype):
 
 
 def test_large_drafters_are_rounded_unless_told_otherwise(tmp_path, monkeypatch):
+    skip_unless_usable("openvino", torch.bfloat16)
     from foretoken.models.native import loader
 
     tiny.tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)

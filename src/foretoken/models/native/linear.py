@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from foretoken.models.native.checkpoint import Matrix
+from foretoken.models.processor import multiplies_bfloat16
 
 Quantize = Literal["int8", "w8a8"]
 """Eight bits for the weights, or for what they are multiplied with too, group by group as it comes."""
@@ -28,11 +29,6 @@ def make(matrix: Matrix, quantize: Quantize | None = None) -> Linear:
     if matrix.weight.device.type == "cpu" and matrix.weight.dtype is torch.bfloat16 and multiplies_bfloat16():
         return Prepacked(matrix)
     return Plain(matrix)
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this processor faster than float32."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class Plain:

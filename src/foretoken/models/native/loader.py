@@ -13,11 +13,12 @@ import torch
 
 from foretoken.errors import ModelError
 from foretoken.models.native.checkpoint import Folder, Module, Source, Weights
-from foretoken.models.native.linear import Quantize, multiplies_bfloat16
+from foretoken.models.native.linear import Quantize
 from foretoken.models.native.runner import Backend, NativeModel
 from foretoken.models.native.spec import refusal as refusal_of_config
 from foretoken.models.native.spec import spec_of
 from foretoken.models.native.torch_backend import TorchBackend
+from foretoken.models.processor import multiplies_bfloat16
 
 BackendName = Literal["auto", "openvino", "torch"]
 

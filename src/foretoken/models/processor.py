@@ -1,0 +1,16 @@
+"""What the processor can do."""
+
+from __future__ import annotations
+
+import torch
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions that multiply bfloat16 numbers."""
+    cpu = torch.cpu
+    asked = [getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    if any(ask is not None and ask() for ask in asked):
+        return True
+    if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2", "DEFAULT"):
+        return False  # oneDNN takes bfloat16 there too, and widens it
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
