@@ -55,6 +55,7 @@ def ways(names: list[str]) -> dict[str, dict[str, Any]]:
     every: dict[str, dict[str, Any]] = {
         "hf": {"runner": "hf"},
         "torch": {"runner": "native", "backend": "torch"},
+        "torch eager": {"runner": "native", "backend": "torch", "eager": True},
         "torch int8": {"runner": "native", "backend": "torch", "quantize": "int8"},
     }
     if find_spec("openvino") is not None:

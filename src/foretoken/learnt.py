@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from foretoken.folders import cache_folder
+
 
 def key_of(*parts: object) -> str:
     """The key for models and a drafter on this machine, as it is set up now."""
@@ -20,8 +22,7 @@ def key_of(*parts: object) -> str:
 
 
 def _path() -> Path:
-    root = os.environ.get("FORETOKEN_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "foretoken" / "costs.json"
+    return cache_folder("costs.json")
 
 
 def read() -> dict[str, Any]:

@@ -201,6 +201,7 @@ def test_stop_strings_end_the_text(call):
         (["hello", "--dtype", "int3"], ["int3", "bfloat16"]),
         (["hello", "--runner", "legs"], ["'legs'", "'native'", "'hf'"]),
         (["hello", "--quantize", "int3"], ["'int3'", "'int8'"]),
+        (["hello", "--quantize", "w8a8", "--eager"], ["w8a8", "eager is True", "'int8'"]),
         (["hello", "--quantize-drafter", "int8", "--drafter", "prompt-lookup"], ["int8", "prompt-lookup", "no model"]),
         ([""], ["empty"]),
         ([" \n", "--chat"], ["empty"]),

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from foretoken.models.processor import cpuinfo
+
 _FLAGS = (
     "avx2",
     "avx512f",
@@ -34,7 +36,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
 
     import foretoken
 
-    info = _cpuinfo()
+    info = cpuinfo()
     flags = info.get("flags", info.get("Features", "")).split()
     told: dict[str, Any] = {
         "cpu": info.get("model name") or platform.processor() or platform.machine(),
@@ -95,22 +97,6 @@ def bandwidth(device: str = "cpu", threads: int | None = None, tries: int = 5) -
         return best
     finally:
         torch.set_num_threads(before)
-
-
-def cache_folder(name: str) -> Path:
-    """Where what can be made again is kept; FORETOKEN_CACHE names another place."""
-    root = os.environ.get("FORETOKEN_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "foretoken" / name
-
-
-def _cpuinfo() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; empty where there is no such file."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _memory(name: str) -> int | None:

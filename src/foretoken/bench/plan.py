@@ -11,6 +11,7 @@ from foretoken.bench import machine, workload
 from foretoken.bench.engines import Engine
 from foretoken.bench.store import Record
 from foretoken.bench.workload import Prompt
+from foretoken.folders import cache_folder
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Plan:
     device: str = "cpu"
     threads: int = field(default_factory=machine.cores)
     peers: Path | None = None
-    cache: Path = field(default_factory=lambda: machine.cache_folder("bench"))
+    cache: Path = field(default_factory=lambda: cache_folder("bench"))
     seed: int = 0
 
     def settings(self) -> dict[str, Any]:

@@ -133,6 +133,7 @@ class PlanOptions:
         from foretoken.bench import engines, machine
         from foretoken.bench.environments import default_folder
         from foretoken.bench.plan import Plan
+        from foretoken.folders import cache_folder
 
         target, drafter = self.target, self.drafter
         if target is None:
@@ -168,7 +169,7 @@ class PlanOptions:
             device=self.device,
             threads=self.threads or machine.cores(),
             peers=self.peers or default_folder(),
-            cache=self.cache or machine.cache_folder("bench"),
+            cache=self.cache or cache_folder("bench"),
             seed=self.seed,
         )
 

@@ -74,6 +74,16 @@ class LoadOptions:
         ),
     ] = None
 
+    eager: Annotated[
+        bool,
+        typer.Option(
+            "--eager",
+            help="Compile nothing: torch runs operation by operation. Starts sooner on a new machine, and runs slower.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = False
+
 
 @dataclass(kw_only=True)
 class ModelOptions(LoadOptions):

@@ -159,4 +159,5 @@ def drafter_options(options: LoadOptions) -> dict[str, Any]:
 def load_options(options: LoadOptions) -> dict[str, Any]:
     """How the options have the target loaded."""
     names = ("dtype", "device", "runner", "quantize")
-    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    found = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return {**found, "eager": True} if options.eager else found

@@ -52,6 +52,7 @@ def load(
     runner: Runner = "auto",
     quantize: Literal["int8", "w8a8", "auto"] | None = None,
     backend: Literal["auto", "openvino", "torch"] = "auto",
+    eager: bool = False,
     **kwargs: Any,
 ) -> LanguageModel:
     """Load a language model.
@@ -74,6 +75,8 @@ def load(
             law is then that of the rounded weights. "w8a8" rounds what they are multiplied with too, and is for
             drafters; so is "auto": "w8a8" where it is faster, else nothing. Native runner alone.
         backend: what the native runner computes with: "openvino", "torch", or "auto" for the fastest installed.
+        eager: compile nothing: the native runner's torch runs operation by operation. Else, where OpenVINO doesn't run
+            the model, torch compiles the layers for the processor, once on a machine.
         kwargs: passed on to `from_pretrained`, `quantization_config` or `device_map` for example; transformers then
             runs the model.
 
@@ -87,7 +90,7 @@ def load(
         )
     if runner not in get_args(Runner):
         raise ModelError(f"runner is {runner!r}: use one of {', '.join(map(repr, get_args(Runner)))}")
-    options = native.Options(quantize, backend)
+    options = native.Options(quantize, backend, eager)
     if isinstance(model, nn.Module):
         tokenizer = _named_tokenizer(tokenizer, {}) if isinstance(tokenizer, str | Path) else tokenizer
         if runner == "native" or quantize not in (None, "auto"):

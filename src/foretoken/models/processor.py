@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
+
 import torch
 
 
@@ -14,3 +17,19 @@ def multiplies_bfloat16() -> bool:
     if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2", "DEFAULT"):
         return False  # oneDNN takes bfloat16 there too, and widens it
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def features() -> list[str]:
+    """What tells this processor's instructions from another's: code that was made for one may not run on the other."""
+    info = cpuinfo()
+    return [platform.machine(), torch.backends.cpu.get_cpu_capability(), info.get("flags") or platform.processor()]
+
+
+def cpuinfo() -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo; empty where there is no such file."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

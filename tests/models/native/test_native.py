@@ -193,6 +193,8 @@ def test_backends_that_can_not_be_used(monkeypatch):
     ):
         load(module, runner="native", backend="openvino")
     assert load(module, runner="native").backend.name == "torch"
+    with pytest.raises(ModelError, match="compiles all that it runs: leave out eager=True"):
+        load(module, runner="native", backend="openvino", eager=True)
     monkeypatch.setattr(loader.platform, "machine", lambda: "aarch64")
     with pytest.raises(ModelError, match="not been tried on aarch64"):
         load(module, runner="native", backend="openvino")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +22,9 @@ MOST_PACKED_ROWS = 512
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
+    """A layer's weights."""
+
     attention_norm: Tensor
     qkv: Linear
     query_norm: Tensor | None
@@ -33,6 +36,18 @@ class _Layer:
     window: int | None
 
 
+class Between(Protocol):
+    """Does `finish` and the next layer's `begin` in one call; see `compiled.py`."""
+
+    def takes(self, rows: int) -> bool:
+        """Whether it is for so many tokens."""
+
+    def __call__(
+        self, x: Tensor, attended: Tensor, cosines: Tensor, sines: Tensor, layer: Layer, following: Layer
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The residual stream behind `layer`; queries, keys and values of the one that follows."""
+
+
 class Decoder:
     """Weights in the form that they are multiplied in, and what is done with them.
 
@@ -40,9 +55,16 @@ class Decoder:
         weights: of the checkpoint.
         device: where they go.
         quantize: "int8" for linear layers of eight bits.
+        compiled: does what lies between two layers' attentions; None leaves that to torch, operation by operation.
     """
 
-    def __init__(self, weights: Weights, device: torch.device, quantize: Quantize | None = None) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        device: torch.device,
+        quantize: Quantize | None = None,
+        compiled: Between | None = None,
+    ) -> None:
         self.spec: Spec = weights.spec
         self.embedding = weights.embedding().to(device)
         """``[V, hidden]``: tokens to hidden states."""
@@ -51,6 +73,7 @@ class Decoder:
         head = self.embedding if self.spec.tied else weights.head().to(device)
         self.head: Linear = make(Matrix(head), quantize)
         """Hidden states to logits."""
+        self._compiled = compiled
 
     def __call__(
         self,
@@ -65,7 +88,7 @@ class Decoder:
 
         Args:
             tokens: ``[B, N]`` int64.
-            rotation: cosines and sines of their positions, ``[B, 1, N, R]`` each, in the model's dtype.
+            rotation: cosines and sines of their positions, ``[B * N, 1, R]`` each, in the model's dtype.
             masks: by window size of a layer: ``[B, 1, N, K]``, added to attention's scores; None for causal attention
                 among the new tokens, and for one token that sees all.
             remember: the cache.
@@ -75,51 +98,71 @@ class Decoder:
         Returns:
             The normalised output of the last layer that is run, ``[B, N, hidden]``, and that of the `hidden_layers`.
         """
-        x = embedding(tokens, self.embedding)
-        outputs = {0: x} if hidden_layers else {}
-        epsilon = self.spec.norm_epsilon
-        for number, layer in enumerate(self._layers[:layers]):
-            x = x + self._attention(
-                rms_norm(x, x.shape[-1:], layer.attention_norm, epsilon),
-                layer,
-                number,
-                rotation,
-                masks[layer.window],
-                remember,
-            )
-            gates, values = layer.gate_up(rms_norm(x, x.shape[-1:], layer.mlp_norm, epsilon)).chunk(2, dim=-1)
-            x = x + layer.down(silu(gates) * values)
-            if hidden_layers:
-                outputs[number + 1] = x
-        x = rms_norm(x, x.shape[-1:], self._norm, epsilon)
-        if hidden_layers:
-            outputs[len(self._layers[:layers])] = x
-        return x, [outputs[number] for number in hidden_layers]
+        batch_size, width = tokens.shape
+        x = embedding(tokens.reshape(-1), self.embedding)
+        outputs = [x]
+        run = self._layers[:layers]
+        cosines, sines = rotation
+        query, key, value = begin(x, cosines, sines, run[0], self.spec)
+        for number, layer in enumerate(run):
+            keys, values = remember(number, *(_by_head(each, batch_size) for each in (key, value)))
+            attended = attend(_by_head(query, batch_size), keys, values, masks[layer.window])
+            attended = attended.transpose(1, 2).reshape(batch_size * width, -1)
+            if number + 1 < len(run):
+                x, query, key, value = self._between(x, attended, cosines, sines, layer, run[number + 1])
+            else:
+                x = finish(x, attended, layer, self.spec)
+            outputs.append(x)
+        outputs[-1] = rms_norm(x, x.shape[-1:], self._norm, self.spec.norm_epsilon)
+        shape = (batch_size, width, -1)
+        return outputs[-1].view(shape), [outputs[number].view(shape) for number in hidden_layers]
 
-    def _attention(
-        self,
-        x: Tensor,
-        layer: _Layer,
-        number: int,
-        rotation: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        remember: Remember,
-    ) -> Tensor:
-        spec = self.spec
-        batch_size, width, _ = x.shape
-        heads = layer.qkv(x).view(batch_size, width, -1, spec.head_dim).transpose(1, 2)
-        query, key, value = heads.split([spec.heads, spec.groups, spec.groups], dim=1)
-        if layer.query_norm is not None:
-            query = rms_norm(query, query.shape[-1:], layer.query_norm, spec.norm_epsilon)
-            key = rms_norm(key, key.shape[-1:], layer.key_norm, spec.norm_epsilon)
-        key, value = remember(number, rotate(key, rotation), value)
-        result = attend(rotate(query, rotation), key, value, mask)
-        return layer.output(result.transpose(1, 2).reshape(batch_size, width, -1))
+    def _between(
+        self, x: Tensor, attended: Tensor, cosines: Tensor, sines: Tensor, layer: Layer, following: Layer
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The residual stream after a layer, and the next one's queries, keys and values."""
+        if self._compiled is not None and self._compiled.takes(len(x)):
+            return self._compiled(x, attended, cosines, sines, layer, following)
+        x = finish(x, attended, layer, self.spec)
+        return x, *begin(x, cosines, sines, following, self.spec)
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the first R features of ``[B, H, N, D]`` by their positions' angles; halves of them are a plane's axes."""
-    cosines, sines = rotation
+def begin(x: Tensor, cosines: Tensor, sines: Tensor, layer: Layer, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer up to its attention.
+
+    Args:
+        x: the residual stream, ``[T, hidden]``.
+        cosines: of the tokens' positions, ``[T, 1, R]``.
+        sines: the same.
+        layer: its weights.
+        spec: of the model.
+
+    Returns:
+        Queries ``[T, H, D]``, keys ``[T, G, D]``, values ``[T, G, D]``.
+    """
+    heads = layer.qkv(rms_norm(x, x.shape[-1:], layer.attention_norm, spec.norm_epsilon))
+    heads = heads.view(x.shape[0], -1, spec.head_dim)
+    query, key, value = heads.split([spec.heads, spec.groups, spec.groups], dim=1)
+    if layer.query_norm is not None:
+        query = rms_norm(query, query.shape[-1:], layer.query_norm, spec.norm_epsilon)
+        key = rms_norm(key, key.shape[-1:], layer.key_norm, spec.norm_epsilon)
+    return rotate(query, cosines, sines), rotate(key, cosines, sines), value
+
+
+def finish(x: Tensor, attended: Tensor, layer: Layer, spec: Spec) -> Tensor:
+    """A layer from its attention's result ``[T, H * D]`` on: the residual stream ``[T, hidden]`` behind it."""
+    x = x + layer.output(attended)
+    gates, values = layer.gate_up(rms_norm(x, x.shape[-1:], layer.mlp_norm, spec.norm_epsilon)).chunk(2, dim=-1)
+    return x + layer.down(silu(gates) * values)
+
+
+def _by_head(each: Tensor, batch_size: int) -> Tensor:
+    """``[B, H, N, D]`` of ``[B * N, H, D]``."""
+    return each.view(batch_size, -1, *each.shape[1:]).transpose(1, 2)
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn the first R features of ``[T, H, D]`` by their positions' angles; halves of them are a plane's axes."""
     size = cosines.shape[-1]
     turned, rest = (x, None) if size == x.shape[-1] else (x[..., :size], x[..., size:])
     first, second = turned.chunk(2, dim=-1)
@@ -153,7 +196,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
     return scaled_dot_product_attention(packed, key, value, attn_mask=mask).view(batch_size, heads, width, -1)
 
 
-def _layer(weights: Weights, number: int, device: torch.device, quantize: Quantize | None) -> _Layer:
+def _layer(weights: Weights, number: int, device: torch.device, quantize: Quantize | None) -> Layer:
     stored = weights.layer(number)
 
     def place(vector: Tensor | None) -> Tensor | None:
@@ -162,7 +205,7 @@ def _layer(weights: Weights, number: int, device: torch.device, quantize: Quanti
     def prepare(matrix: Matrix) -> Linear:
         return make(Matrix(matrix.weight.to(device), place(matrix.bias)), quantize)
 
-    return _Layer(
+    return Layer(
         attention_norm=stored.attention_norm.to(device),
         qkv=prepare(stored.qkv),
         query_norm=place(stored.query_norm),

@@ -13,6 +13,7 @@ import torch
 
 from foretoken.errors import ModelError
 from foretoken.models.native.checkpoint import Folder, Module, Source, Weights
+from foretoken.models.native.compiled import compiled
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.runner import Backend, NativeModel
 from foretoken.models.native.spec import refusal as refusal_of_config
@@ -39,6 +40,7 @@ class Options:
             with too; None to leave them as they are; "auto" for "w8a8" where it is faster, for drafters: it changes
             the model's law.
         backend: "auto" for the fastest that is installed.
+        eager: nothing is compiled: torch runs operation by operation.
 
     Raises:
         ModelError: an option has a value that there is none of.
@@ -46,12 +48,15 @@ class Options:
 
     quantize: Quantize | Literal["auto"] | None = None
     backend: BackendName = "auto"
+    eager: bool = False
 
     def __post_init__(self) -> None:
         if self.quantize not in (*get_args(Quantize), "auto", None):
             raise ModelError(f"quantize is {self.quantize!r}: use {', '.join(map(repr, get_args(Quantize)))} or None")
         if self.backend not in get_args(BackendName):
             raise ModelError(f"backend is {self.backend!r}: use one of {', '.join(map(repr, get_args(BackendName)))}")
+        if self.eager and self.backend == "openvino":
+            raise ModelError("OpenVINO compiles all that it runs: leave out eager=True, or backend='openvino'")
 
 
 def refusal(config: Any, folder: Path | None, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -119,7 +124,10 @@ def build(
 
 def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.device, options: Options) -> Backend:
     quantize = None if options.quantize == "auto" else options.quantize
-    reason = openvino_refusal(dtype, device) if options.backend != "torch" else "backend is 'torch'"
+    if options.backend == "torch" or options.eager:
+        reason: str | None = "backend is 'torch'" if options.backend == "torch" else "eager is True"
+    else:
+        reason = openvino_refusal(dtype, device)
     if reason is None:
         from foretoken.models.native.openvino_backend import OpenVinoBackend
 
@@ -137,7 +145,8 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
         raise ModelError(f"backend 'openvino' can't be used here: {reason}; or use backend='torch'")
     if quantize == "w8a8":
         raise ModelError(f"{name} can't be quantised to w8a8, which OpenVINO alone does ({reason}): use 'int8'")
-    return TorchBackend(weights, device, dtype, quantize)
+    compiles = device.type == "cpu" and not options.eager and weights.spec.layers > 1
+    return TorchBackend(weights, device, dtype, quantize, compiled(weights.spec, dtype) if compiles else None)
 
 
 def openvino_refusal(dtype: torch.dtype, device: torch.device) -> str | None:

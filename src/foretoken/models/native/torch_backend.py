@@ -14,7 +14,7 @@ from foretoken.models.chain import Chains, Draws
 from foretoken.models.masks import MaskBuilder, Pattern
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
-from foretoken.models.native.decoder import Decoder
+from foretoken.models.native.decoder import Between, Decoder
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.rope import Rotary
 
@@ -60,6 +60,7 @@ class TorchBackend:
         device: where the model runs.
         dtype: of weights, keys and values.
         quantize: "int8" for linear layers of eight bits.
+        compiled: does what lies between two layers' attentions; None has torch do it operation by operation.
     """
 
     name = "torch"
@@ -68,12 +69,17 @@ class TorchBackend:
     own_threads = False
 
     def __init__(
-        self, weights: Weights, device: torch.device, dtype: torch.dtype, quantize: Quantize | None = None
+        self,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantize: Quantize | None = None,
+        compiled: Between | None = None,
     ) -> None:
         self.spec = weights.spec
         self._device, self._dtype = device, dtype
         self.quantize = quantize
-        self._decoder = Decoder(weights, device, quantize)
+        self._decoder = Decoder(weights, device, quantize, compiled)
         self._rotary = Rotary(self.spec.config, self.spec.rotary_dim)
         self._rotations: list[Tensor | None] = [None, None]
         self._masks = MaskBuilder(dtype, device)
@@ -165,7 +171,7 @@ class TorchBackend:
         raise NotImplementedError("the torch backend takes one step a call")
 
     def _rotation(self, positions: Tensor, regimes: list[int]) -> tuple[Tensor, Tensor]:
-        """Cosines and sines ``[B, 1, N, R]`` of positions ``[B, N]``."""
+        """Cosines and sines ``[B * N, 1, R]`` of positions ``[B, N]``."""
         length = int(positions.max()) + 1
         used = sorted(set(regimes))
         found = self._table(used[0], length)[:, positions.to(self._device)]
@@ -173,7 +179,8 @@ class TorchBackend:
             other = self._table(used[1], length)[:, positions.to(self._device)]
             second = torch.tensor(regimes, device=self._device)[:, None, None] == used[1]
             found = torch.where(second, other, found)
-        return found[0, :, None], found[1, :, None]
+        cosines, sines = found.reshape(2, -1, 1, found.shape[-1])
+        return cosines, sines
 
     def _table(self, regime: int, length: int) -> Tensor:
         table = self._rotations[regime]
