@@ -74,6 +74,8 @@ def test_report_shows_a_file_again(tmp_path: Path) -> None:
         (["--max-new-tokens", "5000"], "max_new_tokens"),
         (["--target", "/nowhere"], "'/nowhere' holds no config.json"),
         (["--dtype", "int4"], "'int4'"),
+        (["--widen", "huge"], "size 'huge'"),
+        (["--widen", "1M"], "1.0M parameters can't be had"),
         (["--json", "/nowhere/out.jsonl"], "can't write"),
     ],
 )

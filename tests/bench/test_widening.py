@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
 from foretoken.bench import Shape, choose_shape, parse_size, widen
+from foretoken.bench.checkpoint import Checkpoint
+from foretoken.bench.widened import widened_pair
 from foretoken.errors import ModelError, ParameterError
 
 
@@ -78,6 +80,26 @@ def test_it_generates_the_same_text_and_drafts_for_a_widened_target(shipped: Pat
     assert both.stats.acceptance_rate > 0.9
     sampled = foretoken.SamplingParams(temperature=5.0, max_new_tokens=64, seed=1, ignore_eos=True)
     assert max(foretoken.Engine(tmp_path, dtype="float32").generate(prompt, sampled).token_ids) < 4096
+
+
+def test_pairs_are_widened_once_and_drafters_as_little_as_can_be(tmp_path: Path) -> None:
+    shipped = foretoken.tiny_pair_path()
+    target, drafter = widened_pair(shipped / "target", shipped / "drafter", "30M", tmp_path)
+    assert drafter is not None
+    sizes = [Checkpoint.read(folder).shape for folder in (target, drafter)]
+    assert [shape.vocab_size for shape in sizes] == [32_000, 32_000]
+    assert abs(sizes[0].parameters / 30e6 - 1) < 0.05
+    # The least: its vocabulary alone, at the next width above its own, takes nearly all of these.
+    assert 32_000 * sizes[1].hidden_size > 0.7 * sizes[1].parameters
+    with pytest.raises(ParameterError, match="can't be had"):
+        choose_shape(Checkpoint.read(shipped / "drafter").shape, round(sizes[1].parameters * 0.9), 32_000)
+    tokens = some_tokens(shipped / "drafter")
+    best, wanted = (logits(folder, tokens).argmax(-1) for folder in (drafter, shipped / "drafter"))
+    assert (best == wanted).float().mean() > 0.9  # norm weights of this width are rounded to bfloat16
+    made = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+    assert widened_pair(shipped / "target", None, "30M", tmp_path) == (target, None)
+    assert widened_pair(shipped / "target", shipped / "drafter", "30M", tmp_path) == (target, drafter)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == made
 
 
 def test_nothing_that_reads_is_empty_and_nothing_that_was_added_writes(small: Path, tmp_path: Path) -> None:

@@ -48,6 +48,16 @@ class PlanOptions:
             rich_help_panel=_WHAT,
         ),
     ] = None
+    widen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Widen target and drafter first: checkpoints that compute the same at the cost of so many parameters "
+            "(500M, 1.5B), the drafter's at a 36th of it or the least it can have. Kept in --cache.",
+            show_default=False,
+            rich_help_panel=_WHAT,
+        ),
+    ] = None
     engines: Annotated[
         str,
         typer.Option(
@@ -133,6 +143,7 @@ class PlanOptions:
         from foretoken.bench import engines, machine
         from foretoken.bench.environments import default_folder
         from foretoken.bench.plan import Plan
+        from foretoken.bench.widened import widened_pair
         from foretoken.folders import cache_folder
 
         target, drafter = self.target, self.drafter
@@ -142,6 +153,7 @@ class PlanOptions:
         for folder in (target, drafter):
             if folder is not None and not (folder / "config.json").is_file():
                 raise ParameterError(f"{str(folder)!r} holds no config.json: name a checkpoint's folder")
+        cache = self.cache or cache_folder("bench")
         ks = [engines.check_k(k) for k in _listed(self.k, str, "k")]
         words = engines.split(self.engines)
         if not words:
@@ -156,6 +168,8 @@ class PlanOptions:
         temperatures = _listed(self.temperature, float, "temperature")
         if not all(0 <= value <= 100 for value in temperatures):
             raise ParameterError(f"temperature is {self.temperature!r}: give numbers from 0 to 100, such as 0,1")
+        if self.widen is not None:  # last, for it takes its time
+            target, drafter = widened_pair(target, drafter, self.widen, cache / "widened")
         return Plan(
             target=target,
             drafter=drafter,
@@ -169,7 +183,7 @@ class PlanOptions:
             device=self.device,
             threads=self.threads or machine.cores(),
             peers=self.peers or default_folder(),
-            cache=self.cache or cache_folder("bench"),
+            cache=cache,
             seed=self.seed,
         )
 
