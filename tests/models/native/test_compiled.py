@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -90,6 +92,16 @@ def test_threads_take_turns(qwen3):
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: scores(qwen3, text, 3), range(8)):
             assert torch.equal(found, expected)
+
+
+@needs_compiler
+def test_a_model_that_is_let_go_is_gone(qwen3):
+    model = native(qwen3.module)
+    scores(model, [1, 2, 3], 1)
+    layer = weakref.ref(model.backend._decoder._layers[-1].qkv)
+    del model
+    gc.collect()
+    assert layer() is None
 
 
 @needs_compiler

@@ -70,7 +70,10 @@ class Code:
         """
         with self._lock:
             _now.layers = layers
-            return self._run(given)
+            try:
+                return self._run(given)
+            finally:
+                _now.layers = ()  # what is left here would keep a model's weights in memory
 
 
 class Compiled:
@@ -128,7 +131,7 @@ def compiled(spec: Spec, dtype: torch.dtype) -> Compiled | None:
             paths[0].parent.mkdir(parents=True, exist_ok=True)
             warnings.warn(
                 "torch compiles the model's layers for this processor: it takes half a minute, once for each shape "
-                "of layers; eager=True does without",
+                "of layers; eager=True (--eager) does without",
                 stacklevel=2,
             )
             for path, rows in zip(paths, (1, 4), strict=True):
@@ -140,7 +143,7 @@ def compiled(spec: Spec, dtype: torch.dtype) -> Compiled | None:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         warnings.warn(
             f"torch can't compile the model's layers here ({reason}), and runs them operation by operation: install "
-            "a C++ compiler, or OpenVINO, which is faster (pip install 'foretoken[cpu]'); or use eager=True",
+            "a C++ compiler, or OpenVINO, which is faster (pip install 'foretoken[cpu]'); or use eager=True (--eager)",
             stacklevel=2,
         )
     return found
