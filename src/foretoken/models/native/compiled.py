@@ -126,19 +126,17 @@ def compiled(spec: Spec, dtype: torch.dtype) -> Compiled | None:
     name = hashlib.sha256(b"".join([told, Path(__file__).read_bytes(), *sources])).hexdigest()[:24]
     paths = [cache_folder("compiled") / f"{name}-{rows}.pt2" for rows in ("one", "several")]
     found = _loaded(paths)
+    if found is not None or not _can_keep(paths[0].parent):
+        return found
+    warnings.warn(
+        "torch compiles the model's layers for this processor: it takes half a minute, once for each shape of layers; "
+        "eager=True (--eager) does without",
+        stacklevel=2,
+    )
     try:
-        if found is None:
-            paths[0].parent.mkdir(parents=True, exist_ok=True)
-            warnings.warn(
-                "torch compiles the model's layers for this processor: it takes half a minute, once for each shape "
-                "of layers; eager=True (--eager) does without",
-                stacklevel=2,
-            )
-            for path, rows in zip(paths, (1, 4), strict=True):
-                _make(spec, dtype, rows, path)
-            found = Compiled(*map(_load, paths))
-    except OSError:  # without a place to keep it, every process would make it anew
-        pass
+        for path, rows in zip(paths, (1, 4), strict=True):
+            _make(spec, dtype, rows, path)
+        return Compiled(*map(_load, paths))
     except Exception as error:  # whatever torch's exporter, its compiler or the system's says
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         warnings.warn(
@@ -146,7 +144,16 @@ def compiled(spec: Spec, dtype: torch.dtype) -> Compiled | None:
             "a C++ compiler, or OpenVINO, which is faster (pip install 'foretoken[cpu]'); or use eager=True (--eager)",
             stacklevel=2,
         )
-    return found
+        return None
+
+
+def _can_keep(folder: Path) -> bool:
+    """Whether there is a place to keep code: without one, every process would make it anew."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _loaded(paths: list[Path]) -> Compiled | None:
