@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from difflib import get_close_matches
 from inspect import isclass
 from pathlib import Path
@@ -55,14 +56,14 @@ def make_drafter(
         return Cascade([make_drafter(part, target, vocab=vocab, **load_options) for part in drafter])
     if isinstance(drafter, str):
         if is_name(drafter):
-            return _named(drafter, target, tree)
+            return _named(drafter, target, tree, load_options)
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
         meant = get_close_matches(drafter.partition(":")[0], drafter_names(), n=1, cutoff=0.8)
         if meant and not os.path.exists(drafter):
             raise ParameterError(f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? {_choices()}")
     kind = kind_of(drafter) if isinstance(drafter, str | Path) else None
     if kind is not None:
-        return _named(kind, target, tree, head=drafter)
+        return _named(kind, target, tree, load_options, head=drafter)
     if isclass(drafter):
         raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):
@@ -96,13 +97,18 @@ def _check_parts(drafter: str, parts: list[str]) -> None:
         raise ParameterError(f"unknown drafter {unknown[0]!r} in {drafter!r}. {_choices()}")
 
 
-def _named(name: str, target: LanguageModel, tree: TreePlan | None, **options: Any) -> Drafter:
+def _named(
+    name: str, target: LanguageModel, tree: TreePlan | None, load_options: Mapping[str, Any], **options: Any
+) -> Drafter:
     if tree is not None and known_drafters()[name.partition(":")[0]].takes_tree:
         options["tree"] = tree
     else:
         _refuse_trees(tree, f"drafter {name!r}")
-    if name == Eagle3.name and not options.get("head") and is_shipped(target):
-        options["head"] = head_path()
+    if name.partition(":")[0] == Eagle3.name:
+        if name == Eagle3.name and not options.get("head") and is_shipped(target):
+            options["head"] = head_path()
+        if "quantize" in load_options:
+            options["quantize"] = load_options["quantize"]
     return _checked(get_drafter(name, target, **options), target)
 
 

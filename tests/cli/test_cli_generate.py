@@ -203,6 +203,7 @@ def test_stop_strings_end_the_text(call):
         (["hello", "--quantize", "int3"], ["'int3'", "'int8'"]),
         (["hello", "--quantize", "w8a8", "--eager"], ["w8a8", "eager is True", "'int8'"]),
         (["hello", "--quantize-drafter", "int8", "--drafter", "prompt-lookup"], ["int8", "prompt-lookup", "no model"]),
+        (["hello", "--quantize-drafter", "int8", "--drafter", "eagle3:/no/head"], ["/no/head"]),
         ([""], ["empty"]),
         ([" \n", "--chat"], ["empty"]),
         ([], ["no prompt", "--prompt-file"]),

@@ -12,7 +12,8 @@ from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.early_exit import EarlyExit
 from foretoken.engine import Engine
 from foretoken.errors import ModelError, ParameterError
-from foretoken.heads import save_eagle3, save_medusa
+from foretoken.heads import running, save_eagle3, save_medusa
+from foretoken.models.native import loader
 from foretoken.models.native.loader import openvino_refusal
 from foretoken.sampling import SamplingParams
 from tiny import tiny_gpt2, tiny_llama, tiny_t5
@@ -83,6 +84,55 @@ def test_a_tree_of_eagle3_has_the_laws_of_the_slow_reference_at_every_node(backe
             assert np.abs(draft.probs[0, node].double().numpy() - slow).max() < 1e-5
             branching += parents[:count].count(node) > 1
     assert branching
+
+
+@pytest.mark.skipif("openvino" not in BACKENDS, reason="needs OpenVINO")
+@pytest.mark.parametrize("quantize", ["int8", "w8a8"])
+def test_a_rounded_head_is_close_to_the_head(quantize):
+    model = tiny_llama(seed=1)
+    head, target = tiny_eagle3(model), load(model)
+    drafter, seen = watched(Eagle3(head, target, quantize=quantize))
+    Engine(target, drafter, "token", 3).generate([1, 2, 3, 4], SAMPLED)
+    drafts = [(text, draft) for (text,), draft in seen if draft.counts[0]]
+    assert len(drafts) >= 3
+    far = []
+    for text, draft in drafts:
+        count = int(draft.counts[0])
+        slow = laws(slow_eagle3(head, model, text, draft.tokens[0, : count - 1].tolist()))
+        far.append(np.abs(draft.probs[0, :count].double().numpy() - slow).max())
+    assert 1e-5 < max(far) < 0.03
+
+
+@pytest.mark.skipif("openvino" not in BACKENDS, reason="needs OpenVINO")
+def test_large_heads_are_rounded_unless_told_otherwise(tmp_path, monkeypatch):
+    model = tiny_llama(seed=1)
+    target = load(model)
+    save_eagle3(tiny_eagle3(model), tmp_path)
+    monkeypatch.setattr(loader, "multiplies_int8", lambda: True)
+
+    def found(**options):
+        return Engine(target, str(tmp_path), **options).drafter.quantize
+
+    assert found() is None
+    assert found(quantize="int8") == "int8"
+    monkeypatch.setattr(loader, "_LEAST_ROUNDED", 0)
+    assert found() == "w8a8"
+    assert found(quantize=None) is None
+    monkeypatch.setattr(loader, "multiplies_int8", lambda: False)
+    assert found() is None
+
+
+def test_torch_runs_heads_as_they_are(monkeypatch):
+    model = tiny_llama(seed=1)
+    head, target = tiny_eagle3(model), load(model)
+    with pytest.raises(ModelError, match=r"rounded to w8a8, which OpenVINO alone .*quantize=None"):
+        Eagle3(head, target, backend="torch", quantize="w8a8")
+    with pytest.raises(ModelError, match=r"'int3': use 'int8', 'w8a8', 'auto' or None"):
+        Eagle3(head, target, quantize="int3")
+    assert Eagle3(head, target, backend="torch").quantize is None
+    monkeypatch.setattr(running, "openvino_refusal", lambda *about: "it is not here")
+    with pytest.warns(UserWarning, match=r"rounded to int8, .*it is not here.*runs as it is"):
+        assert Eagle3(head, target, quantize="int8").quantize is None
 
 
 def test_the_laws_of_medusa_are_those_of_the_state_before_the_root():

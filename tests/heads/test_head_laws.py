@@ -34,6 +34,15 @@ DRAFTERS = {
     "eagle3-reduced": lambda model, target, tree: Eagle3(
         tiny_eagle3(model, draft_vocab_size=5), target, tree, BACKENDS[-1]
     ),
+    **(
+        {
+            "eagle3-rounded": lambda model, target, tree: Eagle3(
+                tiny_eagle3(model), target, tree, "openvino", quantize="w8a8"
+            )
+        }
+        if "openvino" in BACKENDS
+        else {}
+    ),
     "medusa": lambda model, target, tree: Medusa(tiny_medusa(model), target, tree),
 }
 RUNNERS = ["llama-hf", "llama-native", "gpt2-hf"]

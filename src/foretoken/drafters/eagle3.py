@@ -24,6 +24,7 @@ from foretoken.heads.runner import HeadCache
 from foretoken.heads.running import make_runner
 from foretoken.models.base import LanguageModel, Transparent
 from foretoken.models.chain import Chains, Draws
+from foretoken.models.native.linear import Quantize
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -70,9 +71,11 @@ class Eagle3:
         target: the model to draft for.
         tree: see `DraftModel`.
         backend: "openvino", "torch", or "auto" for the fastest that can be used.
+        quantize: how the head's weights are rounded, on OpenVINO: "int8", "w8a8", None, or "auto" for "w8a8" where it
+            is faster. What is drawn from is the rounded head's law, so no rounding changes the text's.
 
     Raises:
-        ModelError: the folder holds no whole head, or the head was trained for another target.
+        ModelError: the folder holds no whole head, the head was trained for another target, or it can't be rounded so.
         ParameterError: `tree` is no known one.
     """
 
@@ -84,6 +87,7 @@ class Eagle3:
         target: LanguageModel,
         tree: Tree = "none",
         backend: Literal["auto", "openvino", "torch"] = "auto",
+        quantize: Quantize | Literal["auto"] | None = "auto",
     ) -> None:
         self.tree = plan_of(tree)
         name = "the EAGLE-3 head" if isinstance(head, Eagle3Head) else str(head)
@@ -97,8 +101,8 @@ class Eagle3:
         self.hidden_layers = config.target_layers
         self._head = head.to(target.device, target.dtype)
         table = head.embed_tokens.weight if config.own_embeddings else target.embeddings()
-        self._runner = make_runner(self._head, table, backend)
-        self.own_threads = self._runner.own_threads
+        self._runner = make_runner(self._head, table, backend, quantize)
+        self.own_threads, self.quantize = self._runner.own_threads, self._runner.quantize
         self._tokens = head.draft_tokens().to(target.device) if config.reduced else None
         self._numbers = head.draft_tokens().tolist()
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()

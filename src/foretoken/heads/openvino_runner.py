@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import openvino as ov
 import torch
@@ -17,6 +17,8 @@ from foretoken.models.chain import Chains, Draws
 from foretoken.models.feed import CHUNK
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Layer, Matrix, Weights
+from foretoken.models.native.linear import Quantize
+from foretoken.models.native.loader import rounding
 from foretoken.models.native.openvino_backend import OpenVinoBackend
 from foretoken.models.native.openvino_graph import Graph, integers
 from foretoken.models.native.runner import spread
@@ -80,13 +82,16 @@ class _Graph(Graph):
     Args:
         weights: of the head.
         dtype: of weights, keys and values.
+        quantize: see `Graph`.
         steps: see `Graph`.
         draws: see `Graph`.
     """
 
-    def __init__(self, weights: _Weights, dtype: torch.dtype, steps: int | None, draws: bool) -> None:
+    def __init__(
+        self, weights: _Weights, dtype: torch.dtype, quantize: Quantize | None, steps: int | None, draws: bool
+    ) -> None:
         self._config, self._hidden_norm, self._draft_tokens = weights.config, weights.hidden_norm, weights.draft_tokens
-        super().__init__(weights, dtype, None, (), steps, None, draws)
+        super().__init__(weights, dtype, quantize, (), steps, None, draws)
 
     def _inputs_of(self, steps: int | None) -> dict[str, tuple[Any, list[int]]]:
         return {**super()._inputs_of(steps), "states": (ov.Type.f32, [-1, self._config.hidden_size])}
@@ -137,9 +142,9 @@ class _Feed(Feed):
 class _Backend(OpenVinoBackend):
     """The native decoder's backend, for feeds that have states."""
 
-    def __init__(self, weights: _Weights, dtype: torch.dtype) -> None:
+    def __init__(self, weights: _Weights, dtype: torch.dtype, quantize: Quantize | None) -> None:
         self._parts = weights
-        super().__init__(weights, dtype)
+        super().__init__(weights, dtype, quantize)
 
     def chain_after(self, cache: NativeCache, feeds: Sequence[_Feed], steps: int, draws: Draws | None) -> Chains:
         """Of each row so many draft tokens after its feed; see `OpenVinoBackend.chain`."""
@@ -171,7 +176,7 @@ class _Backend(OpenVinoBackend):
         return {**super()._arrays(cache, feeds, room), "states": torch.cat(states).numpy()}
 
     def _graph(self, hidden_layers: tuple[int, ...], steps: int | None, draws: bool) -> Graph:
-        return _Graph(self._parts, self._dtype, steps, draws)
+        return _Graph(self._parts, self._dtype, self.quantize, steps, draws)
 
 
 class _Cache(HeadCache):
@@ -218,15 +223,20 @@ class OpenVinoRunner:
     Args:
         head: on the CPU.
         embeddings: ``[V, H]``, the table that the head reads tokens with.
+        quantize: of the linear layers but the one that fuses features; "auto" for what is fastest.
     """
 
     name = "openvino"
     own_threads = True
 
-    def __init__(self, head: Eagle3Head, embeddings: Tensor) -> None:
+    def __init__(
+        self, head: Eagle3Head, embeddings: Tensor, quantize: Quantize | Literal["auto"] | None = "auto"
+    ) -> None:
         weight = head.fc.weight
         self._size = head.config.hidden_size
-        self._backend = _Backend(_Weights(head, embeddings.to(weight)), weight.dtype)
+        weights = _Weights(head, embeddings.to(weight))
+        self.quantize = rounding(weights.bytes(), weight.dtype) if quantize == "auto" else quantize
+        self._backend = _Backend(weights, weight.dtype, self.quantize)
         self._backend.warm_up()
 
     @property

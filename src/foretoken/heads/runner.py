@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foretoken.models.base import Cache
 from foretoken.models.chain import Chains, Draws
+from foretoken.models.native.linear import Quantize
 
 
 class HeadCache:
@@ -84,6 +85,8 @@ class Runner(Protocol):
     name: str
     own_threads: bool
     """It computes with threads that are not torch's."""
+    quantize: Quantize | None
+    """How the head's weights are rounded."""
 
     @property
     def drafts_chains(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -11,29 +11,39 @@ from foretoken.errors import ModelError
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.runner import Runner
 from foretoken.heads.torch_runner import TorchRunner
+from foretoken.models.native.linear import Quantize
 from foretoken.models.native.loader import openvino_refusal
 
 
-def make_runner(head: Eagle3Head, embeddings: Tensor, backend: Literal["auto", "openvino", "torch"] = "auto") -> Runner:
+def make_runner(
+    head: Eagle3Head,
+    embeddings: Tensor,
+    backend: Literal["auto", "openvino", "torch"] = "auto",
+    quantize: Quantize | Literal["auto"] | None = "auto",
+) -> Runner:
     """What computes a head that is on its device and in its dtype.
 
     Args:
         head: its weights are not copied where that can be helped.
         embeddings: ``[≥ V, H]``, the table that tokens are read with.
         backend: "auto" is "openvino" where that is installed and can be used.
+        quantize: see `foretoken.load`; of backend "openvino" alone.
 
     Raises:
-        ModelError: there is no such backend, or it can't be used.
+        ModelError: there is no such backend or rounding, or it can't be used.
     """
     if backend not in ("auto", "openvino", "torch"):
         raise ModelError(f"backend is {backend!r}: use 'auto', 'openvino' or 'torch'")
+    if quantize not in (*get_args(Quantize), "auto", None):
+        choices = ", ".join(map(repr, (*get_args(Quantize), "auto")))
+        raise ModelError(f"quantize is {quantize!r}: use {choices} or None")
     weight = head.fc.weight
     reason = openvino_refusal(weight.dtype, weight.device) if backend != "torch" else "backend is 'torch'"
     if reason is None:
         from foretoken.heads.openvino_runner import OpenVinoRunner
 
         try:
-            return OpenVinoRunner(head, embeddings)
+            return OpenVinoRunner(head, embeddings, quantize)
         except RuntimeError as error:
             # What its compiler says of processors that it has no kernels for.
             lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -42,4 +52,9 @@ def make_runner(head: Eagle3Head, embeddings: Tensor, backend: Literal["auto", "
                 warnings.warn(f"torch runs the EAGLE-3 head, slower than OpenVINO would: {reason}", stacklevel=4)
     if backend == "openvino":
         raise ModelError(f"backend 'openvino' can't be used here: {reason}; or use backend='torch'")
+    if quantize not in ("auto", None):
+        what = f"the EAGLE-3 head can't be rounded to {quantize}, which OpenVINO alone does ({reason})"
+        if backend == "torch":
+            raise ModelError(f"{what}: use quantize=None, or backend='openvino'")
+        warnings.warn(f"{what}: it runs as it is", stacklevel=4)
     return TorchRunner(head, embeddings)

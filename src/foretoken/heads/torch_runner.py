@@ -14,6 +14,7 @@ from foretoken.models.cache import SlotCache
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.feed import CHUNK
 from foretoken.models.masks import FULL, MaskBuilder
+from foretoken.models.native.linear import Quantize
 from foretoken.models.traits import NO_LIMIT
 
 
@@ -28,6 +29,7 @@ class TorchRunner:
     name = "torch"
     own_threads = False
     drafts_chains = False
+    quantize: Quantize | None = None
 
     def __init__(self, head: Eagle3Head, embeddings: Tensor) -> None:
         weight = head.fc.weight

@@ -19,6 +19,12 @@ def multiplies_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def multiplies_int8() -> bool:
+    """Whether this CPU has instructions that multiply eight-bit integers, four at a time, and add them up (VNNI)."""
+    ask = getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(ask is not None and ask())
+
+
 def features() -> list[str]:
     """What tells this processor's instructions from another's: code that was made for one may not run on the other."""
     info = cpuinfo()

@@ -305,17 +305,38 @@ def test_eight_bits_all_through_is_close_to_the_model(dtype):
         load(module, runner="native", backend="torch", quantize="w8a8")
 
 
-def test_large_drafters_are_rounded_unless_told_otherwise(tmp_path, monkeypatch):
-    skip_unless_usable("openvino", torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_drafters_are_rounded_unless_told_otherwise(dtype, tmp_path, monkeypatch):
+    skip_unless_usable("openvino", dtype)
     from foretoken.models.native import loader
 
-    tiny.tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny.tiny_llama().to(dtype).save_pretrained(tmp_path)
+    monkeypatch.setattr(loader, "multiplies_int8", lambda: True)
     target = load(tmp_path)
     assert Engine(target, str(tmp_path)).drafter.model.quantize is None
     monkeypatch.setattr(loader, "_LEAST_ROUNDED", 0)
     assert Engine(target, str(tmp_path)).drafter.model.quantize == "w8a8"
     assert Engine(target, str(tmp_path), quantize=None).drafter.model.quantize is None
     assert load(tmp_path).quantize is None
+    if dtype is torch.float32:  # where eight bits are no faster
+        monkeypatch.setattr(loader, "multiplies_int8", lambda: False)
+        assert Engine(target, str(tmp_path)).drafter.model.quantize is None
+
+
+def test_automatic_rounding_does_not_outlive_openvinos_refusal(tmp_path, monkeypatch):
+    skip_unless_usable("openvino", torch.float32)
+    from foretoken.models.native import loader, openvino_backend
+
+    def fail(*about):
+        raise RuntimeError("no kernel for this processor")
+
+    tiny.tiny_llama().save_pretrained(tmp_path)
+    monkeypatch.setattr(loader, "multiplies_int8", lambda: True)
+    monkeypatch.setattr(loader, "_LEAST_ROUNDED", 0)
+    monkeypatch.setattr(openvino_backend.OpenVinoBackend, "__init__", fail)
+    with pytest.warns(UserWarning, match="no kernel for this processor"):
+        model = load(tmp_path, quantize="auto", eager=False)
+    assert (model.backend.name, model.quantize) == ("torch", None)
 
 
 def test_torch_works_alone_where_openvino_has_threads():

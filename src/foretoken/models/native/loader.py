@@ -19,7 +19,7 @@ from foretoken.models.native.runner import Backend, NativeModel
 from foretoken.models.native.spec import refusal as refusal_of_config
 from foretoken.models.native.spec import spec_of
 from foretoken.models.native.torch_backend import TorchBackend
-from foretoken.models.processor import multiplies_bfloat16
+from foretoken.models.processor import multiplies_bfloat16, multiplies_int8
 
 BackendName = Literal["auto", "openvino", "torch"]
 
@@ -28,7 +28,11 @@ OPENVINO = "2026.4"
 
 
 _LEAST_ROUNDED = 8_000_000
-"""Bytes of weights below which reading them takes no time that eight bits could save."""
+"""Bytes of weights below which eight bits save next to nothing: those lie in the processor's caches.
+
+In float32, on a processor that does not multiply bfloat16: five tokens of a draft model of 6 MB took 3.3 ms either way,
+three of a head of 9 MB 2.2 ms instead of 2.9, five of a draft model of 56 MB 8.5 ms instead of 18.3.
+"""
 
 
 @dataclass(frozen=True)
@@ -131,10 +135,9 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
     if reason is None:
         from foretoken.models.native.openvino_backend import OpenVinoBackend
 
-        if options.quantize == "auto" and dtype is torch.bfloat16 and weights.bytes() >= _LEAST_ROUNDED:
-            quantize = "w8a8"
+        chosen = rounding(weights.bytes(), dtype) if options.quantize == "auto" else quantize
         try:
-            return OpenVinoBackend(weights, dtype, quantize)
+            return OpenVinoBackend(weights, dtype, chosen)
         except RuntimeError as error:
             # What its compiler says of processors that it has no kernels for.
             lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -147,6 +150,12 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
         raise ModelError(f"{name} can't be quantised to w8a8, which OpenVINO alone does ({reason}): use 'int8'")
     compiles = device.type == "cpu" and not options.eager and weights.spec.layers > 1
     return TorchBackend(weights, device, dtype, quantize, compiled(weights.spec, dtype) if compiles else None)
+
+
+def rounding(size: int, dtype: torch.dtype) -> Quantize | None:
+    """How weights of so many bytes are best rounded where OpenVINO computes a drafter; None for not at all."""
+    fast = dtype is torch.bfloat16 or multiplies_int8()
+    return "w8a8" if fast and size >= _LEAST_ROUNDED else None
 
 
 def openvino_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
