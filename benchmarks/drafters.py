@@ -312,7 +312,7 @@ class Bench:
         self.arguments, self.console = arguments, console
         self.words = list(dict.fromkeys([PLAIN, *arguments.drafters]))
         self._load = partial(load, dtype=arguments.dtype)
-        self._model = self._load(arguments.drafter) if arguments.drafter else None
+        self._model = self._load(arguments.drafter, quantize="auto") if arguments.drafter else None
         self._targets: dict[str, LanguageModel] = {}
         self._engines: dict[tuple[str, str], Engine | None] = {}
 
