@@ -413,7 +413,10 @@ def _key_of(target: LanguageModel, drafter: Drafter) -> str:
     plan = getattr(drafter, "tree", None)
     grown = f"trees {crc32(repr(plan).encode()):08x}" if getattr(plan, "branches", False) else ""
     parts = getattr(drafter, "drafters", ())
-    heads = [f"{part.name} {getattr(part, 'head_weights', '')}".strip() for part in (drafter, *parts)]
+    heads = [
+        f"{part.name} {getattr(part, 'head_weights', '')} {getattr(part, 'quantize', None) or ''}".strip()
+        for part in (drafter, *parts)
+    ]
     return key_of(*described, ",".join(heads), *filter(None, [grown]))
 
 

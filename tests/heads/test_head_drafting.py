@@ -122,6 +122,15 @@ def test_large_heads_are_rounded_unless_told_otherwise(tmp_path, monkeypatch):
     assert found() is None
 
 
+@pytest.mark.skipif("openvino" not in BACKENDS, reason="needs OpenVINO")
+def test_a_rounded_head_has_costs_of_its_own():
+    model = tiny_llama(seed=1)
+    head, target = tiny_eagle3(model), load(model)
+    engines = [Engine(target, Eagle3(head, target, quantize=quantize)) for quantize in (None, "w8a8", "w8a8")]
+    first, second, third = (engine._controller.key for engine in engines)
+    assert first != second == third
+
+
 def test_torch_runs_heads_as_they_are(monkeypatch):
     model = tiny_llama(seed=1)
     head, target = tiny_eagle3(model), load(model)
