@@ -100,15 +100,15 @@ def _check_parts(drafter: str, parts: list[str]) -> None:
 def _named(
     name: str, target: LanguageModel, tree: TreePlan | None, load_options: Mapping[str, Any], **options: Any
 ) -> Drafter:
-    if tree is not None and known_drafters()[name.partition(":")[0]].takes_tree:
+    known = known_drafters()[name.partition(":")[0]]
+    if tree is not None and known.takes_tree:
         options["tree"] = tree
     else:
         _refuse_trees(tree, f"drafter {name!r}")
-    if name.partition(":")[0] == Eagle3.name:
-        if name == Eagle3.name and not options.get("head") and is_shipped(target):
-            options["head"] = head_path()
-        if "quantize" in load_options:
-            options["quantize"] = load_options["quantize"]
+    if known.takes_quantize and "quantize" in load_options:
+        options["quantize"] = load_options["quantize"]
+    if name == Eagle3.name and not options.get("head") and is_shipped(target):
+        options["head"] = head_path()
     return _checked(get_drafter(name, target, **options), target)
 
 

@@ -127,8 +127,9 @@ def _make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     shipped = options.target is None
     default = SHIPPED_DRAFTER if shipped else MODEL_FREE_DRAFTER
     name = default if options.drafter is None else options.drafter  # an empty one is a mistake, and is named
-    rounded = name == SHIPPED_DRAFTER or name.partition(":")[0] == drafters.Eagle3.name
-    if options.quantize_drafter is not None and drafters.is_name(name) and not rounded:
+    known = drafters.known().get(name.partition(":")[0])
+    rounded = name == SHIPPED_DRAFTER or known is None or known.takes_quantize
+    if options.quantize_drafter is not None and not rounded:
         raise ParameterError(f"drafter {name!r} has no model to round to {options.quantize_drafter}: leave it out")
     parts = [part.strip() for part in name.split(",")]
     tree = None if options.tree is None else plan_of(options.tree)

@@ -69,6 +69,8 @@ class Known:
     """Whether its drafts branch."""
     takes_tree: bool = False
     """Whether `make` takes what trees to grow, as ``tree=``."""
+    takes_quantize: bool = False
+    """Whether it has weights that can be rounded, and `make` takes how, as ``quantize=``."""
     needs_model: bool = False
     needs_target: bool = False
     """Whether `make` takes the target, as ``target=``."""
@@ -153,6 +155,7 @@ _DRAFTERS = {
         "Li et al. 2025, EAGLE-3, arXiv 2503.01840",
         needs_target=True,
         takes_tree=True,
+        takes_quantize=True,
         argument="head",
     ),
     "medusa": Known(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from foretoken.errors import ModelError
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.runner import Runner
 from foretoken.heads.torch_runner import TorchRunner
-from foretoken.models.native.linear import Quantize
+from foretoken.models.native.linear import Quantize, check_quantize
 from foretoken.models.native.loader import openvino_refusal
 
 
@@ -34,9 +34,7 @@ def make_runner(
     """
     if backend not in ("auto", "openvino", "torch"):
         raise ModelError(f"backend is {backend!r}: use 'auto', 'openvino' or 'torch'")
-    if quantize not in (*get_args(Quantize), "auto", None):
-        choices = ", ".join(map(repr, (*get_args(Quantize), "auto")))
-        raise ModelError(f"quantize is {quantize!r}: use {choices} or None")
+    check_quantize(quantize)
     weight = head.fc.weight
     reason = openvino_refusal(weight.dtype, weight.device) if backend != "torch" else "backend is 'torch'"
     if reason is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from foretoken.errors import ModelError
 from foretoken.models.native.checkpoint import Matrix
 from foretoken.models.processor import multiplies_bfloat16
 
@@ -20,6 +21,16 @@ Linear = Callable[[Tensor], Tensor]
 
 _FEW_ROWS = 4
 """Up to so many rows the eight-bit kernel beats weights that are widened first; see `benchmarks/native.py`."""
+
+
+def check_quantize(value: str | None) -> None:
+    """See to it that a model is to be rounded in a known way, or in the one that is fastest, "auto".
+
+    Raises:
+        ModelError: it is not.
+    """
+    if value not in (*get_args(Quantize), "auto", None):
+        raise ModelError(f"quantize is {value!r}: use {', '.join(map(repr, get_args(Quantize)))} or None")
 
 
 def make(matrix: Matrix, quantize: Quantize | None = None) -> Linear:

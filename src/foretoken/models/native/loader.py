@@ -14,7 +14,7 @@ import torch
 from foretoken.errors import ModelError
 from foretoken.models.native.checkpoint import Folder, Module, Source, Weights
 from foretoken.models.native.compiled import compiled
-from foretoken.models.native.linear import Quantize
+from foretoken.models.native.linear import Quantize, check_quantize
 from foretoken.models.native.runner import Backend, NativeModel
 from foretoken.models.native.spec import refusal as refusal_of_config
 from foretoken.models.native.spec import spec_of
@@ -55,8 +55,7 @@ class Options:
     eager: bool = False
 
     def __post_init__(self) -> None:
-        if self.quantize not in (*get_args(Quantize), "auto", None):
-            raise ModelError(f"quantize is {self.quantize!r}: use {', '.join(map(repr, get_args(Quantize)))} or None")
+        check_quantize(self.quantize)
         if self.backend not in get_args(BackendName):
             raise ModelError(f"backend is {self.backend!r}: use one of {', '.join(map(repr, get_args(BackendName)))}")
         if self.eager and self.backend == "openvino":
