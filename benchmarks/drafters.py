@@ -31,7 +31,7 @@ from foretoken.bench import machine, workload
 from foretoken.bench.store import Record, Store
 from foretoken.bench.summary import Spread
 from foretoken.bench.workload import Prompt
-from foretoken.completion import PARTS
+from foretoken.engine.outputs import PARTS
 from foretoken.errors import ForetokenError, ParameterError
 from foretoken.models import LanguageModel, load
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretoken.models import LanguageModel, load
-from foretoken.shipped import tiny_pair_path
+from foretoken.models.tiny_pair import tiny_pair_path
 
 CONTEXT = 128
 CASES = ((1, 1), (1, 6), (1, 8), (1, 16), (4, 1), (4, 6), (16, 1), (16, 6))

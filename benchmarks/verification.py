@@ -22,8 +22,8 @@ from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation.utils import _speculative_sampling
 
 from foretoken import SamplingParams, verify
-from foretoken.decision import decide_batch
 from foretoken.draft import Draft
+from foretoken.engine.verification import decide_batch
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import Sampler, draw
 from foretoken.sequence import Sequence

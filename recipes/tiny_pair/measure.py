@@ -14,9 +14,9 @@ import torch
 import typer
 from config import SIZES
 from distill import prompts_from
-from train import SEED, Recipe
 
 from foretoken import Completion, Engine, SamplingParams
+from train import SEED, Recipe
 
 SECTION = "## Acceptance, counted by foretoken's engine"
 

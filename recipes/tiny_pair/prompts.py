@@ -13,6 +13,7 @@ import numpy as np
 import typer
 from config import SIZES
 from distill import prompts_from
+
 from train import SEED, Recipe
 
 COUNTS = {"python": 5200, "speeches": 2500, "shakespeare": 2500}

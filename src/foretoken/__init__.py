@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretoken import drafters, verify
-    from foretoken.async_engine import AsyncEngine
-    from foretoken.beam import beam_search
-    from foretoken.completion import Completion, DecodeStats, StreamEvent
-    from foretoken.engine import Engine
+    from foretoken.engine.async_engine import AsyncEngine
+    from foretoken.engine.beam import beam_search
+    from foretoken.engine.engine import Engine
+    from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
+    from foretoken.integrations.transformers import custom_generate
     from foretoken.models import load
+    from foretoken.models.tiny_pair import tiny_pair, tiny_pair_path
     from foretoken.sampling import SamplingParams
-    from foretoken.shipped import tiny_pair, tiny_pair_path
-    from foretoken.transformers_generate import custom_generate
 
     __version__: str
 
@@ -39,17 +39,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncEngine": "async_engine",
-    "Completion": "completion",
-    "DecodeStats": "completion",
-    "Engine": "engine",
+    "AsyncEngine": "engine.async_engine",
+    "Completion": "engine.outputs",
+    "DecodeStats": "engine.outputs",
+    "Engine": "engine.engine",
     "SamplingParams": "sampling",
-    "StreamEvent": "completion",
-    "beam_search": "beam",
-    "custom_generate": "transformers_generate",
+    "StreamEvent": "engine.outputs",
+    "beam_search": "engine.beam",
+    "custom_generate": "integrations.transformers",
     "load": "models",
-    "tiny_pair": "shipped",
-    "tiny_pair_path": "shipped",
+    "tiny_pair": "models.tiny_pair",
+    "tiny_pair_path": "models.tiny_pair",
 }
 _MODULES = ("drafters", "verify")
 

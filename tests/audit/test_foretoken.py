@@ -12,7 +12,7 @@ from exactness.tables import depth_of
 from foretoken import verify
 from foretoken.audit import EngineSubject, Plan, audit_worlds, make_worlds
 from foretoken.drafters import names as drafter_names
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.sampling import SamplingParams
 from foretoken.verify.exact import all_drafts, round_law, target_law
 

@@ -11,7 +11,7 @@ from audit.samplers import PlainSampler
 from foretoken.audit import AuditError, CallableSubject, EngineSubject, Plan, Request, TransformersSubject, audit_worlds
 from foretoken.audit.external import ExternalSubject, vllm_subject
 from foretoken.audit.subjects import Sample, Speculation, check, transformers_options, transformers_subject
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.sampling import SamplingParams
 
 REQUEST = Request((0, 1, 2), 3, 4, seed=5)

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from foretoken import Engine, load, verify
-from foretoken.completion import PARTS
+from foretoken.engine.outputs import PARTS
 from foretoken.errors import ParameterError
 
 

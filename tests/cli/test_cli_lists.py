@@ -39,7 +39,7 @@ def test_public_names_exist():
 
 
 def test_demo(call, models, monkeypatch, tmp_path):
-    monkeypatch.setattr("foretoken.shipped.tiny_pair_path", lambda: Path(models.target).parent)
+    monkeypatch.setattr("foretoken.models.tiny_pair.tiny_pair_path", lambda: Path(models.target).parent)
     monkeypatch.setattr(demo, "SCENES", [demo.Scene("a scene", "hello", True, 0.0, 12, trace=True)])
     picture = tmp_path / "demo.svg"
     result = call("demo", "--svg", picture)
@@ -50,7 +50,7 @@ def test_demo(call, models, monkeypatch, tmp_path):
 
 
 def test_a_missing_pair_is_one_readable_error(call, monkeypatch, tmp_path):
-    monkeypatch.setattr("foretoken.shipped.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("foretoken.models.tiny_pair.resources.files", lambda package: tmp_path)
     result = call("demo")
     assert result.exit_code == 2
     assert "shipped target is missing" in result.stderr

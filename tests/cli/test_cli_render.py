@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from foretoken.cli import render
-from foretoken.completion import DecodeStats, DraftedToken, Piece, StreamEvent
+from foretoken.engine.outputs import DecodeStats, DraftedToken, Piece, StreamEvent
 
 
 def event(*pieces, drafted=()):

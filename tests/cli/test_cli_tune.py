@@ -53,7 +53,7 @@ def test_a_profile_is_made_and_used(tune, call, models, tmp_path, file):
 
 
 def test_generate_and_chat_take_a_profile_and_options_win(call, models, tmp_path):
-    from foretoken.profile import Profile, fingerprint, this_machine
+    from foretoken.engine.profile import Profile, fingerprint, this_machine
 
     path = tmp_path / "profile.json"
     Profile(models.target, fingerprint(models.target), models.drafter, "coupled", 3, machine=this_machine()).save(path)
@@ -76,7 +76,7 @@ def test_measured_trees_come_from_the_profile(models, tmp_path):
     from foretoken.cli.options import ModelOptions
     from foretoken.cli.screen import Screen
     from foretoken.cli.setup import load_engine
-    from foretoken.profile import Profile, fingerprint
+    from foretoken.engine.profile import Profile, fingerprint
 
     path, rates = tmp_path / "profile.json", ((0.5, 0.25), (0.25, 0.125))
     Profile(models.target, fingerprint(models.target), models.drafter, "traversal", 12, "measured", rates).save(path)

@@ -10,7 +10,7 @@ from foretoken import load
 from foretoken.drafters import Cascade, Eagle3, Medusa, PromptLookup, get
 from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.early_exit import EarlyExit
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.heads import running, save_eagle3, save_medusa
 from foretoken.models.native import loader

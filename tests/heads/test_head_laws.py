@@ -11,7 +11,7 @@ from test_head_drafting import BACKENDS
 
 from foretoken import load
 from foretoken.drafters import Eagle3, Medusa
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.sampling import SamplingParams
 from laws import g_test, joint_law
 from tiny import tiny_gpt2, tiny_llama

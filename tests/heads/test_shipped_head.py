@@ -7,7 +7,7 @@ import pytest
 from foretoken import Engine, SamplingParams
 from foretoken.drafters import Eagle3
 from foretoken.errors import ParameterError
-from foretoken.shipped import load_part
+from foretoken.models.tiny_pair import load_part
 from tiny import tiny_llama
 
 QUESTION = [{"role": "user", "content": "A shop sells 4 boxes of 6 eggs. How many eggs does it sell?"}]

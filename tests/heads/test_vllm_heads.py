@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from foretoken import Engine, SamplingParams, load
 from foretoken.bench.environments import default_folder, found
 from foretoken.heads import Eagle3Config, Eagle3Head, save_eagle3
-from foretoken.shipped import tiny_pair_path
+from foretoken.models.tiny_pair import tiny_pair_path
 
 TARGET = tiny_pair_path() / "target"
 K, PROMPT = 5, list(range(10, 40))

@@ -67,7 +67,7 @@ def test_the_number_of_tokens_is_free_where_it_is_chosen(meter, monkeypatch):
         seeds.append(params.seed)
         return generate(self, prompt, params)
 
-    monkeypatch.setattr("foretoken.engine.Engine.generate", spy)
+    monkeypatch.setattr("foretoken.engine.engine.Engine.generate", spy)
     meter.run(Candidate("prompt-lookup", "token", 3), turn(7, 1.0))
     assert set(seeds) == {7}
     seeds.clear()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from foretoken.bench.engines import KINDS, EngineKind, python_of
 from foretoken.bench.errors import BenchError, Unsupported
+from foretoken.cache_folder import cache_folder
 from foretoken.errors import ParameterError
-from foretoken.folders import cache_folder
 
 
 def default_folder() -> Path:

@@ -11,7 +11,7 @@ from foretoken.bench import machine, workload
 from foretoken.bench.engines import Engine
 from foretoken.bench.store import Record
 from foretoken.bench.workload import Prompt
-from foretoken.folders import cache_folder
+from foretoken.cache_folder import cache_folder
 
 
 @dataclass(frozen=True)

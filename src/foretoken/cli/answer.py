@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from foretoken.completion import Completion, DecodeStats, StreamEvent, TokenLogprob
+from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent, TokenLogprob
 
 if TYPE_CHECKING:
-    from foretoken.engine import Engine
-    from foretoken.request import Prompt
+    from foretoken.engine.engine import Engine
+    from foretoken.engine.prompts import Prompt
     from foretoken.sampling import SamplingParams
 
 INTERRUPTED = "interrupt"

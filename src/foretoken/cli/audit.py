@@ -85,7 +85,7 @@ def engine(
     """Audit Foretoken's own engine."""
     from foretoken import Engine, verify
     from foretoken.audit import EngineSubject
-    from foretoken.control import AUTO
+    from foretoken.policy.controller import AUTO
 
     if verifier != AUTO:
         verify.get(verifier)

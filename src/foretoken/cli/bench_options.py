@@ -144,7 +144,7 @@ class PlanOptions:
         from foretoken.bench.environments import default_folder
         from foretoken.bench.plan import Plan
         from foretoken.bench.widened import widened_pair
-        from foretoken.folders import cache_folder
+        from foretoken.cache_folder import cache_folder
 
         target, drafter = self.target, self.drafter
         if target is None:

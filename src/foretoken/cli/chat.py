@@ -15,11 +15,11 @@ from foretoken.cli.options import ModelOptions, OutputOptions, SamplingOptions
 from foretoken.cli.respond import respond
 from foretoken.cli.screen import Screen
 from foretoken.cli.setup import make_drafter, make_engine
-from foretoken.completion import DecodeStats
+from foretoken.engine.outputs import DecodeStats
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
 
 if TYPE_CHECKING:
-    from foretoken.engine import Engine
+    from foretoken.engine.engine import Engine
 
 Message = dict[str, str]
 
@@ -124,7 +124,7 @@ class Chat:
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """The messages without the oldest turns, if the context has no room for them and an answer."""
-        from foretoken.request import encode
+        from foretoken.engine.prompts import encode
 
         target = self._engine.target
         room = target.max_length - min(self._sampling.max_new_tokens, target.max_length // 4)
@@ -239,7 +239,7 @@ class Chat:
         self._screen.note("the conversation is forgotten; settings stay")
 
     def _stats(self, argument: str) -> None:
-        from foretoken.request import encode
+        from foretoken.engine.prompts import encode
 
         if not self._answers:
             self._screen.note("no answers yet")

@@ -10,8 +10,8 @@ from rich.table import Table
 from foretoken.cli.answer import Answer
 
 if TYPE_CHECKING:
-    from foretoken.engine import Engine
-    from foretoken.request import Prompt
+    from foretoken.engine.engine import Engine
+    from foretoken.engine.prompts import Prompt
     from foretoken.sampling import SamplingParams
 
 _WARM_UP_TOKENS = 8
@@ -69,7 +69,7 @@ class Comparison:
 
 def plain_engine(engine: Engine) -> Engine:
     """The same target and verifier with nothing that drafts."""
-    from foretoken.engine import Engine
+    from foretoken.engine.engine import Engine
 
     return Engine(engine.target, None, engine.verifier, reuse_prefixes=False)
 
@@ -86,7 +86,7 @@ def fix_seed(engine: Engine, params: SamplingParams) -> SamplingParams:
 
 def warm_up(engine: Engine, prompt: Prompt) -> None:
     """A few tokens that nobody sees: first passes are slow, and would be charged to whoever decodes first."""
-    from foretoken.request import encode
+    from foretoken.engine.prompts import encode
     from foretoken.sampling import SamplingParams
 
     few = encode(engine.target, prompt)[-_WARM_UP_TOKENS:]

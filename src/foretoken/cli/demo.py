@@ -17,12 +17,12 @@ from foretoken.cli import render
 from foretoken.cli.answer import Answer, run
 from foretoken.cli.compare import plain_engine, warm_up
 from foretoken.cli.screen import has_colour
-from foretoken.completion import DecodeStats, StreamEvent
+from foretoken.engine.outputs import DecodeStats, StreamEvent
 from foretoken.errors import ForetokenError
 
 if TYPE_CHECKING:
-    from foretoken.engine import Engine
-    from foretoken.request import Prompt
+    from foretoken.engine.engine import Engine
+    from foretoken.engine.prompts import Prompt
     from foretoken.sampling import SamplingParams
 
 WIDTH = 100

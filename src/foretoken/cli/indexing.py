@@ -10,14 +10,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from foretoken.cli.respond import print_json
 from foretoken.cli.screen import Screen
-from foretoken.memory import show_bytes
+from foretoken.engine.cache_budget import show_bytes
 
 
 def make(files: list[Path], tokenizer: str | None, out: Path, fields: list[str], as_json: bool, screen: Screen) -> None:
     """Index files, and say how large the index is."""
     from foretoken.index import build
     from foretoken.models.loading import load_tokenizer
-    from foretoken.shipped import tiny_pair_path
+    from foretoken.models.tiny_pair import tiny_pair_path
 
     start = perf_counter()
     columns = TextColumn("{task.description:8}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")

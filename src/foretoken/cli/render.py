@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretoken.cli.screen import has_colour
-from foretoken.completion import DecodeStats, DraftedToken, Origin, Piece, StreamEvent
+from foretoken.engine.outputs import DecodeStats, DraftedToken, Origin, Piece, StreamEvent
 
 STYLES: dict[Origin, str] = {"accepted": "green", "residual": "yellow", "bonus": "bright_blue", "target": ""}
 MEANINGS: dict[Origin, str] = {

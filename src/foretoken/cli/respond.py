@@ -12,11 +12,11 @@ from foretoken.cli.answer import INTERRUPTED, Answer, run
 from foretoken.cli.compare import Comparison, fix_seed, plain_engine, relation, warm_up
 from foretoken.cli.options import OutputOptions
 from foretoken.cli.screen import Screen, has_colour
-from foretoken.completion import StreamEvent
+from foretoken.engine.outputs import StreamEvent
 
 if TYPE_CHECKING:
-    from foretoken.engine import Engine
-    from foretoken.request import Prompt
+    from foretoken.engine.engine import Engine
+    from foretoken.engine.prompts import Prompt
     from foretoken.sampling import SamplingParams
 
 

@@ -14,7 +14,7 @@ from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
     from foretoken.drafters import Vocab
-    from foretoken.engine import Engine
+    from foretoken.engine.engine import Engine
     from foretoken.models import LanguageModel
 
 SHIPPED_DRAFTER = "draft-model"
@@ -44,8 +44,8 @@ def settled(options: ModelOptions) -> ModelOptions:
     Raises:
         ProfileError: the profile can't be used for the target.
     """
-    from foretoken import profile
-    from foretoken.control import AUTO
+    from foretoken.engine import profile
+    from foretoken.policy.controller import AUTO
 
     found: dict[str, Any] = {"verifier": AUTO, "num_speculative_tokens": AUTO}
     if options.profile is not None:
@@ -75,8 +75,8 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
         ForetokenError: a model can't be loaded, or a name or number is wrong.
     """
     from foretoken import verify
-    from foretoken.control import AUTO
     from foretoken.drafters.growth import plan_of
+    from foretoken.policy.controller import AUTO
 
     options = settled(options)
     if options.verifier is not None and options.verifier != AUTO:
@@ -103,7 +103,7 @@ def loading(screen: Screen) -> AbstractContextManager[Any]:
 
 def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> Engine:
     """An engine of loaded parts, by options that are `settled`."""
-    from foretoken.engine import Engine
+    from foretoken.engine.engine import Engine
 
     assert options.verifier is not None
     assert options.num_speculative_tokens is not None
@@ -121,7 +121,8 @@ def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -
 
 
 def _make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
-    from foretoken import drafters, making
+    from foretoken import drafters
+    from foretoken.drafters import factory as making
     from foretoken.drafters.growth import plan_of
 
     shipped = options.target is None
@@ -145,7 +146,7 @@ def _make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
 def load_target(options: LoadOptions) -> LanguageModel:
     """The target that the options name, loaded."""
     from foretoken.models import load
-    from foretoken.shipped import load_part
+    from foretoken.models.tiny_pair import load_part
 
     if options.target is None:
         return load_part("target", **load_options(options))

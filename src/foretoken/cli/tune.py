@@ -132,9 +132,9 @@ def tune(options: TuneOptions, load: LoadOptions, screen: Screen) -> None:
 def _plan(
     options: TuneOptions, load: LoadOptions, target: LanguageModel, items: Sequence[Item], seconds: float
 ) -> Plan:
-    from foretoken import profile
     from foretoken.bench import workload
     from foretoken.cli.setup import SHIPPED_DRAFTER, SHIPPED_HEAD, drafter_options, load_options
+    from foretoken.engine import profile
     from foretoken.tune import Plan
     from foretoken.tune.candidates import registered
 

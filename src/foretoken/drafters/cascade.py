@@ -17,14 +17,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from foretoken import learnt
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, FeatureReader, TargetChecker
 from foretoken.drafters.chains import joined
 from foretoken.drafters.rules import Paces, Rule, Times, Trial, learn
 from foretoken.errors import ParameterError
-from foretoken.measures import Acceptance, Costs, Part
 from foretoken.models.base import LanguageModel
+from foretoken.policy import store as learnt
+from foretoken.policy.costs import Acceptance, Costs, Part
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from foretoken.errors import ParameterError
 from foretoken.models.processor import multiplies_bfloat16
+from foretoken.models.threads import one_thread
 from foretoken.sampling.params import check_integer, check_number
-from foretoken.threads import one_thread
 from foretoken.train.data import Batch, Features, micro_batches, schedule
 from foretoken.train.errors import TrainingError
 from foretoken.train.learners import Learner

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from foretoken.engine.prompts import encode
 from foretoken.errors import ParameterError, PromptError
 from foretoken.models.base import LanguageModel
-from foretoken.request import encode
 
 _QUESTIONS = ("question", "instruction")
 _ROLES = {"human": "user", "gpt": "assistant"}  # what ShareGPT calls them

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from foretoken.engine.cache_budget import parse_bytes
 from foretoken.errors import ParameterError
 from foretoken.heads import MedusaConfig
-from foretoken.memory import parse_bytes
 from foretoken.models import load
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.train.card import card

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.models.base import LanguageModel
 from foretoken.sampling import SamplingParams
 from foretoken.train.errors import TrainingError

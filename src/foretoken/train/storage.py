@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from foretoken.memory import show_bytes
+from foretoken.engine.cache_budget import show_bytes
 from foretoken.train.errors import TrainingError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

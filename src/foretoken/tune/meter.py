@@ -8,14 +8,14 @@ from typing import Any
 
 from foretoken.drafters import Cascade, Drafter
 from foretoken.drafters.base import FeatureReader
+from foretoken.drafters.factory import make_drafter
 from foretoken.drafters.growth import TreePlan, plan_of
 from foretoken.drafters.shapes import AcceptanceTable
-from foretoken.engine import Engine
-from foretoken.making import make_drafter
+from foretoken.engine.engine import Engine
+from foretoken.engine.profile import MEASURED
 from foretoken.models import LanguageModel
-from foretoken.profile import MEASURED
 from foretoken.sampling import SamplingParams
-from foretoken.shaping import GrowsTrees, measure_acceptance
+from foretoken.tune.acceptance_table import GrowsTrees, measure_acceptance
 from foretoken.tune.candidates import PLAIN, Candidate
 from foretoken.tune.plan import Turn
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import foretoken
-from foretoken.profile import MEASURED, Profile
+from foretoken.engine.profile import MEASURED, Profile
 from foretoken.tune.candidates import PLAIN, Candidate
 from foretoken.tune.plan import Plan
 from foretoken.tune.results import Outcome, Results

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from foretoken.bench.store import Store
-from foretoken.profile import MEASURED
+from foretoken.engine.profile import MEASURED
 from foretoken.tune import candidates
 from foretoken.tune.candidates import PLAIN, Candidate
 from foretoken.tune.plan import SHARES, Plan, Turn

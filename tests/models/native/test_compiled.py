@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.models import load
 from foretoken.models.native import compiled
 from foretoken.sampling import SamplingParams

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import tiny
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError
 from foretoken.models import load
 from foretoken.models.hf import HFModel

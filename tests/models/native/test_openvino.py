@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tiny
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError
 from foretoken.models import load
 from foretoken.models.chain import Draws
@@ -340,7 +340,7 @@ def test_automatic_rounding_does_not_outlive_openvinos_refusal(tmp_path, monkeyp
 
 
 def test_torch_works_alone_where_openvino_has_threads():
-    from foretoken.threads import one_thread
+    from foretoken.models.threads import one_thread
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.folders import cache_folder
+from foretoken.cache_folder import cache_folder
 from foretoken.models.native import decoder, linear
 from foretoken.models.native.decoder import Layer, begin, finish
 from foretoken.models.native.linear import Linear

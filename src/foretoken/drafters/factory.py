@@ -1,0 +1,136 @@
+"""From the word for a drafter to the drafter: names, folders, models, heads, and several of these."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from inspect import isclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.drafters import Cascade, Drafter, DraftModel, Eagle3, NoDrafter, Vocab, check_vocab, draft_with, is_name
+from foretoken.drafters import get as get_drafter
+from foretoken.drafters import known as known_drafters
+from foretoken.drafters import names as drafter_names
+from foretoken.drafters.base import TargetChecker
+from foretoken.drafters.growth import TreePlan
+from foretoken.errors import ModelError, ParameterError
+from foretoken.heads import kind_of
+from foretoken.models import LanguageModel, load
+from foretoken.models.loading import check_pair
+from foretoken.models.tiny_pair import head_path, is_shipped, load_part
+
+
+def make_drafter(
+    drafter: Any,
+    target: LanguageModel,
+    *,
+    tree: TreePlan | None = None,
+    vocab: Vocab = "auto",
+    **load_options: Any,
+) -> Drafter:
+    """The drafter that `Engine` was asked for; see there.
+
+    Raises:
+        ParameterError: neither a known name nor a model, or it can't grow the trees that are asked for.
+        ModelError: the model can't be loaded, or doesn't fit the target.
+    """
+    check_vocab(vocab)
+    if drafter is None:
+        _refuse_trees(tree, "no drafter")
+        return NoDrafter()
+    if isinstance(drafter, str):
+        if drafter == DraftModel.name and is_shipped(target):
+            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree, vocab)
+        if drafter == DraftModel.name:
+            raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
+        parts = [part.strip() for part in drafter.split(",")]
+        if len(parts) > 1 and not os.path.exists(drafter):
+            _check_parts(drafter, parts)
+            drafter = parts
+        elif drafter == Cascade.name:
+            raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
+    if isinstance(drafter, list | tuple):
+        _refuse_trees(tree, "a cascade")
+        return Cascade([make_drafter(part, target, vocab=vocab, **load_options) for part in drafter])
+    if isinstance(drafter, str):
+        if is_name(drafter):
+            return _named(drafter, target, tree, load_options)
+        # A slip of the pen is no reason to ask the hub, which can take long to say no.
+        meant = get_close_matches(drafter.partition(":")[0], drafter_names(), n=1, cutoff=0.8)
+        if meant and not os.path.exists(drafter):
+            raise ParameterError(f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? {_choices()}")
+    kind = kind_of(drafter) if isinstance(drafter, str | Path) else None
+    if kind is not None:
+        return _named(kind, target, tree, load_options, head=drafter)
+    if isclass(drafter):
+        raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
+    if isinstance(drafter, Drafter):
+        if tree is not None and tree != getattr(drafter, "tree", TreePlan()):
+            raise ParameterError("tree= is for drafters that are made here: give it to the drafter itself instead")
+        return _checked(drafter, target)
+    try:
+        # A drafter's rounding changes nothing but how often it is right.
+        model = load(drafter, **{"quantize": "auto", **load_options})
+    except ModelError as error:
+        if isinstance(drafter, str) and "/" not in drafter and not os.path.exists(drafter):
+            raise ParameterError(f"unknown drafter {drafter!r} ({error}). {_choices()}") from error
+        raise
+    return _of_model(model, target, tree, vocab)
+
+
+def _choices() -> str:
+    return f"Choose one of {', '.join(drafter_names())}, or give the folder or hub id of a model"
+
+
+def _check_parts(drafter: str, parts: list[str]) -> None:
+    """See to it that names with commas make a cascade: only its last may be a model, for whose loading an error waits.
+
+    Raises:
+        ParameterError: one is empty, or unknown.
+    """
+    if not all(parts):
+        raise ParameterError(f"drafter {drafter!r} has nothing on one side of a comma: name a drafter, or leave it out")
+    unknown = [part for part in parts[:-1] if not is_name(part) and not os.path.exists(part)]
+    if unknown:
+        raise ParameterError(f"unknown drafter {unknown[0]!r} in {drafter!r}. {_choices()}")
+
+
+def _named(
+    name: str, target: LanguageModel, tree: TreePlan | None, load_options: Mapping[str, Any], **options: Any
+) -> Drafter:
+    known = known_drafters()[name.partition(":")[0]]
+    if tree is not None and known.takes_tree:
+        options["tree"] = tree
+    else:
+        _refuse_trees(tree, f"drafter {name!r}")
+    if known.takes_quantize and "quantize" in load_options:
+        options["quantize"] = load_options["quantize"]
+    if name == Eagle3.name and not options.get("head") and is_shipped(target):
+        options["head"] = head_path()
+    return _checked(get_drafter(name, target, **options), target)
+
+
+def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None, vocab: Vocab) -> Drafter:
+    made = draft_with(model, target, vocab, tree or TreePlan())
+    if not isinstance(made, DraftModel) or made.tree != (tree or TreePlan()):
+        _refuse_trees(tree, "a drafter of another vocabulary")
+    return made
+
+
+def _checked(drafter: Drafter, target: LanguageModel) -> Drafter:
+    """The drafter, which can draft for the target."""
+    for model in getattr(drafter, "models", ()):
+        check_pair(target, getattr(model, "target", model))  # a translated model reads its target's tokens
+    if isinstance(drafter, TargetChecker):
+        drafter.check_target(target)
+    return drafter
+
+
+def _refuse_trees(tree: TreePlan | None, what: str) -> None:
+    if tree is not None and tree.branches:
+        takers = [name for name, one in known_drafters().items() if one.takes_tree]
+        raise ParameterError(
+            f"a tree is given, but {what} can't be told what trees to grow: leave it out, or use {', '.join(takers)}"
+        )

@@ -1,0 +1,262 @@
+"""An engine for servers: requests of many tasks, and of several event loops, are decoded together by one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import RLock, Thread, current_thread
+from typing import Any, Self
+
+from foretoken.engine.engine import Engine
+from foretoken.engine.outputs import Completion, StreamEvent
+from foretoken.engine.prompts import Prompt
+from foretoken.engine.scheduler import Request
+from foretoken.errors import ForetokenError, ParameterError
+from foretoken.sampling import SamplingParams
+
+
+class AsyncEngine:
+    """Continuous batching for asyncio: every request joins the rounds that are going on.
+
+    A thread of its own, started with the first request, makes all calls of the engine; tokenizing a prompt is one of
+    them, between two rounds. Leave the engine alone meanwhile; after `aclose` it is yours again.
+
+    Events wait in memory for a slow consumer, without a limit but the request's `max_new_tokens`: each is some hundred
+    bytes, and decoding waits for nobody. To bound how much waits, bound the number of requests.
+
+    Args:
+        engine: what decodes; its `max_batch_size` is the number of requests that run at once, further ones wait.
+
+    Raises:
+        ParameterError: it is no engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        if not isinstance(engine, Engine):
+            raise ParameterError(
+                f"AsyncEngine takes an Engine, not {type(engine).__name__}: AsyncEngine(Engine(target, drafter))"
+            )
+        self._worker = _Worker(engine)
+        # Runs at the interpreter's exit, too, where a thread that is killed in the middle of a pass may crash.
+        weakref.finalize(self, self._worker.stop)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> Completion:
+        """Complete one prompt. Cancel the task that waits for it to cancel the request, before its next round.
+
+        Args:
+            prompt: a text, a list of token ids, or a list of chat messages.
+            params: how to sample.
+            settings: further arguments of `Engine.submit`.
+
+        Returns:
+            The completion; with ``finish_reason="cancelled"`` where the engine was closed meanwhile.
+
+        Raises:
+            PromptError: the prompt can't be used.
+            ParameterError: a setting is out of its range, or unknown.
+            NumericalError: the model gave scores that nothing can be chosen from.
+            OutOfMemory: a round that the request took part in did not fit.
+            ForetokenError: the engine is closed.
+        """
+        call = self._worker.submit(_Call(every_event=False), prompt, params, settings)
+        try:
+            completion = (await call.receive()).completion
+            assert completion is not None
+            return completion
+        finally:
+            self._worker.cancel(call)
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Complete one prompt, round by round.
+
+        The request is submitted with the first step of the iteration, which also raises what is wrong with it. Stop
+        iterating to cancel; where the generator is kept beyond that, close it (``contextlib.aclosing``).
+
+        Args:
+            prompt: a text, a list of token ids, or a list of chat messages.
+            params: how to sample.
+            settings: further arguments of `Engine.submit`.
+
+        Yields:
+            One event a round; the last one holds the completion. Their `stats` are those of now: the thread counts on
+            while an event is read, and only the last one's stand still.
+
+        Raises:
+            ForetokenError: as `generate`.
+        """
+        call = self._worker.submit(_Call(every_event=True), prompt, params, settings)
+        try:
+            while not call.over:
+                yield await call.receive()
+        finally:
+            self._worker.cancel(call)
+
+    async def aclose(self) -> None:
+        """End all requests as cancelled, those that wait included, and the thread after its present round."""
+        await asyncio.to_thread(self._worker.stop)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class _Call:
+    """A request as its caller sees it; made on the caller's event loop.
+
+    Args:
+        every_event: whether the caller wants them all, or only the last one.
+    """
+
+    def __init__(self, every_event: bool) -> None:
+        self.every_event = every_event
+        self.over = False
+        """The caller has received the last event, or an error."""
+        self.request: Request | None = None  # the thread's; None while nobody has submitted it
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[StreamEvent | Exception] = asyncio.Queue()
+
+    def send(self, what: StreamEvent | Exception) -> bool:
+        """From the thread to the caller; whether the caller's loop is there to take it."""
+        try:
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, what)
+        except RuntimeError:  # the loop was closed with the request still running
+            return False
+        return True
+
+    async def receive(self) -> StreamEvent:
+        """The next event; an error is raised."""
+        what = await self._arrived.get()
+        self.over = isinstance(what, Exception) or what.completion is not None
+        if isinstance(what, Exception):
+            raise what
+        return what
+
+
+class _Worker:
+    """The thread that an engine's calls are made on. It knows nothing of the `AsyncEngine`, which can so be dropped.
+
+    `submit`, `cancel` and `stop` are for other threads, and leave commands; all else happens on the thread.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._calls: dict[Request, _Call] = {}  # those that somebody waits for
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: stop
+        # So that no request is left after the command to stop. Garbage collection, which can happen anywhere, may stop
+        # and cancel: therefore a lock that can be taken twice, and none at all to cancel.
+        self._lock = RLock()
+        self._closed = False
+        self._failure: Exception | None = None
+        self._thread: Thread | None = None
+
+    def submit(self, call: _Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> _Call:
+        """Have a request decoded, which sends the call its events, or its error.
+
+        Raises:
+            ForetokenError: the thread was stopped.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise ForetokenError(
+                    f"this AsyncEngine was ended by an error ({self._failure!r}): make another one, with a new Engine"
+                ) from self._failure
+            if self._closed:
+                raise ForetokenError("this AsyncEngine is closed: make another one")
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="foretoken-engine", daemon=True)
+                self._thread.start()
+            self._commands.put(partial(self._submit, call, prompt, params, settings))
+        return call
+
+    def cancel(self, call: _Call) -> None:
+        """The caller waits no longer; nothing happens if it has had all."""
+        if not call.over:
+            self._commands.put(partial(self._cancel, call))
+
+    def stop(self) -> None:
+        """End the thread and all requests, and wait for that."""
+        with self._lock:
+            if not self._closed:
+                self._commands.put(None)
+                self._closed = True
+            thread = self._thread
+        if thread is not None and thread is not current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    command = self._commands.get(block=not self._engine.busy)
+                except Empty:  # every command is carried out, and there are requests to decode
+                    self._step()
+                    continue
+                if command is None:
+                    break
+                command()
+            self._end()
+        except Exception as error:
+            self._fail(error)
+
+    def _submit(self, call: _Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> None:
+        try:
+            call.request = self._engine.submit(prompt, params, **settings)
+        except Exception as error:
+            call.send(error)
+        else:
+            self._calls[call.request] = call
+
+    def _cancel(self, call: _Call) -> None:
+        if call.request is not None and call.request in self._calls:
+            del self._calls[call.request]
+            call.request.cancel()
+
+    def _step(self) -> None:
+        try:
+            events = self._engine.step()
+        except Exception as error:
+            ended = [request for request in self._calls if request.finished]
+            if not ended:  # no round's error, which ends those that ran: it would come again and again
+                raise
+            for request in ended:
+                self._calls.pop(request).send(error)
+            return
+        for request, event in events:
+            call = self._calls.get(request)
+            if call is None:  # cancelled
+                continue
+            if event.completion is not None:
+                del self._calls[request]
+                call.send(event.completion.error or event)
+            elif call.every_event and not call.send(event):
+                self._cancel(call)
+
+    def _end(self) -> None:
+        """Cancel what is left, and leave the engine without requests."""
+        for request, call in self._calls.items():
+            request.cancel()
+            completion = request.completion
+            assert completion is not None
+            call.send(StreamEvent((), completion.stats, completion=completion))
+        self._calls.clear()
+        while self._engine.busy:
+            self._engine.step()
+
+    def _fail(self, error: Exception) -> None:
+        """The engine can't go on: that is everybody's error, now and from now on."""
+        with self._lock:
+            self._closed, self._failure = True, error
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is not None:
+                command()
+        for call in self._calls.values():
+            call.send(error)
+        self._calls.clear()

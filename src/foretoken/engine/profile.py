@@ -1,0 +1,224 @@
+"""Profiles: the fastest settings for a target, as `foretoken tune` found them, in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+
+from foretoken.bench import machine
+from foretoken.drafters.growth import TreePlan, plan_of
+from foretoken.drafters.shapes import AcceptanceTable
+from foretoken.errors import ForetokenError
+from foretoken.models.tiny_pair import tiny_pair_path
+
+VERSION = 1
+_KEY = "foretoken_profile"  # holds the version, and tells a profile from other JSON
+MEASURED = "measured"
+LOAD_OPTIONS = ("dtype", "device", "runner", "quantize")
+"""Options of `foretoken.load` that a profile may hold."""
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json: they say nothing of the model
+
+
+class ProfileError(ForetokenError):
+    """A profile can't be used: unreadable, of another version, or made for another target."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is fastest for a target on a machine.
+
+    Attributes:
+        target: path or hub id of the target; None for the shipped one.
+        fingerprint: of the target's files, see `fingerprint`.
+        drafter: as `Engine` takes it: a name, a path or hub id, or several with commas.
+        verifier: its name.
+        num_speculative_tokens: most tokens drafted a round, or "auto".
+        tree: as `Engine` takes it, or "measured" for trees by `acceptance`; None for the drafter's own way.
+        acceptance: rates by depth and rank of `AcceptanceTable`, as they were measured for the drafter.
+        load: options of `foretoken.load` that the target was measured with.
+        load_drafter: the same of models that draft; empty where none does.
+        machine: what it was measured on.
+        measured: how it was measured, and what came out, for people.
+    """
+
+    target: str | None
+    fingerprint: Mapping[str, Any]
+    drafter: str
+    verifier: str
+    num_speculative_tokens: int | str
+    tree: str | None = None
+    acceptance: Sequence[Sequence[float]] | None = None
+    load: Mapping[str, Any] = field(default_factory=dict)
+    load_drafter: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    def tree_plan(self) -> TreePlan | None:
+        """What trees the drafter grows; None for its own way.
+
+        Raises:
+            ParameterError: the profile names none.
+        """
+        if self.tree == MEASURED:
+            return plan_of(AcceptanceTable(tuple(map(tuple, self.acceptance or ()))))
+        return None if self.tree is None else plan_of(self.tree)
+
+    def save(self, file: str | Path) -> None:
+        """Write a file that `read` takes; a file that is there is replaced whole.
+
+        Raises:
+            ProfileError: it can't be written.
+        """
+        file = Path(file)
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8"
+            ) as opened:
+                json.dump({_KEY: VERSION, **asdict(self)}, opened, indent=2)
+                opened.write("\n")
+            os.chmod(opened.name, 0o644)
+            os.replace(opened.name, file)
+        except OSError as error:
+            raise ProfileError(f"profile {str(file)!r} can't be written: {error.strerror}") from error
+
+    def check_target(self, target: str | Path | None, name: str) -> None:
+        """See to it that the profile is this target's; say so where it was made on another machine.
+
+        Args:
+            target: path or hub id; None for the shipped one.
+            name: of the profile, in messages.
+
+        Raises:
+            ProfileError: it was made for another target. Of one that is not on this machine nothing is known.
+        """
+        theirs = fingerprint(target)
+        for what, mine in self.fingerprint.items():
+            if theirs and theirs.get(what) != mine:
+                raise ProfileError(
+                    f"profile {name!r} was made for {_called(self.target)}, and {_called(target)} is another model: "
+                    f"its {what} is {theirs.get(what)} and not {mine}. Make a profile for it with foretoken tune"
+                )
+        here = this_machine()
+        differ = [what for what, value in self.machine.items() if here.get(what) != value]
+        if differ:
+            told = ", ".join(f"{what} {self.machine[what]!r}, here {here.get(what)!r}" for what in differ)
+            warnings.warn(
+                f"profile {name!r} was made on another machine ({told}): something else may be faster here, which "
+                "foretoken tune would tell",
+                stacklevel=3,
+            )
+
+
+def read(file: str | Path) -> Profile:
+    """The profile that a file holds.
+
+    Raises:
+        ProfileError: it can't be read, holds something else, or is of another version.
+    """
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(
+            f"profile {str(file)!r} can't be read ({error.strerror}): name a file that foretoken tune -o has written"
+        ) from error
+    except ValueError as error:
+        raise ProfileError(
+            f"{str(file)!r} is no profile ({error}): name a file that foretoken tune -o has written"
+        ) from error
+    if not isinstance(content, dict) or _KEY not in content:
+        raise ProfileError(f"{str(file)!r} is no profile: name a file that foretoken tune -o has written")
+    version = content.pop(_KEY)
+    if version != VERSION:
+        raise ProfileError(
+            f"profile {str(file)!r} is of version {version!r}, this is version {VERSION}: make it anew with "
+            "foretoken tune, or use the foretoken that wrote it"
+        )
+    try:
+        profile = Profile(**content)
+    except TypeError as error:
+        raise ProfileError(f"profile {str(file)!r} is damaged ({error}): make it anew with foretoken tune") from error
+    kinds = {
+        "target": str | None,
+        "fingerprint": dict,
+        "drafter": str,
+        "verifier": str,
+        "num_speculative_tokens": int | str,
+        "tree": str | None,
+        "acceptance": list if profile.tree == MEASURED else list | None,
+        "load": dict,
+        "load_drafter": dict,
+        "machine": dict,
+    }
+    for name, kind in kinds.items():
+        if not isinstance(getattr(profile, name), kind):
+            raise ProfileError(
+                f"profile {str(file)!r} is damaged: its {name} is {getattr(profile, name)!r}: make it anew with "
+                "foretoken tune"
+            )
+    unknown = [option for option in (*profile.load, *profile.load_drafter) if option not in LOAD_OPTIONS]
+    if unknown:
+        raise ProfileError(
+            f"profile {str(file)!r} is damaged: it loads models with {unknown[0]!r}, and knows only "
+            f"{', '.join(LOAD_OPTIONS)}: make it anew with foretoken tune"
+        )
+    return profile
+
+
+def fingerprint(target: str | Path | None) -> dict[str, Any]:
+    """What tells a target's files from another's without reading the weights.
+
+    Args:
+        target: a folder, a hub id of which a copy is on this machine, or None for the shipped target.
+
+    Returns:
+        A digest of the configuration, and the sizes of the files of weights in bytes, by name. Empty for what is not
+        on this machine.
+    """
+    folder = _folder(target)
+    if folder is None:
+        return {}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    told = json.dumps({name: value for name, value in config.items() if name not in _VOLATILE}, sort_keys=True)
+    weights = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
+    return {
+        "configuration": hashlib.sha256(told.encode()).hexdigest()[:16],
+        "weights": {file.name: file.stat().st_size for file in weights},
+    }
+
+
+def _folder(target: str | Path | None) -> Path | None:
+    if target is None:
+        return tiny_pair_path() / "target"
+    if (Path(target) / "config.json").is_file():
+        return Path(target)
+    try:
+        found = huggingface_hub.try_to_load_from_cache(str(target), "config.json")
+    except huggingface_hub.errors.HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def this_machine() -> dict[str, Any]:
+    """What decides which settings are fastest, apart from the models."""
+    import torch
+
+    told = machine.describe("cuda" if torch.cuda.is_available() else "cpu")
+    result = {"cpu": told["cpu"], "cores": told["cores"]}
+    if "gpu" in told:
+        result["gpu"] = told["gpu"]["name"]
+    return result
+
+
+def _called(target: str | Path | None) -> str:
+    return "the shipped target" if target is None else str(target)

@@ -1,0 +1,1 @@
+"""Foretoken inside other engines."""

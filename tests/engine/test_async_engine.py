@@ -1,0 +1,483 @@
+"""Requests from tasks, threads and event loops: each gets what it would get alone, and nobody hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import subprocess
+import sys
+import threading
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+import foretoken
+from foretoken.engine.async_engine import AsyncEngine
+from foretoken.engine.engine import Engine
+from foretoken.errors import ForetokenError, NumericalError, OutOfMemory, ParameterError, PromptError
+from foretoken.models import load
+from foretoken.sampling import SamplingParams
+from tiny import tiny_llama
+
+LONGEST = 60  # seconds that nothing here comes near: a test that hangs ends
+
+
+class GatedEngine(Engine):
+    """Begins a round when it is let: so a test knows what happened before it, and what will after."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.requests = []
+        self.gated = True
+        self._begun, self._let = threading.Semaphore(0), threading.Semaphore(0)
+
+    def submit(self, *arguments, **settings):
+        self.requests.append(super().submit(*arguments, **settings))
+        return self.requests[-1]
+
+    def step(self):
+        if self.gated:
+            self._begun.release()
+            assert self._let.acquire(timeout=LONGEST)
+        return super().step()
+
+    async def at_the_gate(self):
+        """Until the thread is about to begin a round."""
+        assert await asyncio.to_thread(self._begun.acquire, timeout=LONGEST)
+
+    def let(self):
+        """One round."""
+        self._let.release()
+
+    def open(self):
+        """All rounds to come, and the one that waits."""
+        self.gated = False
+        self._let.release()
+
+
+def make(kind=Engine, k=3, **options):
+    return kind(tiny_llama(seed=1), tiny_llama(seed=2), "coupled", k, **options)
+
+
+def sampling(seed, length=12):
+    return SamplingParams(seed=seed, max_new_tokens=length, ignore_eos=True)
+
+
+def run(main):
+    return asyncio.run(asyncio.wait_for(main, LONGEST))
+
+
+def engine_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "foretoken-engine"]
+
+
+# --- results ------------------------------------------------------------------------------------------------------
+
+
+def test_requests_of_many_tasks_get_what_they_get_alone():
+    engine = make(max_batch_size=3)
+    requests = [([1 + seed, 2, 3], sampling(seed, 5 + 3 * seed)) for seed in range(8)]
+    wanted = [engine.generate(*request).token_ids for request in requests]
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            return await asyncio.gather(*(served.generate(*request) for request in requests))
+
+    completions = run(main())
+    assert [completion.token_ids for completion in completions] == wanted
+    assert {completion.finish_reason for completion in completions} == {"length"}
+
+
+def test_requests_are_decoded_together():
+    engine = make(GatedEngine, k=0)
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            first = asyncio.create_task(served.generate([1], sampling(1, 4)))
+            await engine.at_the_gate()
+            others = [asyncio.create_task(served.generate([seed], sampling(seed, 3))) for seed in (2, 3)]
+            await asyncio.sleep(0)  # both have submitted
+            for _ in range(4):
+                engine.let()
+            await asyncio.gather(first, *others)
+
+    run(main())  # four rounds were enough: one for the first alone, three for all
+
+
+def test_a_stream_equals_what_generate_gives():
+    engine = make()
+    prompts = [[3, 4, 5], [6], [7, 8]]
+    wanted = [engine.generate(prompt, sampling(9, 20)).token_ids for prompt in prompts]
+
+    async def read(served, prompt):
+        return [event async for event in served.stream(prompt, sampling(9, 20))]
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            return await asyncio.gather(*(read(served, prompt) for prompt in prompts))
+
+    for events, tokens in zip(run(main()), wanted, strict=True):
+        assert [piece.token_id for event in events for piece in event.pieces] == tokens
+        assert [event.completion is not None for event in events] == [False] * (len(events) - 1) + [True]
+        assert events[-1].completion.token_ids == tokens
+
+
+def test_a_slow_reader_misses_nothing_and_delays_nobody():
+    engine = make()
+    wanted = engine.generate([5], sampling(1, 30)).token_ids
+
+    async def main():
+        async with AsyncEngine(engine) as served, aclosing(served.stream([5], sampling(1, 30))) as stream:
+            tokens = [piece.token_id for piece in (await anext(stream)).pieces]
+            for seed in range(5):
+                await served.generate([6], sampling(seed, 40))
+            async for event in stream:
+                tokens += [piece.token_id for piece in event.pieces]
+            return tokens
+
+    assert run(main()) == wanted
+
+
+def test_settings_reach_submit():
+    engine = make(GatedEngine)
+    engine.gated = False
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            plain = await served.generate([1, 2], sampling(1), num_speculative_tokens=0)
+            streamed = [event async for event in served.stream([1, 2], sampling(1), num_speculative_tokens=0)]
+            with pytest.raises(TypeError, match="colour"):
+                await served.generate([1, 2], colour="blue")
+            return plain, streamed[-1].completion
+
+    for completion in run(main()):
+        assert completion.stats.drafted == 0
+        assert completion.token_ids == engine.generate([1, 2], sampling(1)).token_ids
+
+
+def test_two_event_loops_share_one_engine():
+    engine = make(max_batch_size=4)
+    wanted = {seed: engine.generate([seed], sampling(seed, 25)).token_ids for seed in range(1, 9)}
+    served = AsyncEngine(engine)
+    together = threading.Barrier(2)
+    results = {}
+
+    def loop(seeds):
+        async def main():
+            together.wait(LONGEST)
+            return await asyncio.gather(*(served.generate([seed], sampling(seed, 25)) for seed in seeds))
+
+        results.update(zip(seeds, run(main()), strict=True))
+
+    threads = [threading.Thread(target=loop, args=(seeds,)) for seeds in ([1, 2, 3, 4], [5, 6, 7, 8])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONGEST)
+    assert len(engine_threads()) == 1
+    run(served.aclose())
+    assert {seed: completion.token_ids for seed, completion in results.items()} == wanted
+
+
+# --- cancelling ---------------------------------------------------------------------------------------------------
+
+
+def test_cancelling_the_task_frees_the_row():
+    engine = make(GatedEngine, k=0, max_batch_size=1)
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            task = asyncio.create_task(served.generate([1], sampling(1, 100)))
+            await engine.at_the_gate()
+            engine.let()
+            await engine.at_the_gate()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            engine.open()
+            return await served.generate([2], sampling(2))
+
+    completion = run(main())
+    assert completion.token_ids == engine.generate([2], sampling(2)).token_ids
+    cancelled = engine.requests[0].completion
+    assert cancelled.finish_reason == "cancelled"
+    # Of the round that was at the gate, and the one before.
+    assert cancelled.token_ids == engine.generate([1], sampling(1, 100)).token_ids[:2]
+    assert not engine.busy
+
+
+def test_a_request_that_waits_for_a_row_can_be_cancelled():
+    engine = make(GatedEngine, max_batch_size=1)
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            running = asyncio.create_task(served.generate([1], sampling(1)))
+            await engine.at_the_gate()
+            waiting = asyncio.create_task(served.generate([2], sampling(2)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            engine.open()
+            return await running
+
+    assert run(main()).finish_reason == "length"
+    assert engine.requests[1].completion.token_ids == []
+
+
+@pytest.mark.parametrize("how", ["break", "aclosing", "timeout"])
+def test_leaving_a_stream_cancels_its_request(how):
+    engine = make(GatedEngine, k=0, max_batch_size=1)
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            if how == "break":
+                engine.let()
+                async for _ in served.stream([1], sampling(1, 100)):
+                    break
+                await asyncio.sleep(0)  # asyncio closes generators that were left in a task of their own
+            elif how == "aclosing":
+                async with aclosing(served.stream([1], sampling(1, 100))) as stream:
+                    engine.let()
+                    await anext(stream)
+            else:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(served.stream([1], sampling(1, 100))), 0.01)
+                engine.let()
+            await asyncio.sleep(0)
+            engine.open()
+            return await served.generate([2], sampling(2))
+
+    assert run(main()).token_ids == make().generate([2], sampling(2)).token_ids
+    assert engine.requests[0].completion.finish_reason == "cancelled"
+    assert len(engine.requests[0].completion.token_ids) <= 2
+
+
+def test_a_loop_that_was_closed_is_forgotten():
+    engine = make(GatedEngine, k=0)
+    served = AsyncEngine(engine)
+    loop = asyncio.new_event_loop()
+    stream = served.stream([1], sampling(1, 100))
+    engine.let()
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    engine.open()
+    assert run(served.generate([2], sampling(2))).token_ids == make().generate([2], sampling(2)).token_ids
+    run(served.aclose())
+    assert engine.requests[0].completion.finish_reason == "cancelled"
+    assert len(engine.requests[0].completion.token_ids) == 2
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_request_is_its_callers_alone():
+    engine = make()
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            good, *bad = await asyncio.gather(
+                served.generate([1], sampling(1)),
+                served.generate([99_999]),
+                served.generate([[1], [2]]),
+                served.generate([1], "hot"),
+                anext(served.stream("text, without a tokenizer")),
+                return_exceptions=True,
+            )
+            return good, bad
+
+    good, bad = run(main())
+    assert good.token_ids == engine.generate([1], sampling(1)).token_ids
+    assert [type(error) for error in bad] == [PromptError, PromptError, ParameterError, PromptError]
+    assert "99,999" in str(bad[0])
+
+
+@pytest.mark.parametrize("how", ["generate", "stream"])
+def test_scores_that_cannot_be_used_are_one_requests_error(monkeypatch, how):
+    target = load(tiny_llama(seed=1))
+    engine = GatedEngine(target, None, "coupled", 0)
+    forward = type(target).forward
+
+    def broken(self, *arguments, **options):
+        scores = forward(self, *arguments, **options)
+        if scores.logits is not None and len(scores.logits) > 1:
+            scores.logits[1:] = float("nan")
+        return scores
+
+    async def bad(served):
+        if how == "generate":
+            return await served.generate([3, 4], sampling(2))
+        return [event async for event in served.stream([3, 4], sampling(2))]
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            tasks = [asyncio.create_task(served.generate([1, 2], sampling(1)))]
+            await engine.at_the_gate()
+            tasks.append(asyncio.create_task(bad(served)))
+            await asyncio.sleep(0)
+            monkeypatch.setattr(type(target), "forward", broken)
+            engine.open()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    good, failed = run(main())
+    monkeypatch.undo()
+    assert good.token_ids == engine.generate([1, 2], sampling(1)).token_ids
+    assert isinstance(failed, NumericalError)
+
+
+def test_no_memory_ends_those_that_run_and_not_those_that_wait(monkeypatch):
+    target = load(tiny_llama(seed=1))
+    engine = GatedEngine(target, None, "coupled", 0, max_batch_size=2)
+
+    def full(*_, **__):
+        raise MemoryError
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            tasks = [asyncio.create_task(served.generate([seed], sampling(seed))) for seed in range(1, 4)]
+            await engine.at_the_gate()
+            engine.let()  # a round for those that were submitted before it began
+            await engine.at_the_gate()  # by now all are, and two of them run in this one
+            monkeypatch.setattr(type(target), "forward", full)
+            engine.let()
+            await engine.at_the_gate()
+            monkeypatch.undo()
+            engine.open()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            return results, await served.generate([1], sampling(1))
+
+    (*ran, waited), later = run(main())
+    assert all(isinstance(error, OutOfMemory) for error in ran)
+    assert waited.token_ids == engine.generate([3], sampling(3)).token_ids
+    assert later.token_ids == engine.generate([1], sampling(1)).token_ids
+
+
+def test_an_engine_that_cannot_go_on_ends_everybody(monkeypatch):
+    engine = make()
+
+    def broken():
+        raise RuntimeError("no more")
+
+    async def main():
+        monkeypatch.setattr(engine, "step", broken)
+        served = AsyncEngine(engine)
+        first = await asyncio.gather(
+            served.generate([1], sampling(1)), anext(served.stream([2], sampling(2))), return_exceptions=True
+        )
+        with pytest.raises(ForetokenError, match="no more"):
+            await served.generate([1], sampling(1))
+        await served.aclose()
+        return first
+
+    for error in run(main()):
+        assert "no more" in str(error)
+    assert not engine_threads()
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_requests_as_cancelled():
+    engine = make(GatedEngine, k=0, max_batch_size=1)
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            stream = served.stream([1], sampling(1, 100))
+            engine.let()
+            events = [await anext(stream)]
+            waiting = asyncio.create_task(served.generate([2], sampling(2)))
+            await engine.at_the_gate()
+            await engine.at_the_gate()
+            closing = asyncio.create_task(served.aclose())
+            while not served._worker._closed:
+                await asyncio.sleep(0)
+            engine.open()
+            await closing
+            await served.aclose()  # once more does nothing
+            return events + [event async for event in stream], await waiting
+
+    events, waited = run(main())
+    completion = events[-1].completion
+    assert completion.finish_reason == waited.finish_reason == "cancelled"
+    assert completion.token_ids == [piece.token_id for event in events for piece in event.pieces]
+    assert len(completion.token_ids) == 2
+    assert waited.token_ids == []
+    assert not engine.busy
+    assert not engine_threads()
+
+
+def test_a_closed_engine_says_so():
+    engine = make()
+
+    async def main():
+        served = AsyncEngine(engine)
+        await served.generate([1], sampling(1))
+        assert len(engine_threads()) == 1
+        await served.aclose()
+        assert not engine_threads()
+        with pytest.raises(ForetokenError, match="closed"):
+            await served.generate([1])
+        with pytest.raises(ForetokenError, match="closed"):
+            await anext(served.stream([1]))
+        async with AsyncEngine(engine):
+            pass  # never used: nothing to end
+        async with AsyncEngine(engine) as again:
+            return await again.generate([1], sampling(1))
+
+    assert run(main()).token_ids == engine.generate([1], sampling(1)).token_ids
+
+
+def test_it_ends_with_its_last_reference():
+    served = AsyncEngine(make())
+    run(served.generate([1], sampling(1)))
+    (thread,) = engine_threads()
+    del served
+    gc.collect()
+    assert not thread.is_alive()
+
+
+def test_it_takes_an_engine():
+    assert foretoken.AsyncEngine is AsyncEngine
+    with pytest.raises(ParameterError, match="an Engine, not str"):
+        AsyncEngine("some/model")
+
+
+def test_the_snippets_of_its_page(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    namespace = {"__name__": "snippets"}
+    for snippet in snippets:
+        exec(compile(snippet, "serving.md", "exec"), namespace)
+    printed = capsys.readouterr().out
+    assert len(snippets) == 2
+    assert printed.rstrip().endswith("'cancelled']")
+
+
+PROGRAM = """
+import asyncio, sys
+sys.path.insert(0, {tests!r})
+from foretoken import AsyncEngine, Engine, SamplingParams
+from tiny import tiny_llama
+
+served = AsyncEngine(Engine(tiny_llama(), None))
+loop = asyncio.new_event_loop()
+stream = served.stream([1], SamplingParams(max_new_tokens={length}, ignore_eos=True))
+
+async def read(stream):
+    async for event in stream:
+        if {length} > 1:
+            break
+
+loop.run_until_complete(read(stream))
+print("read")
+"""
+
+
+@pytest.mark.parametrize("length", [1, 200], ids=["idle", "busy"])
+def test_the_interpreter_exits(length):
+    program = PROGRAM.format(tests=str(Path(__file__).parents[1]), length=length)
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * LONGEST)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout == "read\n"

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from byte_tokenizer import byte_tokenizer
+from foretoken.engine.detokenizer import Detokenizer
+
+TOKENIZER = byte_tokenizer()
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER(text).input_ids)
+
+
+def run(tokens: list[int], **options) -> tuple[list[str], Detokenizer]:
+    detokenizer = Detokenizer(TOKENIZER, **options)
+    parts = []
+    for token in tokens:
+        parts.append(detokenizer.add(token))
+        if detokenizer.stopped:
+            break
+    parts.append(detokenizer.finish())
+    return parts, detokenizer
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.text(max_size=20), st.text(max_size=5))
+def test_parts_add_up_to_the_text(text, prompt):
+    parts, detokenizer = run(ids(text), prompt=ids(prompt))
+    assert "".join(parts) == detokenizer.text == text
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.text(alphabet="abé€", max_size=30), st.lists(st.text("abé€", min_size=1, max_size=3), max_size=3))
+def test_stop_strings_end_the_text_where_a_search_finds_them(text, stop):
+    parts, detokenizer = run(ids(text), stop=stop)
+    # The token that completes a stop string ends the text; of several completed by it, the one that begins first cuts.
+    ends = [text.find(s) + len(s) for s in stop if s in text]
+    if not ends:
+        assert "".join(parts) == text
+        return
+    seen = text[: min(ends)]
+    cut = min(seen.find(s) for s in stop if s in seen)
+    assert "".join(parts) == detokenizer.text == text[:cut]
+    assert detokenizer.stopped
+
+
+def test_characters_are_whole():
+    tokens = ids("a€b")
+    assert len(tokens) == 5
+    parts, _ = run(tokens)
+    assert parts == ["a", "", "", "€", "b", ""]
+
+
+def test_broken_bytes_are_shown_in_the_end():
+    parts, detokenizer = run(ids("a€")[:-1])
+    assert "".join(parts) == detokenizer.text == "a\ufffd"
+
+
+def test_a_stop_string_may_end_inside_a_token():
+    # "the" is one token; "xt" ends after its first letter.
+    parts, detokenizer = run(ids("axthe"), stop=["xt"])
+    assert parts[0] == "a"
+    assert detokenizer.text == "a"
+    assert detokenizer.stopped
+
+
+def test_the_beginning_of_a_stop_string_is_held_back():
+    detokenizer = Detokenizer(TOKENIZER, stop=["###"])
+    assert [detokenizer.add(token) for token in ids("a##b")] == ["a", "", "", "##b"]
+
+
+def test_special_tokens_have_no_text():
+    assert "".join(run([*ids("ab"), TOKENIZER.eos_token_id])[0]) == "ab"
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_nothing_is_lost_when_the_text_ends_inside_a_held_part(stop):
+    assert "".join(run(ids("az"), stop=stop)[0]) == "az"
+
+
+def test_a_stop_string_before_an_unfinished_character_is_found_at_the_end():
+    class Pieces:
+        texts = (b"ab\xc3", b"\xa9")
+
+        def decode(self, tokens, **options):
+            return b"".join(self.texts[token] for token in tokens).decode("utf8", "replace")
+
+    for check_stop, text in ((True, "a"), (False, "ab\ufffd")):
+        detokenizer = Detokenizer(Pieces(), stop=["b"])
+        assert detokenizer.add(0, check_stop) == ""
+        assert detokenizer.finish(check_stop) == detokenizer.text == text
+        assert detokenizer.stopped is check_stop

@@ -1,0 +1,62 @@
+"""Samples of the whole engine against the exactly enumerated law of the target."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from grid import (
+    BATCH_SIZE,
+    DRAWS,
+    ERROR_LEVEL,
+    GRID,
+    MODELS,
+    QUICK,
+    QUICK_DRAWS,
+    VERIFIERS,
+    check,
+    draw,
+    law,
+    make_engine,
+)
+from laws import g_test
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: "-".join(map(str, case)))
+def test_every_pair_of_options_has_the_targets_law(case):
+    check(case, len(QUICK), alone=100, draws=QUICK_DRAWS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", GRID, ids=lambda case: "-".join(map(str, case)))
+def test_the_whole_grid_has_the_targets_law(case):
+    check(case, len(GRID), alone=200, draws=DRAWS)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "llama" else pytest.param(kind, marks=pytest.mark.full) for kind in MODELS]
+)
+def test_single_requests_have_the_targets_law(kind):
+    engine = make_engine(kind, "draft-model", "token", 1)
+    assert g_test(draw(engine, "plain", 1_000, 7), law(kind, "draft-model", "plain")) > ERROR_LEVEL / len(MODELS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_single_requests_have_the_targets_law_with_every_verifier(verifier):
+    engine = make_engine("llama", "draft-model", verifier, 1)
+    assert g_test(
+        draw(engine, "temperature", DRAWS, 11), law("llama", "draft-model", "temperature")
+    ) > ERROR_LEVEL / len(VERIFIERS)
+
+
+def test_a_lossy_verifier_is_caught():
+    """The test has the power to fail: the same draws with the adjustment skipped."""
+    engine = make_engine("llama", "draft-model", "token-unadjusted", BATCH_SIZE)
+    assert g_test(draw(engine, "plain", QUICK_DRAWS, 5), law("llama", "draft-model", "plain")) < 1e-12
+
+
+def test_the_pairs_cover_everything():
+    for i, j in combinations(range(4), 2):
+        assert {(row[i], row[j]) for row in QUICK} == {(row[i], row[j]) for row in GRID}

@@ -1,0 +1,140 @@
+"""The grid of models, drafters, verifiers and sampling options that samples of the whole engine are drawn for."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from foretoken import verify
+from foretoken.drafters import NgramStorage, PromptLookup, Retrieval, get
+from foretoken.engine.engine import Engine
+from foretoken.index import build
+from foretoken.sampling import SamplingParams
+from laws import g_test, joint_law
+from number_tokenizer import NumberTokenizer
+from tiny import tiny_gpt2, tiny_llama, tiny_t5
+
+VOCAB_SIZE = 8
+LENGTH = 3
+PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
+ERROR_LEVEL = 0.01  # that any test of this file fails a correct engine, before the choice of fixed seeds
+
+MODELS = {"llama": tiny_llama, "gpt2": tiny_gpt2, "t5": tiny_t5}
+OPTIONS = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.8},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+}
+DRAFTERS = [
+    "none",
+    "draft-model",
+    "prompt-lookup",
+    "ngram-storage",
+    "ngram-storage-one-level",
+    "cascade",
+    "suffix",
+    "recycling",
+    "lookahead",
+    "retrieval",
+    "early-exit",
+]
+VERIFIERS = [name for name in verify.names() if verify.get(name).lossless]
+IMPOSSIBLE = {("t5", "early-exit")}
+GRID = [case for case in product(MODELS, DRAFTERS, VERIFIERS, OPTIONS) if case[:2] not in IMPOSSIBLE]
+DRAWS = 20_000
+BATCH_SIZE = 256
+QUICK_DRAWS = 5_000
+"""So many catch a verifier that skips the adjustment (`test_a_lossy_verifier_is_caught`); the full grid has more."""
+
+
+def pairwise(grid: list[tuple]) -> list[tuple]:
+    """A subset in which every pair of options meets: greedily, the row that covers most new pairs next."""
+
+    def pairs(row: tuple) -> set:
+        return set(combinations(enumerate(row), 2))
+
+    missing = set().union(*map(pairs, grid))
+    chosen = []
+    while missing:
+        chosen.append(max(grid, key=lambda row: len(pairs(row) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen
+
+
+QUICK = pairwise(GRID)
+
+
+@cache
+def model(kind: str, seed: int, layers: int = 1):
+    field = {"llama": "num_hidden_layers", "gpt2": "n_layer", "t5": "num_layers"}[kind]
+    return MODELS[kind](vocab_size=VOCAB_SIZE, seed=seed, **{field: layers})
+
+
+def target(kind: str, drafter: str):
+    """The target that a drafter drafts for: of two layers where it leaves one out."""
+    return model(kind, 1, 2 if drafter == "early-exit" else 1)
+
+
+def law(kind: str, drafter: str, option: str) -> np.ndarray:
+    return law_of(target(kind, drafter), option)
+
+
+@cache
+def law_of(module, option: str) -> np.ndarray:
+    return joint_law(module, PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
+
+
+@cache
+def index() -> Retrieval:
+    """A corpus in which most pairs of tokens have a few continuations, some more often than others."""
+    generator = np.random.default_rng(0)
+    with TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.txt"
+        corpus.write_text(" ".join(map(str, generator.zipf(1.5, 2_000) % VOCAB_SIZE)))
+        build([corpus], NumberTokenizer(VOCAB_SIZE), Path(folder) / "made.index")
+        return Retrieval(Path(folder) / "made.index", max_match=3)
+
+
+def make_engine(kind: str, drafter: str, verifier: str, batch_size: int, k: int = 3) -> Engine:
+    made = {
+        "draft-model": lambda: model(kind, 2),
+        "prompt-lookup": lambda: PromptLookup(max_ngram=2),
+        "ngram-storage": lambda: NgramStorage(3, stop_if_unknown=False),
+        "ngram-storage-one-level": lambda: NgramStorage(2, one_level=True),
+        "cascade": lambda: [PromptLookup(max_ngram=2), model(kind, 2)],
+        "retrieval": index,
+        "early-exit": lambda: "early-exit",
+    }.get(drafter, lambda: get(drafter))()
+    return Engine(target(kind, drafter), made, verifier, k, max_batch_size=batch_size)
+
+
+def draw(engine: Engine, option: str, count: int, first_seed: int) -> list[list[int]]:
+    # One token more than is looked at, so that the last one looked at can be a drafted one with a successor.
+    params = [
+        SamplingParams(seed=first_seed + i, max_new_tokens=LENGTH + 1, ignore_eos=True, **OPTIONS[option])
+        for i in range(count)
+    ]
+    if engine.max_batch_size == 1:
+        completions = [engine.generate(PROMPT, one) for one in params]
+    else:
+        completions = engine.generate([PROMPT] * count, params)
+    return [completion.token_ids[:LENGTH] for completion in completions]
+
+
+def check(case: tuple, tests: int, alone: int, draws: int) -> None:
+    """The law in large batches; and that some requests, sent alone, get the very tokens that they got in a batch.
+
+    What a request gets is a function of its seed, so the second says that the law of single requests is the same one:
+    it is a sharper test of them than as many draws compared with a law.
+    """
+    kind, drafter, verifier, option = case
+    first_seed = 1_000_003 * (GRID.index(case) + 1)
+    samples = draw(make_engine(kind, drafter, verifier, BATCH_SIZE), option, draws, first_seed)
+    assert g_test(samples, law(kind, drafter, option)) > ERROR_LEVEL / tests
+    assert draw(make_engine(kind, drafter, verifier, 1), option, alone, first_seed) == samples[:alone]
