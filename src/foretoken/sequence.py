@@ -1,4 +1,4 @@
-"""Sequence: one request's text as it stands, which the engine extends and drafters read."""
+"""Sequence: the tokens of one request, which the engine extends and drafters read."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ids = count()
 
 @dataclass(eq=False)
 class Sequence:
-    """One request: the tokens so far and how to choose the next.
+    """The tokens of one request so far, and how to choose the next one.
 
     Attributes:
-        tokens: prompt and output so far. The last one is the root: in the text, not yet in any cache. For an
-            encoder-decoder model these are the decoder's tokens, the start token first.
-        prompt_length: how many of `tokens` were given rather than generated.
+        tokens: prompt and output so far. The last one is the root: part of the sequence, but in no KV cache yet. For
+            an encoder-decoder model these are the decoder's tokens, the start token first.
+        prompt_length: how many of `tokens` are the prompt.
         params: the request's sampling parameters.
         seed: 64-bit key of all the request's randomness.
         source: the encoder's tokens, for encoder-decoder models.
-        id: unique in the process; drafters key what they keep about a sequence by it.
+        id: unique in the process.
     """
 
     tokens: list[int]
@@ -40,30 +40,26 @@ class Sequence:
 
     @property
     def context(self) -> list[int]:
-        """Everything that text may be copied from: the encoder's tokens, if any, and `tokens`."""
+        """All tokens that a drafter may copy from: the encoder's, if any, and `tokens`."""
         return self.tokens if self.source is None else self.source + self.tokens
 
 
-SHORTEST_COPY = 32
-"""Tokens from which on a beginning that two texts share is copied instead of read again."""
+MIN_SHARED_PREFIX = 32
+"""Fewest tokens of a shared prefix for which copying KV cache pays."""
 
 
-def may_share(sequence: Sequence) -> bool:
-    """Whether there can be a text that a beginning is copied from, or to: to ask before looking through a batch."""
-    return sequence.source is None and len(sequence.tokens) > SHORTEST_COPY
+def shared_prefix_length(ours: list[int], theirs: list[int], shortest: int = MIN_SHARED_PREFIX) -> int:
+    """Tokens of the longest common prefix of two sequences, their last tokens left out; 0 if it is too short to copy.
 
+    The last token of a sequence is its root, which is in no KV cache yet.
 
-def shared_beginning(new: Sequence, old: Sequence) -> int:
-    """How many tokens at the beginning of a text can be copied from what a cache holds of another text.
-
-    Neither text's root is among them, which is in no cache; 0 where copying doesn't pay, or where the two have sources,
-    which all that their caches hold depends on.
+    Args:
+        ours: tokens of one sequence.
+        theirs: tokens of the other.
+        shortest: fewest tokens that count.
     """
-    if not may_share(new) or not may_share(old):
-        return 0
-    ours, theirs = new.tokens, old.tokens
     low, high = 0, min(len(ours), len(theirs)) - 1
-    if ours[:SHORTEST_COPY] != theirs[:SHORTEST_COPY]:  # so it is for most pairs of a batch
+    if high < shortest or ours[:shortest] != theirs[:shortest]:  # so it is for most pairs of a batch
         return 0
     while low < high:  # Comparing slices is many times as fast as comparing tokens.
         middle = (low + high + 1) // 2
@@ -71,4 +67,4 @@ def shared_beginning(new: Sequence, old: Sequence) -> int:
             low = middle
         else:
             high = middle - 1
-    return low if low >= SHORTEST_COPY else 0
+    return low if low >= shortest else 0

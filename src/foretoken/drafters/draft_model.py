@@ -19,7 +19,7 @@ from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.feed import feed
 from foretoken.models.loading import load
-from foretoken.sequence import Sequence, may_share, shared_beginning
+from foretoken.sequence import Sequence, shared_prefix_length
 from foretoken.verify.base import Verdict
 
 
@@ -198,12 +198,14 @@ class DraftModel:
         if self.model.shares_prefixes:
             lengths = memory.cache.lengths.tolist()
             for row, sequence in enumerate(batch.sequences):
-                if ids[row] in places or not may_share(sequence):
+                if ids[row] in places or sequence.source is not None:
                     continue
                 # What another row has read of a text that begins the same way, such as a system prompt, is copied.
                 for other in batch.sequences:
                     place = places.get(other.id, -1)
-                    length = min(shared_beginning(sequence, other), lengths[place]) if place >= 0 else 0
+                    if place < 0:
+                        continue
+                    length = min(shared_prefix_length(sequence.tokens, other.tokens), lengths[place])
                     if length > (keep[row] or 0):
                         selection[row], keep[row] = place, length
         memory.cache.select(selection, keep)

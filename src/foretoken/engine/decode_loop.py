@@ -14,147 +14,27 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, FeatureReader, NoDrafter
-from foretoken.engine.detokenizer import Detokenizer, continuation
 from foretoken.engine.outputs import (
     PARTS,
-    Completion,
-    DecodeStats,
     DraftedToken,
-    FinishReason,
     Origin,
-    Piece,
-    StreamEvent,
     TokenLogprob,
 )
+from foretoken.engine.prefix_cache import PrefixCache
+from foretoken.engine.row import Row
 from foretoken.engine.verification import decide_batch, join
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
-from foretoken.models.base import LanguageModel, Scores
+from foretoken.models.base import Cache, LanguageModel, Scores
 from foretoken.models.feed import CHUNK, feed
 from foretoken.models.threads import one_thread
 from foretoken.policy.controller import AUTO, DEFAULT_K, MAX_SPECULATIVE_TOKENS, Controller
 from foretoken.policy.costs import Acceptance
 from foretoken.sampling import Sampler, all_finite
-from foretoken.sequence import Sequence, may_share, shared_beginning
+from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier, Verdict, is_coupled
 
 _FEW_SCORES = 4_000_000
 """Logits of a round that one thread goes through about as fast as several."""
-
-
-class Row:
-    """A request while it is being decoded."""
-
-    def __init__(
-        self,
-        sequence: Sequence,
-        model: LanguageModel,
-        stream: bool = False,
-        *,
-        verifier: AnyVerifier,
-        num_speculative_tokens: int | Literal["auto"] | None = None,
-    ) -> None:
-        """Begin a request, which may draft another number of tokens than the loop says."""
-        self.sequence = sequence
-        self.verifier = verifier
-        self.num_speculative_tokens = num_speculative_tokens
-        self.stats = DecodeStats()
-        self.acceptance: Acceptance | None = None  # of its drafts, once a controller has seen to it
-        self.heard = 0  # tokens that it had when the drafter was last called for it
-        self.followed = False  # the drafter was called for it in the last round
-        self.finish_reason: FinishReason | None = None
-        self.error: Exception | None = None
-        self.logprobs: list[TokenLogprob] | None = [] if sequence.params.logprobs is not None else None
-        params = sequence.params
-        self._model = model
-        self._stream = stream
-        self._stop_ids = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
-        )
-        self._detokenizer: Detokenizer | None = None
-        if model.tokenizer is not None and (stream or params.stop):
-            self._detokenizer = Detokenizer(model.tokenizer, params.stop, self._text_before())
-        self._pieces: list[Piece] = []
-        self.drafted: tuple[DraftedToken, ...] = ()
-
-    @property
-    def finished(self) -> bool:
-        """No further token will be added."""
-        return self.finish_reason is not None
-
-    @property
-    def remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        sequence = self.sequence
-        emitted = len(sequence.tokens) - sequence.prompt_length
-        return min(sequence.params.max_new_tokens - emitted, self._model.max_length - len(sequence.tokens))
-
-    @property
-    def reach(self) -> int:
-        """Tokens that the models may come to hold of the request, those of its source included."""
-        sequence = self.sequence
-        length = min(sequence.prompt_length + sequence.params.max_new_tokens, self._model.max_length)
-        return length + len(sequence.source or ())
-
-    def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin]) -> int:
-        """Append tokens until the request ends; how many were taken."""
-        self._pieces = []
-        sequence = self.sequence
-        for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
-            sequence.tokens.append(token)
-            emitted = len(sequence.tokens) - sequence.prompt_length
-            may_stop = emitted >= sequence.params.min_new_tokens
-            text = self._detokenizer.add(token, may_stop) if self._detokenizer else ""
-            met = token in self._stop_ids and may_stop
-            if self.must_stop(token) or met or (self._detokenizer and self._detokenizer.stopped):
-                self.finish_reason = "stop"
-            elif self.remaining <= 0:
-                self.finish_reason = "length"
-            if self.finished and self._detokenizer:
-                text += self._detokenizer.finish(may_stop)
-                if self._detokenizer.stopped:
-                    self.finish_reason = "stop"
-            self._pieces.append(Piece(token, text, origin))
-            if self.finished:
-                return taken
-        return len(tokens)
-
-    def must_stop(self, token: int) -> bool:
-        """A further reason to stop after a token that was just appended; for other loops' criteria."""
-        return False
-
-    def cancel(self) -> None:
-        """End the request with what it has; it leaves before the next round."""
-        if not self.finished:
-            self.finish_reason = "cancelled"
-            self._pieces, self.drafted = [], ()  # they were in an event before
-            if self._detokenizer is not None:
-                self._detokenizer.finish(False)
-
-    def fail(self, error: Exception) -> None:
-        """End the request with an error."""
-        self.error = error
-        self.finish_reason = "error"
-        self._pieces, self.drafted = [], ()
-
-    def event(self) -> StreamEvent:
-        """What the last round added."""
-        return StreamEvent(tuple(self._pieces), self.stats, self.drafted, self.completion() if self.finished else None)
-
-    def completion(self) -> Completion:
-        """The result."""
-        assert self.finish_reason is not None
-        output = self.sequence.output
-        if self._detokenizer is not None:
-            text = self._detokenizer.text
-        elif self._model.tokenizer is not None:
-            text = continuation(self._model.tokenizer, self._text_before(), output)
-        else:
-            text = ""
-        return Completion(output, text, self.finish_reason, self.logprobs, self.stats, self.error)
-
-    def _text_before(self) -> list[int]:
-        """The tokens that the output's text goes on from: a decoder's start token is not text."""
-        return [] if self.sequence.source is not None else self.sequence.tokens[: self.sequence.prompt_length]
 
 
 @dataclass
@@ -216,13 +96,8 @@ class Rounds:
         self._hidden_layers = tuple(drafter.hidden_layers) if isinstance(drafter, FeatureReader) else ()
         self.trace = trace
         self.crowded = False  # other requests wait for a place among the rows
-        self._cache = target.open(0)
-        self.rows: list[Row] = []
-        self._left: list[
-            Sequence | None
-        ] = []  # that the cache still holds although they have left; only while there are no rows
-        self._awaited: dict[Row, tuple[Row, int]] = {}  # whose beginning a row waits for, and how much of it
-        self._copied: set[Row] = set()  # that began with a copy, and have not had a round yet
+        # A drafter that reads the target's hidden states needs those of every token: there is no copy of them.
+        self._prefixes = PrefixCache(target, shares=not self._hidden_layers)
         self._places: list[int] = []  # of the rows that take part in the round: their prompts are read
         self._active: list[Row] = []  # those rows
         self._sampler: Sampler | None = None  # of those rows; None when it has to be made anew, and so have the rules
@@ -235,13 +110,9 @@ class Rounds:
         """Let requests take part from the next round on; one whose source the target can't read fails and does not."""
         if not rows:
             return
-        selection, keep = self._beginnings(rows)
-        self._cache.select([*range(len(self.rows)), *selection], [*[None] * len(self.rows), *keep])
-        first = len(self.rows)
-        self.rows.extend(rows)
-        self._left = []
-        for place, row in enumerate(rows, start=first):
-            if row.sequence.source is not None:
+        self._prefixes.join(rows)
+        for place, row in enumerate(self.rows):
+            if row in rows and row.sequence.source is not None:
                 try:
                     self._cache.encode(place, row.sequence.source)
                 except PromptError as error:
@@ -249,37 +120,20 @@ class Rounds:
         self._sampler = None
         self._leave()
 
-    def clear(self) -> None:
-        """Let go of all rows, and of what the target has read: after an error nobody knows what that is."""
-        self._cache = self.target.open(0)
-        self.rows, self._left, self._active, self._places = [], [], [], []
-        self._awaited.clear()
-        self._copied.clear()
-        self._sampler = None
+    @property
+    def rows(self) -> list[Row]:
+        """The requests that are being decoded."""
+        return self._prefixes.rows
 
-    def _beginnings(self, rows: AbstractSequence[Row]) -> tuple[list[int], list[int | None]]:
-        """What new rows start from: a row of the cache and how many of its tokens, or -1 and 0."""
-        selection, keep = [-1] * len(rows), list[int | None]([0] * len(rows))
-        # A drafter that reads the target's hidden states needs those of every token: there is no copy of them.
-        if not self.target.shares_prefixes or self._hidden_layers:
-            return selection, keep
-        lengths = self._cache.lengths.tolist()
-        donors = [_usable(row) for row in self.rows] or self._left
-        for number, row in enumerate(rows):
-            if not may_share(row.sequence):
-                continue
-            others = [*donors, *(other.sequence for other in rows[:number])]
-            shared = [shared_beginning(row.sequence, other) if other is not None else 0 for other in others]
-            longest = max(shared, default=0)
-            if longest == 0:
-                continue
-            place = shared.index(longest)
-            if place < len(donors) and (self._left or lengths[place] >= longest):
-                selection[number], keep[number] = place, min(longest, lengths[place])
-                self._copied.add(row)
-            else:
-                self._awaited[row] = [*self.rows, *rows][place], longest
-        return selection, keep
+    @property
+    def _cache(self) -> Cache:
+        return self._prefixes.cache
+
+    def clear(self) -> None:
+        """Drop all rows and the target's KV cache: after an error nobody knows what is in it."""
+        self._prefixes.clear()
+        self._active, self._places = [], []
+        self._sampler = None
 
     def step(self) -> None:
         """One round for every row whose prompt is read; rows that finished with it, or were ended before, leave."""
@@ -338,7 +192,7 @@ class Rounds:
             MAX_SPECULATIVE_TOKENS if room and self._branches and row.verifier.trees else room
             for row, room in zip(self._active, room, strict=True)
         ]
-        self._unread = [_unread(row) for row in self._active]
+        self._unread = [row.drafter_lag for row in self._active]
         numbers = list(self._numbers)
         if None in numbers:
             free = [place for place, number in enumerate(numbers) if number is None]
@@ -380,9 +234,9 @@ class Rounds:
             requests = [self._acceptance(row) for row in self._active]
             self.controller.learn(limits, width, accepted, requests, seconds, clean, self._unread)
         for row, limit in zip(self._active, limits, strict=True):
-            row.followed = limit > 0
-            if row.followed:
-                row.heard = len(row.sequence.tokens)
+            row.drafted_last = limit > 0
+            if row.drafted_last:
+                row.drafter_length = len(row.sequence.tokens)
 
     def _prefill(self) -> bool:
         """Bring the cache up to each row's root, which the round itself scores; whether there was anything to do.
@@ -391,13 +245,13 @@ class Rounds:
         """
         worked = False
         while True:
-            self._copy()
+            self._prefixes.copy()
             lengths = self._cache.lengths.tolist()
             missing = [row.sequence.tokens[length:-1] for row, length in zip(self.rows, lengths, strict=True)]
             places = [place for place, tokens in enumerate(missing) if not tokens]
             if len(places) == len(self.rows) or (worked and places):
                 break
-            waiting = [row in self._awaited for row in self.rows]
+            waiting = self._prefixes.waiting()
             chunks = [[] if waits else tokens[:CHUNK] for tokens, waits in zip(missing, waiting, strict=True)]
             self._read(chunks, missing)
             worked = True
@@ -413,10 +267,9 @@ class Rounds:
         Texts that others wait to copy are read at once, for a row may end with its first round.
         """
         if getattr(self.target, "reads_along", False) and not self._hidden_layers:
-            awaited = {other for other, _ in self._awaited.values()}
             along = [
-                len(chunk) == len(tokens) and row not in awaited
-                for row, chunk, tokens in zip(self.rows, chunks, missing, strict=True)
+                len(chunk) == len(tokens) and not awaited
+                for chunk, tokens, awaited in zip(chunks, missing, self._prefixes.awaited(), strict=True)
             ]
             append: Callable[[list[list[int]]], None] = getattr(self._cache, "append")  # noqa: B009  # such models' caches have it
             append([chunk if last else [] for chunk, last in zip(chunks, along, strict=True)])
@@ -453,23 +306,6 @@ class Rounds:
         spread = values.new_zeros((len(self.rows), *values.shape[1:]))
         spread[self._places] = values
         return spread
-
-    def _copy(self) -> None:
-        """Give rows the beginnings that they wait for, of others that have read as much by now."""
-        if not self._awaited:
-            return
-        places = {row: place for place, row in enumerate(self.rows)}
-        lengths = self._cache.lengths.tolist()
-        selection, keep = list(range(len(self.rows))), list[int | None]([None] * len(self.rows))
-        for row, (other, length) in list(self._awaited.items()):
-            place = places.get(other)
-            if row in places and place is not None and lengths[place] < length:
-                continue  # An earlier row, which is reading or waits for one earlier still: no two wait for each other.
-            del self._awaited[row]
-            if row in places and place is not None:
-                selection[places[row]], keep[places[row]] = place, length
-                self._copied.add(row)
-        self._cache.select(selection, keep)
 
     def _batch(self) -> Batch:
         sequences = [row.sequence for row in self._active]
@@ -578,7 +414,7 @@ class Rounds:
             for nodes, steps, count in zip(bad, path, accepted, strict=True)
         ]
         for row, is_healthy in zip(self._active, healthy, strict=True):
-            if not is_healthy and row not in self._copied:  # a copy gets another chance
+            if not is_healthy and not self._prefixes.is_fresh_copy(row):  # a copy gets another chance
                 row.fail(
                     NumericalError(
                         f"{self.target.name} gave scores with NaN or infinity (or nothing but -inf) after "
@@ -625,14 +461,14 @@ class Rounds:
     def _read_again(self, healthy: list[bool]) -> None:
         """Have copies that turn out to be unusable read: what followed in the other text may have spoilt them."""
         spoilt = [row for row, good in zip(self._active, healthy, strict=True) if not good and not row.finished]
-        self._copied.difference_update(self._active)
+        self._prefixes.confirm([row for row in self._active if row not in spoilt])
         if not spoilt:
             return
         for row in spoilt:
             old = row.sequence
-            # Another identity, for what the drafter knows of the old one is ahead of the text.
+            # Another identity, for what the drafter knows of the old one is ahead of its tokens.
             row.sequence = Sequence(old.tokens, old.prompt_length, old.params, old.seed, old.source)
-        self._cache.select(range(len(self.rows)), [0 if row in spoilt else None for row in self.rows])
+        self._prefixes.recompute(spoilt)
         self._sampler = None
 
     def _add_logprobs(self, row: Row, logits: Tensor, nodes: list[int], tokens: list[int]) -> None:
@@ -667,14 +503,8 @@ class Rounds:
         return result
 
     def _leave(self) -> None:
-        staying = [place for place, row in enumerate(self.rows) if not row.finished]
-        if len(staying) < len(self.rows):
-            if staying:
-                self._cache.select(staying)
-            else:  # The cache stays as it is: the next rows to join may begin like these.
-                self._left = [_usable(row) for row in self.rows]
-                self._active, self._places = [], []
-            self.rows = [self.rows[place] for place in staying]
+        if self._prefixes.remove_finished():
+            self._active, self._places = [], []
             self._sampler = None
 
     @contextmanager
@@ -691,20 +521,9 @@ class Rounds:
             ) from error
 
 
-def _unread(row: Row) -> int:
-    """Tokens of a row that a drafter has to catch up with; those of one round don't count."""
-    return 0 if row.followed else len(row.sequence.tokens) - row.heard
-
-
 def _room(row: Row) -> int:
     """Most tokens that a round of the row can accept, for it emits one more."""
     return max(0, row.remaining - 1)
-
-
-def _usable(row: Row) -> Sequence | None:
-    """A row's text, if others may start from a copy; not the sequence itself, which drafters remember things of."""
-    old = row.sequence
-    return None if row.error is not None else Sequence(old.tokens, old.prompt_length, old.params, old.seed, old.source)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

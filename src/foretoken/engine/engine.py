@@ -15,11 +15,12 @@ from foretoken.drafters.base import CostKeeper
 from foretoken.drafters.factory import make_drafter
 from foretoken.drafters.growth import Tree, TreePlan, plan_of
 from foretoken.engine.cache_budget import Budget, parse_bytes
-from foretoken.engine.decode_loop import Rounds, Row
+from foretoken.engine.decode_loop import Rounds
 from foretoken.engine.outputs import Completion, StreamEvent
 from foretoken.engine.profile import Profile
 from foretoken.engine.profile import read as read_profile
 from foretoken.engine.prompts import Prompt, check_params, is_single, make_sequence
+from foretoken.engine.row import Row
 from foretoken.engine.scheduler import Request, Scheduler
 from foretoken.errors import ForetokenError, ParameterError, PromptError
 from foretoken.models import LanguageModel, load
@@ -361,7 +362,7 @@ class Engine:
         check_params(self.target, params)
         row = Row(make_sequence(self.target, prompt, params), self.target, stream, verifier=self.verifier)
         if self._budget is not None:
-            self._budget.check(row.reach)
+            self._budget.check(row.max_length)
         return row
 
     def rounds(

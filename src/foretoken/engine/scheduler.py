@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 from foretoken.engine.cache_budget import Budget, show_bytes
-from foretoken.engine.decode_loop import Rounds, Row
+from foretoken.engine.decode_loop import Rounds
 from foretoken.engine.outputs import Completion, StreamEvent
+from foretoken.engine.row import Row
 from foretoken.errors import ForetokenError, OutOfMemory
 
 
@@ -69,7 +70,7 @@ class Scheduler:
     @property
     def reaches(self) -> list[int]:
         """See `Holder`."""
-        return [row.reach for _, row in self._running]
+        return [row.max_length for _, row in self._running]
 
     @property
     def busy(self) -> bool:
@@ -129,15 +130,15 @@ class Scheduler:
     def _has_room(self, row: Row) -> bool:
         if len(self._running) >= self._max_batch_size:
             return False
-        return self._budget is None or self._budget.fits([*self.reaches, row.reach], self)
+        return self._budget is None or self._budget.fits([*self.reaches, row.max_length], self)
 
     def _refuse_to_wait(self, row: Row) -> None:
         assert self._budget is not None
-        needs, held = self._budget.needs([row.reach]), self._budget.held(self)
+        needs, held = self._budget.needs([row.max_length]), self._budget.held(self)
         raise OutOfMemory(
-            f"a text of up to {row.reach:,} tokens needs {show_bytes(needs)} of caches, and other requests of this "
-            f"engine hold {show_bytes(held)} of the {show_bytes(self._budget.limit)} of cache_memory: finish or close "
-            "the streams that were begun, or raise cache_memory"
+            f"a request of up to {row.max_length:,} tokens needs {show_bytes(needs)} of KV cache, and other requests "
+            f"of this engine hold {show_bytes(held)} of the {show_bytes(self._budget.limit)} of cache_memory: finish "
+            "or close the streams that were begun, or raise cache_memory"
         )
 
     def run(self, each: Callable[[Request, StreamEvent], None] | None = None) -> None:

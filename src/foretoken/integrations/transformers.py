@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.engine.decode_loop import Row
 from foretoken.engine.engine import Engine
 from foretoken.engine.prompts import encode
+from foretoken.engine.row import Row
 from foretoken.errors import ParameterError, PromptError
 from foretoken.models import LanguageModel
 from foretoken.randomness import fresh_seed, gumbel

@@ -1,0 +1,172 @@
+"""The rows of the target's KV cache: which request each belongs to, and which prefixes are copied between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+
+from foretoken.engine.row import Row
+from foretoken.models.base import Cache, LanguageModel
+from foretoken.sequence import MIN_SHARED_PREFIX, shared_prefix_length
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One row of the KV cache.
+
+    Attributes:
+        tokens: what the cache row holds a prefix of: the request's own list, which grows; empty if it must not be
+            copied from.
+        row: the request; None once it has left.
+        donor: the slot whose prefix this one copies as soon as it is cached; None if it waits for none.
+        shared: tokens of that prefix.
+        is_fresh_copy: it began with a copy, and no round has shown that the copy is good.
+    """
+
+    tokens: list[int]
+    row: Row | None
+    donor: _Slot | None = None
+    shared: int = 0
+    is_fresh_copy: bool = False
+
+
+class PrefixCache:
+    """The target's KV cache while rows join and leave, with copies of shared prefixes.
+
+    A request whose prompt begins like the tokens of another one copies the KV cache of that prefix instead of
+    computing it. Where the other one has not cached it yet, the request waits. A slot waits only for one that stands
+    before it in the list, and leaving keeps the order: so no two wait for each other, and the first waits for none.
+    When the last request has left, its cache rows stay until others join, which may copy from them.
+
+    Args:
+        model: whose KV cache it is.
+        shares: whether prefixes are copied at all.
+        min_shared_prefix: fewest tokens that are copied.
+
+    Attributes:
+        cache: the KV cache; row i belongs to ``rows[i]`` while there are rows.
+        rows: the running requests.
+    """
+
+    def __init__(self, model: LanguageModel, shares: bool, min_shared_prefix: int = MIN_SHARED_PREFIX) -> None:
+        self._model = model
+        self._shares = shares and model.shares_prefixes
+        self._min_shared_prefix = min_shared_prefix
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all rows and everything cached."""
+        self.cache: Cache = self._model.open(0)
+        self.rows: list[Row] = []
+        self._slots: list[_Slot] = []
+
+    def join(self, rows: AbstractSequence[Row]) -> None:
+        """Append cache rows for new requests: copies of cached prefixes where there are any, empty ones elsewhere."""
+        lengths = dict(zip(self._slots, self.cache.lengths.tolist(), strict=True))
+        joined: list[_Slot] = []
+        sources: list[tuple[_Slot | None, int | None]] = []
+        for row in rows:
+            slot = _Slot(row.sequence.tokens if row.sequence.source is None else [], row)
+            donor, shared = self._best_donor(slot, [*self._slots, *joined], lengths)
+            if donor is not None and lengths.get(donor, 0) >= shared:
+                slot.is_fresh_copy = True
+                sources.append((donor, shared))
+            else:
+                slot.donor, slot.shared = donor, shared
+                sources.append((None, 0))
+            joined.append(slot)
+        staying = self._slots if self.rows else []
+        self._arrange([*staying, *joined], [*((slot, None) for slot in staying), *sources])
+
+    def _best_donor(
+        self, slot: _Slot, others: AbstractSequence[_Slot], lengths: dict[_Slot, int]
+    ) -> tuple[_Slot | None, int]:
+        """The slot with the longest prefix to copy, the first of equal ones, and the tokens of that prefix."""
+        best: tuple[_Slot | None, int] = None, 0
+        if not self._shares or len(slot.tokens) <= self._min_shared_prefix:
+            return best
+        for other in others:
+            shared = shared_prefix_length(slot.tokens, other.tokens, self._min_shared_prefix)
+            if other.row is None:  # it will cache no more
+                shared = min(shared, lengths[other])
+            if shared >= self._min_shared_prefix and shared > best[1]:
+                best = other, shared
+        return best
+
+    def copy(self) -> None:
+        """Give waiting rows their prefixes, of donors that have cached them by now."""
+        if not any(slot.donor for slot in self._slots):
+            return
+        lengths = dict(zip(self._slots, self.cache.lengths.tolist(), strict=True))
+        sources: list[tuple[_Slot | None, int | None]] = [(slot, None) for slot in self._slots]
+        for place, slot in enumerate(self._slots):
+            if slot.donor is None:
+                continue
+            if slot.donor not in lengths:
+                slot.donor = None
+            elif lengths[slot.donor] >= slot.shared:
+                sources[place] = slot.donor, slot.shared
+                slot.donor, slot.is_fresh_copy = None, True
+        self._arrange(self._slots, sources)
+
+    def waiting(self) -> list[bool]:
+        """Of each row, whether it waits for a prefix."""
+        return [slot.donor is not None for slot in self._slots]
+
+    def awaited(self) -> list[bool]:
+        """Of each row, whether others wait for its prefix."""
+        donors = {slot.donor for slot in self._slots}
+        return [slot in donors for slot in self._slots]
+
+    def is_fresh_copy(self, row: Row) -> bool:
+        """Whether the row began with a copy that no round has shown to be good."""
+        return self._slots[self.rows.index(row)].is_fresh_copy
+
+    def confirm(self, rows: AbstractSequence[Row]) -> None:
+        """A round gave these rows usable scores: what they have copied is good."""
+        for slot in self._slots:
+            if slot.is_fresh_copy and slot.row in rows:
+                slot.is_fresh_copy = False
+
+    def recompute(self, rows: AbstractSequence[Row]) -> None:
+        """Empty the cache rows of these requests: their copies turned out to be unusable."""
+        sources: list[tuple[_Slot | None, int | None]] = []
+        for slot in self._slots:
+            if slot.row in rows:
+                slot.is_fresh_copy = False
+                sources.append((None, 0))
+            else:
+                sources.append((slot, None))
+        self._arrange(self._slots, sources)
+
+    def remove_finished(self) -> bool:
+        """Let finished requests leave; whether there were any."""
+        if not any(row.finished for row in self.rows):
+            return False
+        staying = [slot for slot in self._slots if slot.row is not None and not slot.row.finished]
+        if staying:
+            self._arrange(staying, [(slot, None) for slot in staying])
+            return True
+        for slot in self._slots:
+            if slot.row is not None and slot.row.error is not None:
+                slot.tokens = []
+            slot.row = slot.donor = None
+        self.rows = []
+        return True
+
+    def _arrange(
+        self, slots: AbstractSequence[_Slot], sources: AbstractSequence[tuple[_Slot | None, int | None]]
+    ) -> None:
+        """Make these slots the rows of the cache.
+
+        Args:
+            slots: in the order of the rows.
+            sources: of each, the present slot that it begins with, None for an empty one, and how many of its tokens it
+                takes, None for all.
+        """
+        places = {slot: place for place, slot in enumerate(self._slots)}
+        self.cache.select(
+            [-1 if source is None else places[source] for source, _ in sources], [keep for _, keep in sources]
+        )
+        self._slots = list(slots)
+        self.rows = [slot.row for slot in slots if slot.row is not None]

@@ -1,0 +1,159 @@
+"""Row: a request while it is being decoded, and where it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+from typing import Literal
+
+from foretoken.engine.detokenizer import Detokenizer, continuation
+from foretoken.engine.outputs import (
+    Completion,
+    DecodeStats,
+    DraftedToken,
+    FinishReason,
+    Origin,
+    Piece,
+    StreamEvent,
+    TokenLogprob,
+)
+from foretoken.models.base import LanguageModel
+from foretoken.policy.costs import Acceptance
+from foretoken.sequence import Sequence
+from foretoken.verify import AnyVerifier
+
+
+class Row:
+    """A request while it is being decoded.
+
+    Args:
+        sequence: its tokens, which the row extends.
+        model: the target.
+        stream: make pieces of text with every round.
+        verifier: of this request.
+        num_speculative_tokens: of this request alone; None for the engine's.
+
+    Attributes:
+        stats: what it took so far.
+        finish_reason: why it ended; None while it goes on.
+        error: what it failed with.
+        logprobs: one entry an emitted token, where they were asked for.
+        drafted: the last round's draft, where it is traced.
+        acceptance: which of its draft tokens were accepted, for the policy; None before the policy was asked.
+        drafter_length: tokens that it had when the drafter was last called for it.
+        drafted_last: the drafter was called for it in the last round.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        model: LanguageModel,
+        stream: bool = False,
+        *,
+        verifier: AnyVerifier,
+        num_speculative_tokens: int | Literal["auto"] | None = None,
+    ) -> None:
+        self.sequence = sequence
+        self.verifier = verifier
+        self.num_speculative_tokens = num_speculative_tokens
+        self.stats = DecodeStats()
+        self.finish_reason: FinishReason | None = None
+        self.error: Exception | None = None
+        self.logprobs: list[TokenLogprob] | None = [] if sequence.params.logprobs is not None else None
+        self.drafted: tuple[DraftedToken, ...] = ()
+        self.acceptance: Acceptance | None = None
+        self.drafter_length = 0
+        self.drafted_last = False
+        params = sequence.params
+        self._model = model
+        self._stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
+        )
+        self._detokenizer: Detokenizer | None = None
+        if model.tokenizer is not None and (stream or params.stop):
+            self._detokenizer = Detokenizer(model.tokenizer, params.stop, self._text_context())
+        self._pieces: list[Piece] = []
+
+    @property
+    def finished(self) -> bool:
+        """No further token will be added."""
+        return self.finish_reason is not None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        sequence = self.sequence
+        emitted = len(sequence.tokens) - sequence.prompt_length
+        return min(sequence.params.max_new_tokens - emitted, self._model.max_length - len(sequence.tokens))
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens that a KV cache may come to hold of the request, those of its source included."""
+        sequence = self.sequence
+        length = min(sequence.prompt_length + sequence.params.max_new_tokens, self._model.max_length)
+        return length + len(sequence.source or ())
+
+    @property
+    def drafter_lag(self) -> int:
+        """Tokens that the drafter has not seen; those of a single round don't count."""
+        return 0 if self.drafted_last else len(self.sequence.tokens) - self.drafter_length
+
+    def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin]) -> int:
+        """Append tokens until the request ends; how many were taken."""
+        self._pieces = []
+        sequence = self.sequence
+        for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
+            sequence.tokens.append(token)
+            emitted = len(sequence.tokens) - sequence.prompt_length
+            may_stop = emitted >= sequence.params.min_new_tokens
+            text = self._detokenizer.add(token, may_stop) if self._detokenizer else ""
+            is_stop_token = token in self._stop_ids and may_stop
+            if self.must_stop(token) or is_stop_token or (self._detokenizer and self._detokenizer.stopped):
+                self.finish_reason = "stop"
+            elif self.remaining <= 0:
+                self.finish_reason = "length"
+            if self.finished and self._detokenizer:
+                text += self._detokenizer.finish(may_stop)
+                if self._detokenizer.stopped:
+                    self.finish_reason = "stop"
+            self._pieces.append(Piece(token, text, origin))
+            if self.finished:
+                return taken
+        return len(tokens)
+
+    def must_stop(self, token: int) -> bool:
+        """A further reason to stop after a token that was just appended; for subclasses."""
+        return False
+
+    def cancel(self) -> None:
+        """End the request with what it has; it leaves before the next round."""
+        if not self.finished:
+            self.finish_reason = "cancelled"
+            self._pieces, self.drafted = [], ()  # an earlier event had them
+            if self._detokenizer is not None:
+                self._detokenizer.finish(False)
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an error."""
+        self.error = error
+        self.finish_reason = "error"
+        self._pieces, self.drafted = [], ()
+
+    def event(self) -> StreamEvent:
+        """What the last round added."""
+        return StreamEvent(tuple(self._pieces), self.stats, self.drafted, self.completion() if self.finished else None)
+
+    def completion(self) -> Completion:
+        """The result of a finished request."""
+        assert self.finish_reason is not None
+        output = self.sequence.output
+        if self._detokenizer is not None:
+            text = self._detokenizer.text
+        elif self._model.tokenizer is not None:
+            text = continuation(self._model.tokenizer, self._text_context(), output)
+        else:
+            text = ""
+        return Completion(output, text, self.finish_reason, self.logprobs, self.stats, self.error)
+
+    def _text_context(self) -> list[int]:
+        """The tokens before the output's text; a decoder's start token is not text."""
+        return [] if self.sequence.source is not None else self.sequence.tokens[: self.sequence.prompt_length]
