@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class ForetokenError(Exception):
     """Base of all errors that the caller can mend; the command line prints it and exits with status 2."""
@@ -25,3 +28,9 @@ class NumericalError(ForetokenError, ArithmeticError):
 
 class OutOfMemory(ForetokenError, MemoryError):
     """Memory ran out; the message says for which model and what to lower."""
+
+
+def did_you_mean(word: str, known: Iterable[str], note: str = " (did you mean {!r}?)") -> str:
+    """A question with the known word that is closest to a wrong one; nothing where none is close."""
+    close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return note.format(close[0]) if close else ""

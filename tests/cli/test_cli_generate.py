@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from foretoken.cli import setup
 from foretoken.cli.options import SamplingOptions
+from foretoken.models.wrapping import SlowModelWarning
 from foretoken.sampling import SamplingParams
 
 ESCAPE = "\x1b"
@@ -71,8 +74,15 @@ def test_a_seed_decides_the_text(call):
 
 
 def test_defaults_are_those_of_the_library():
-    ours, theirs = SamplingOptions().params(), SamplingParams(max_new_tokens=SamplingOptions().max_new_tokens)
-    assert ours == theirs
+    assert SamplingOptions().params() == SamplingParams()
+
+
+def test_the_length_has_the_names_that_others_give_it(call):
+    outputs = {
+        call("generate", "hello", "--seed", 1, option, 7, "--json").stdout.partition('"stats"')[0]
+        for option in ("-n", "--max-new-tokens", "--max-tokens")
+    }
+    assert len(outputs) == 1
 
 
 def test_every_sampling_parameter_can_be_given(call):
@@ -225,7 +235,9 @@ def test_bad_input_is_one_readable_line_and_status_2(call, arguments, named):
 def test_quantised_models_say_so(call, models):
     result = call("generate", "hello", "--quantize", "int8", "-n", "4", "--quantize-drafter", "int8")
     assert result.exit_code == 0
-    assert "rounded to int8: the text follows the law of the rounded target" in " ".join(result.stderr.split())
+    assert "rounded to int8: the output follows the distribution of the rounded target" in " ".join(
+        result.stderr.split()
+    )
     assert "rounded" not in call("generate", "hello", "-n", "4", "--runner", "hf").stderr
 
 
@@ -276,3 +288,35 @@ def test_usage_errors_have_status_2(call):
 
 def test_a_width_of_no_columns_hides_nothing(call):
     assert "tokens/s" in call("generate", "hello", "-n", 4, COLUMNS="0").stderr
+
+
+def test_a_slow_runner_is_told_of(call, monkeypatch):
+    def load(*arguments, **options):
+        warnings.warn("this model is slow", SlowModelWarning, stacklevel=2)
+        return real(*arguments, **options)
+
+    real = setup.load_target
+    monkeypatch.setattr(setup, "load_target", load)
+    assert "note: this model is slow" in call("generate", "hello", "-n", 1).stderr
+
+
+def test_a_base_model_says_what_to_do_instead(call, models):
+    for command in (["generate", "hello", "--chat"], ["chat"]):
+        result = call(*command, "--target", models.untemplated)
+        assert result.exit_code == 2
+        for part in ("no chat template", "generate --raw", "--chat-template FILE"):
+            assert part in result.stderr
+
+
+def test_a_chat_template_can_be_given(call, models, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}<assistant>")
+    given = ["--target", models.untemplated, "--chat-template", file, "-t", 0, "-n", 8]
+    wrapped = call("generate", "<user>hello<end><assistant>", "--raw", "-t", 0, "-n", 8).stdout
+    assert call("generate", "hello", *given).stdout == wrapped
+    assert call("chat", *given, stdin="hello\n").stdout == wrapped
+    for content, said in ((b"", "is empty"), (b"\xff", "is not UTF-8"), (b"{% if %}", "chat template")):
+        file.write_bytes(content)
+        refused = call("generate", "hello", *given)
+        assert refused.exit_code == 2
+        assert said in refused.stderr

@@ -18,6 +18,7 @@ import foretoken
 from foretoken.cli import tables
 from foretoken.cli.audit import audit_app
 from foretoken.cli.bench import NoColor, bench_app
+from foretoken.cli.checks import check_models
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
@@ -67,7 +68,7 @@ app = typer.Typer(
     name="foretoken",
     help="Make a language model write faster without changing what it writes.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -138,7 +139,7 @@ def generate(
     error.
     """
     from foretoken.cli.respond import respond
-    from foretoken.cli.setup import keep_quiet, load_engine
+    from foretoken.cli.setup import check_can_chat, keep_quiet, load_engine
 
     screen = Screen(output.no_color)
     keep_quiet(screen)
@@ -148,6 +149,7 @@ def generate(
     if chat is None:
         chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
     if chat:
+        check_can_chat(engine.target)
         answer = respond(engine, as_message(text), params, output, screen)
     else:
         continued = engine.target.decoder_start_token_id is None  # an encoder-decoder model writes a text of its own
@@ -163,13 +165,15 @@ def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptio
     Questions come from the terminal, or line by line from a pipe. With --json each answer is a line of JSON.
     """
     from foretoken.cli.chat import Chat
-    from foretoken.cli.setup import keep_quiet, load_engine, settled
+    from foretoken.cli.setup import keep_quiet, load_engine, loading, settled
 
     screen = Screen(output.no_color)
     keep_quiet(screen)
     sampling.params()
-    models = settled(models)
     interactive = standard_input().isatty()
+    check_models(models)
+    with loading(screen):
+        models = settled(models)
     engine = load_engine(models, screen)
     session = Chat(engine, models, sampling, output, screen)
     if interactive:

@@ -14,9 +14,9 @@ from foretoken.cli import render
 from foretoken.cli.options import ModelOptions, OutputOptions, SamplingOptions
 from foretoken.cli.respond import respond
 from foretoken.cli.screen import Screen
-from foretoken.cli.setup import make_drafter, make_engine
+from foretoken.cli.setup import check_can_chat, make_drafter, make_engine
 from foretoken.engine.outputs import DecodeStats
-from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
+from foretoken.errors import ForetokenError, ParameterError, PromptError
 
 if TYPE_CHECKING:
     from foretoken.engine.engine import Engine
@@ -58,11 +58,7 @@ class Chat:
         output: OutputOptions,
         screen: Screen,
     ) -> None:
-        if not getattr(engine.target.tokenizer, "chat_template", None):
-            raise ModelError(
-                f"{engine.target.name} has no chat template, so that it can't chat: use 'foretoken generate', or an "
-                "instruction-tuned model"
-            )
+        check_can_chat(engine.target)
         self.messages: list[Message] = []
         self.interrupted = False
         self.finished = False

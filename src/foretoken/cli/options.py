@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from foretoken.errors import ParameterError
+from foretoken.sampling.params import DEFAULT_MAX_NEW_TOKENS
 
 if TYPE_CHECKING:
     from foretoken.sampling import SamplingParams
@@ -150,6 +151,15 @@ class ModelOptions(LoadOptions):
             rich_help_panel=_MODELS,
         ),
     ] = None
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Jinja template that makes a prompt of chat messages, instead of the tokenizer's own.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
 
 
 @dataclass(kw_only=True)
@@ -192,8 +202,11 @@ class SamplingOptions:
         ),
     ] = None
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.", rich_help_panel=_SAMPLING)
-    ] = 256
+        int,
+        typer.Option(
+            "--max-new-tokens", "--max-tokens", "-n", help="Most tokens to generate.", rich_help_panel=_SAMPLING
+        ),
+    ] = DEFAULT_MAX_NEW_TOKENS
     min_new_tokens: Annotated[int, typer.Option(help="No end before so many.", rich_help_panel=_SAMPLING)] = 0
     stop_token_ids: Annotated[
         list[int],
@@ -214,7 +227,9 @@ class SamplingOptions:
     logprobs: Annotated[
         int | None,
         typer.Option(
-            help="With --json: so many likeliest tokens at each place.", show_default=False, rich_help_panel=_SAMPLING
+            help="Report log-probabilities: of each token, and of so many of the likeliest at its position.",
+            show_default=False,
+            rich_help_panel=_SAMPLING,
         ),
     ] = None
 

@@ -25,10 +25,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
             else "two prompts: give either PROMPT or --prompt-file, not both"
         )
     if file is not None:
-        try:
-            text = decode_text(file.read_bytes(), str(file))
-        except OSError as error:
-            raise PromptError(f"prompt file {str(file)!r} can't be read: {error.strerror}") from error
+        text = read_text(file, "prompt file")
     elif prompt == "-":
         text = decode_text(standard_input().buffer.read(), "standard input")
     else:
@@ -41,6 +38,24 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if not text:
         raise PromptError("prompt is empty: give at least one character")
     return text
+
+
+def read_text(file: Path, what: str) -> str:
+    """The UTF-8 text in a file.
+
+    Raises:
+        PromptError: it can't be read, is no regular file, or no UTF-8 text; the message calls it `what`.
+    """
+    try:
+        if file.exists() and not (file.is_file() or file.is_fifo() or file.is_char_device()):
+            reason = "it is a folder" if file.is_dir() else "it is no file"
+            raise PromptError(f"{what} {str(file)!r} can't be read: {reason}")
+        return decode_text(file.read_bytes(), str(file))
+    except (OSError, ValueError) as error:
+        if isinstance(error, PromptError):
+            raise
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise PromptError(f"{what} {str(file)!r} can't be read: {reason}") from error
 
 
 def as_message(text: str) -> list[dict[str, str]]:

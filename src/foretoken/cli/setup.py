@@ -6,18 +6,20 @@ import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from foretoken.cli.checks import SHIPPED_DRAFTER, check_models, draft_length, shipped_only
 from foretoken.cli.options import LoadOptions, ModelOptions
+from foretoken.cli.prompt import read_text
 from foretoken.cli.screen import Screen
-from foretoken.errors import ParameterError
+from foretoken.errors import ModelError, ParameterError, PromptError
 
 if TYPE_CHECKING:
-    from foretoken.drafters import Vocab
+    from foretoken.drafters import Drafter, Vocab
     from foretoken.engine.engine import Engine
     from foretoken.models import LanguageModel
 
-SHIPPED_DRAFTER = "draft-model"
 SHIPPED_HEAD = "eagle3"
 MODEL_FREE_DRAFTER = "prompt-lookup"  # for a target that came without a drafter
 
@@ -32,7 +34,8 @@ def keep_quiet(screen: Screen) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if category is UserWarning or category is RuntimeWarning:
+        # Our own kinds of warning, and the plain ones, which we use too; other libraries have theirs for their chatter.
+        if category in (UserWarning, RuntimeWarning) or category.__module__.partition(".")[0] == "foretoken":
             screen.note(f"note: {message}", style="yellow")
 
     warnings.showwarning = show
@@ -74,44 +77,77 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
     Raises:
         ForetokenError: a model can't be loaded, or a name or number is wrong.
     """
-    from foretoken import verify
-    from foretoken.drafters.growth import plan_of
-    from foretoken.policy.controller import AUTO
-
-    options = settled(options)
-    if options.verifier is not None and options.verifier != AUTO:
-        verify.get(options.verifier)  # a wrong name should not cost the time that models take to load
-    if options.tree is not None:
-        plan_of(options.tree)
+    check_models(options)
+    template = None if options.chat_template is None else read_template(options.chat_template)
     with loading(screen):
+        from foretoken.drafters.growth import plan_of
+
+        options = settled(options)
+        tree = None if options.tree is None else plan_of(options.tree)
         target = load_target(options)
+        if template is not None:
+            _set_template(target, template)
         engine = make_engine(options, target, make_drafter(options, target, screen))
-    if options.tree is not None and plan_of(options.tree).branches and not engine.verifier.trees:
+    if tree is not None and tree.branches and not engine.verifier.trees:
         screen.note(f"verifier {engine.verifier.name} takes chains alone: --tree {options.tree} is not used")
     if options.quantize is not None:
         screen.note(
-            f"{target.name} has been rounded to {options.quantize}: the text follows the law of the rounded target, "
-            "with or without speculation, and not that of the checkpoint"
+            f"{target.name} has been rounded to {options.quantize}: the output follows the distribution of the rounded "
+            "target, with or without speculation, and not that of the checkpoint"
         )
     return engine
 
 
+def read_template(file: Path) -> str:
+    """A chat template from a file.
+
+    Raises:
+        PromptError: it can't be read, or is empty.
+    """
+    text = read_text(file, "chat template")
+    if not text.strip():
+        raise PromptError(f"chat template {str(file)!r} is empty: give a file with a Jinja template")
+    return text
+
+
+def _set_template(target: LanguageModel, template: str) -> None:
+    tokenizer: Any = target.tokenizer
+    if tokenizer is None:
+        raise ModelError(f"{target.name} has no tokenizer, which a chat template needs: put its files beside the model")
+    tokenizer.chat_template = template
+
+
+def check_can_chat(target: LanguageModel) -> None:
+    """See to it that the target has a chat template.
+
+    Raises:
+        ModelError: it has none; the message says what to do instead.
+    """
+    tokenizer: Any = target.tokenizer
+    if not getattr(tokenizer, "chat_template", None):
+        raise ModelError(
+            f"{target.name} has no chat template, as base models have none, so that it can't chat: have it continue "
+            "text with 'foretoken generate --raw', give a template with --chat-template FILE, or name an "
+            "instruction-tuned model"
+        )
+
+
 def loading(screen: Screen) -> AbstractContextManager[Any]:
-    """Says that models are being loaded."""
+    """Says on a terminal, at once, that models are being loaded."""
     return screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext()
 
 
-def make_engine(options: ModelOptions, target: LanguageModel, drafter: Any) -> Engine:
+def make_engine(options: ModelOptions, target: LanguageModel, drafter: Drafter) -> Engine:
     """An engine of loaded parts, by options that are `settled`."""
     from foretoken.engine.engine import Engine
 
     assert options.verifier is not None
     assert options.num_speculative_tokens is not None
-    k = options.num_speculative_tokens.strip()
-    return Engine(target, drafter, options.verifier, int(k) if k.lstrip("-").isdecimal() else k)  # type: ignore[arg-type]
+    k = draft_length(options.num_speculative_tokens)
+    return Engine(target, drafter, options.verifier, k)
 
 
-def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -> Any:
+def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -> Drafter:
     """The drafter that the options name, loaded; a note says what people would not expect of it."""
     drafter = _make_drafter(options, target)
     for part in getattr(drafter, "drafters", (drafter,)):
@@ -120,9 +156,9 @@ def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -
     return drafter
 
 
-def _make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
+def _make_drafter(options: ModelOptions, target: LanguageModel) -> Drafter:
     from foretoken import drafters
-    from foretoken.drafters import factory as making
+    from foretoken.drafters.factory import make_drafter as make
     from foretoken.drafters.growth import plan_of
 
     shipped = options.target is None
@@ -135,12 +171,9 @@ def _make_drafter(options: ModelOptions, target: LanguageModel) -> Any:
     parts = [part.strip() for part in name.split(",")]
     tree = None if options.tree is None else plan_of(options.tree)
     if SHIPPED_DRAFTER in parts and not shipped:
-        raise ParameterError(
-            f"drafter {SHIPPED_DRAFTER!r} is the shipped drafter, which fits the shipped target alone: for "
-            f"{options.target} name a drafter model's folder or hub id, or one of 'foretoken drafters'"
-        )
+        raise shipped_only(options.target)
     vocab = cast("Vocab", options.vocab)
-    return making.make_drafter(name, target, tree=tree, vocab=vocab, **drafter_options(options))
+    return make(name, target, tree=tree, vocab=vocab, **drafter_options(options))
 
 
 def load_target(options: LoadOptions) -> LanguageModel:

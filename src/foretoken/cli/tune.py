@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken.cli.checks import SHIPPED_DRAFTER, check_loading
 from foretoken.cli.options import LoadOptions
 from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ModelError, ParameterError
@@ -96,14 +97,15 @@ def tune(options: TuneOptions, load: LoadOptions, screen: Screen) -> None:
         ForetokenError: the target can't be loaded, an option is wrong, or a file can't be read or written.
         KeyboardInterrupt: Ctrl-C, once what was measured is safe.
     """
+    seconds = duration(options.budget)
+    check_loading(load)
+    check_writable(options.output)
     from foretoken.bench.store import Store
     from foretoken.cli.setup import drafter_options, load_options, load_target, loading
     from foretoken.tune import Meter, search
     from foretoken.tune.prompts import from_file, mix
     from foretoken.tune.report import profile_of, show
 
-    seconds = duration(options.budget)
-    check_writable(options.output)
     state = options.output.with_name(options.output.name + ".state")
     items = mix() if options.prompts is None else from_file(options.prompts, options.chat)
     with loading(screen):
@@ -133,7 +135,7 @@ def _plan(
     options: TuneOptions, load: LoadOptions, target: LanguageModel, items: Sequence[Item], seconds: float
 ) -> Plan:
     from foretoken.bench import workload
-    from foretoken.cli.setup import SHIPPED_DRAFTER, SHIPPED_HEAD, drafter_options, load_options
+    from foretoken.cli.setup import SHIPPED_HEAD, drafter_options, load_options
     from foretoken.engine import profile
     from foretoken.tune import Plan
     from foretoken.tune.candidates import registered

@@ -1,7 +1,33 @@
-"""From a model's logits to the law of the next token, and from a law to a token."""
+"""From a model's logits to the distribution of the next token, and from a distribution to a token.
 
-from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.sampler import Sampler
-from foretoken.sampling.vocabulary import all_finite, check_finite, draw, draw_distinct
+Names are imported when they are first used: `SamplingParams` needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretoken.sampling.params import SamplingParams
+    from foretoken.sampling.sampler import Sampler
+    from foretoken.sampling.vocabulary import all_finite, check_finite, draw, draw_distinct
 
 __all__ = ["Sampler", "SamplingParams", "all_finite", "check_finite", "draw", "draw_distinct"]
+
+_HOMES = {
+    "Sampler": "sampler",
+    "SamplingParams": "params",
+    "all_finite": "vocabulary",
+    "check_finite": "vocabulary",
+    "draw": "vocabulary",
+    "draw_distinct": "vocabulary",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

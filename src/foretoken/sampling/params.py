@@ -10,6 +10,8 @@ from typing import Any
 
 from foretoken.errors import ParameterError
 
+DEFAULT_MAX_NEW_TOKENS = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -45,7 +47,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     seed: int | None = None
-    max_new_tokens: int = 128
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     min_new_tokens: int = 0
     stop_token_ids: Sequence[int] = ()
     stop: str | Sequence[str] = ()
