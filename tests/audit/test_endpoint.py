@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from audit.samplers import PlainSampler, colder, leaning
-from foretoken.audit import AuditError, Plan, ReferenceLaw, Request, audit_model, audit_worlds
+from foretoken.audit import AuditError, AuditPlan, ReferenceLaw, SampleRequest, audit_model, audit_worlds
 from foretoken.audit.endpoint import EndpointSubject, prompts_of
 from foretoken.audit.indirect import audit_own_logprobs, audit_pair
 from foretoken.sampling import SamplingParams
@@ -88,7 +88,7 @@ def serving(server):
         thread.join()
 
 
-QUICK = Plan(tv=0.35)
+QUICK = AuditPlan(tv=0.35)
 
 
 def subject(url, world=None, **options):
@@ -103,7 +103,7 @@ def test_a_server_of_a_world(world):
         assert one.name == f"tiny at {url}/v1"
         assert audit_worlds(lambda _: one, [world], QUICK).verdict == "PASS"
     with serving(Server(world, leaning)) as url:
-        assert audit_worlds(lambda _: subject(url), [world], Plan()).verdict == "FAIL"
+        assert audit_worlds(lambda _: subject(url), [world], AuditPlan()).verdict == "FAIL"
 
 
 def test_tokens_by_their_text(world):
@@ -121,14 +121,14 @@ def test_its_own_logprobs(world):
         with pytest.raises(AuditError, match=r"temperature 0\.5"):
             audit_own_logprobs(subject(url), world.prompts, SamplingParams(temperature=0.5), QUICK)
     with serving(Server(world, colder, ids=False)) as url:
-        report = audit_own_logprobs(subject(url), world.prompts, SamplingParams(), Plan(), num_tokens=24, top=4)
+        report = audit_own_logprobs(subject(url), world.prompts, SamplingParams(), AuditPlan(), num_tokens=24, top=4)
         assert report.verdict == "FAIL"
 
 
 def test_against_a_second_server(world):
     with serving(Server(world)) as reference, serving(Server(world, leaning, logprobs=False)) as url:
         report = audit_pair(
-            subject(url), subject(reference), [world.prompts[0]], SamplingParams(), Plan(tv=0.05), num_tokens=3
+            subject(url), subject(reference), [world.prompts[0]], SamplingParams(), AuditPlan(tv=0.05), num_tokens=3
         )
         assert report.verdict == "FAIL"
 
@@ -136,7 +136,7 @@ def test_against_a_second_server(world):
 def test_an_end_token_that_the_server_leaves_out(world):
     with serving(Server(world)) as url:
         one = subject(url, end_token=7)
-        request = Request((0, 1), 1, 4)
+        request = SampleRequest((0, 1), 1, 4)
         assert one._sample({"token_ids": [1, 2], "finish_reason": "stop"}, request).tokens == [1, 2, 7]
         assert one._sample({"token_ids": [1, 7], "finish_reason": "stop"}, request).tokens == [1, 7]
         assert one._sample({"token_ids": [1, 2, 3, 4], "finish_reason": "length"}, request).tokens == [1, 2, 3, 4]

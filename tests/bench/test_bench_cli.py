@@ -7,9 +7,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bench.test_summary import records
-from foretoken.bench import engines, machine
-from foretoken.bench.engines import EngineKind
 from foretoken.cli.app import app
+from foretoken.models import machine
+from foretoken.peers import kinds
+from foretoken.peers.kinds import EngineKind
 
 
 def call(*arguments: object) -> Result:
@@ -18,7 +19,7 @@ def call(*arguments: object) -> Result:
 
 @pytest.fixture
 def _fake(kind: EngineKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(engines.KINDS, "fake", kind)
+    monkeypatch.setitem(kinds.KINDS, "fake", kind)
     monkeypatch.setattr(machine, "bandwidth", lambda *_: 1e10)
 
 

@@ -82,11 +82,11 @@ def test_lengths_costs_rates_and_ratios(bench: ModuleType) -> None:
     # Both repeats: 1 second, of it 0.2 in the first rounds of four texts.
     assert cell.milliseconds == pytest.approx(1e3 * 0.8 / (52 - 4))
     assert cell.round_seconds["drafter"] == pytest.approx(0.2 / 48)
-    assert cell.rate.middle == pytest.approx(200)
+    assert cell.rate.median == pytest.approx(200)
     assert (cell.over_plain.low, cell.over_plain.high) == (pytest.approx(2.0), pytest.approx(4.0))
     assert cell.same_texts == 0.75
     plain = bench.cells(runs)["maths", 0.0, "none"]
-    assert (plain.mean_acceptance_length, plain.over_plain.middle) == (1.0, 1.0)
+    assert (plain.mean_acceptance_length, plain.over_plain.median) == (1.0, 1.0)
 
 
 def test_ratios_are_formed_within_a_session(bench: ModuleType) -> None:
@@ -97,8 +97,8 @@ def test_ratios_are_formed_within_a_session(bench: ModuleType) -> None:
         run("other", 50, 100, 5.0, session=1),
     ]
     found = bench.cells(runs)
-    assert found["maths", 0.0, "one"].over_plain.middle == pytest.approx(2.0)
-    assert found["maths", 0.0, "other"].over_plain.middle == pytest.approx(2.0)
+    assert found["maths", 0.0, "one"].over_plain.median == pytest.approx(2.0)
+    assert found["maths", 0.0, "other"].over_plain.median == pytest.approx(2.0)
     assert found["maths", 0.0, "none"].rate.low == pytest.approx(10.0)
 
 

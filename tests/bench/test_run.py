@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from foretoken.bench import machine
-from foretoken.bench.engines import Engine, EngineKind
+from foretoken.bench.engines import EngineConfig
 from foretoken.bench.errors import BenchError
-from foretoken.bench.plan import Plan, cases
+from foretoken.bench.plan import BenchPlan, cases
+from foretoken.bench.records import Store, read
 from foretoken.bench.run import measure
-from foretoken.bench.store import Store, read
-from foretoken.bench.workload import Item, Prompt
+from foretoken.models import machine
+from foretoken.peers.kinds import EngineKind
+from foretoken.workloads import Item, Prompt
 
 SETTINGS = {"target": "t", "max_new_tokens": 32}
 
@@ -25,14 +26,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "bandwidth", lambda *_: 1e10)
 
 
-def engines(kind: EngineKind, **options: str) -> tuple[Engine, ...]:
+def engines(kind: EngineKind, **options: str) -> tuple[EngineConfig, ...]:
     given = tuple(sorted(options.items()))
-    return Engine(kind, "plain", None, given), Engine(kind, "draft-model", 2, given)
+    return EngineConfig(kind, "plain", None, given), EngineConfig(kind, "draft-model", 2, given)
 
 
-def plan(small: Path, peers: Path, chosen: tuple[Engine, ...], **changes: Any) -> Plan:
+def plan(small: Path, peers: Path, chosen: tuple[EngineConfig, ...], **changes: Any) -> BenchPlan:
     prompts = tuple(Prompt(Item(f"{name}{i}", name, "x"), (i, 2, 3)) for name in ("a", "b") for i in range(2))
-    made = Plan(small, small, chosen, prompts, repeats=2, max_new_tokens=32, threads=1, peers=peers)
+    made = BenchPlan(small, small, chosen, prompts, repeats=2, max_new_tokens=32, threads=1, peers=peers)
     return replace(made, **changes)
 
 
@@ -80,7 +81,7 @@ def test_an_interrupted_run_goes_on(small: Path, peers: Path, kind: EngineKind, 
     measure(chosen, again)
     assert file.read_text() == before
     # Further repeats and engines join what is there.
-    more = plan(small, peers, (*engines(kind), Engine(kind, "prompt-lookup", 3)), repeats=3)
+    more = plan(small, peers, (*engines(kind), EngineConfig(kind, "prompt-lookup", 3)), repeats=3)
     measure(more, Store(file, more.settings()))
     assert len(read(file)) > len(before.splitlines())
     assert len(Store(file, more.settings()).done()) == 4 * 3 * 3
@@ -112,12 +113,15 @@ def test_files_that_hold_something_else_are_left_alone(tmp_path: Path, text: str
         ("no start", "failed", "RuntimeError: no such model"),
         ("short", "failed", "wrote [31] tokens where 32"),
         ("die", "failed", "status 3"),
+        ("no tokens", "failed", "holds no outputs"),
     ],
 )
 def test_an_engine_that_cannot_is_left_out_with_its_reason(
     small: Path, peers: Path, kind: EngineKind, behaviour: str, why: str, reason: str
 ) -> None:
-    chosen = plan(small, peers, (Engine(kind, "plain"), Engine(kind, "plain", None, (("behaviour", behaviour),))))
+    chosen = plan(
+        small, peers, (EngineConfig(kind, "plain"), EngineConfig(kind, "plain", None, (("behaviour", behaviour),)))
+    )
     store = Store(None, chosen.settings())
     measure(chosen, store)
     (skipped,) = store.of("skipped")
@@ -128,7 +132,7 @@ def test_an_engine_that_cannot_is_left_out_with_its_reason(
 
 def test_what_does_not_batch_and_what_is_not_installed(small: Path, peers: Path, kind: EngineKind) -> None:
     absent = replace(kind, name="absent", folders=("absent",))
-    chosen = plan(small, peers, (Engine(kind, "prompt-lookup", 2), Engine(absent, "plain")), batches=(1, 2))
+    chosen = plan(small, peers, (EngineConfig(kind, "prompt-lookup", 2), EngineConfig(absent, "plain")), batches=(1, 2))
     store = Store(None, chosen.settings())
     measure(chosen, store)
     told = {(one["engine"], one["batch"]): one["reason"] for one in store.of("skipped")}

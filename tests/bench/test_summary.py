@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from foretoken.bench import costs, plots, tables
+from foretoken.bench.records import Record
 from foretoken.bench.report import page
-from foretoken.bench.store import Record
-from foretoken.bench.summary import Results, Spread
+from foretoken.bench.summary import Results
+from foretoken.bench.turns import Spread
 
 GIGA = 10**9
 MODEL = {"name": "pair/target", "parameters": GIGA, "read_parameters": GIGA, "cached_per_token": 0}
@@ -95,7 +96,7 @@ def test_categories_have_ratios_of_their_own() -> None:
     for category, times in (("a", 2.0), ("b", 1.0)):
         told = results.ratio("foretoken:draft-model k=4", "foretoken:plain", 1, 0.0, category)
         assert told is not None
-        assert told.middle == pytest.approx(times)
+        assert told.median == pytest.approx(times)
 
 
 def test_only_common_cases_count() -> None:

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
 from foretoken.bench import Shape, choose_shape, parse_size, widen
-from foretoken.bench.checkpoint import Checkpoint
-from foretoken.bench.widened import widened_pair
+from foretoken.bench.llama_checkpoint import Checkpoint
+from foretoken.bench.widened_pairs import widened_pair
 from foretoken.errors import ModelError, ParameterError
 
 
@@ -123,7 +123,7 @@ def test_random_weights_keep_nothing_but_the_shape_and_the_padding(small: Path, 
 
 
 def test_large_checkpoints_are_split(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.bench.checkpoint._SHARD_BYTES", 1 << 20)
+    monkeypatch.setattr("foretoken.bench.llama_checkpoint._SHARD_BYTES", 1 << 20)
     widen(small, "1M", tmp_path, vocab_size=96)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig
 
 from foretoken import Engine, SamplingParams, load
-from foretoken.bench.environments import default_folder, found
 from foretoken.heads import Eagle3Config, Eagle3Head, save_eagle3
 from foretoken.models.tiny_pair import tiny_pair_path
+from foretoken.peers.environments import default_folder, found
 
 TARGET = tiny_pair_path() / "target"
 K, PROMPT = 5, list(range(10, 40))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from given_speeds import plan
 
-from foretoken.bench.store import Store
+from foretoken.bench.records import Store
 from foretoken.tune import search
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from foretoken.bench.workload import Item, Prompt
-from foretoken.tune import Plan
+from foretoken.tune import TunePlan
 from foretoken.tune.candidates import PLAIN
+from foretoken.workloads import Item, Prompt
 
 
 @dataclass
@@ -64,4 +64,4 @@ class Track:
 def plan(drafters, seconds=1e9, temperatures=(0.0, 1.0), kinds=4, prompts=16):
     items = [Prompt(Item(str(number), str(number % kinds), "text"), (1, 2)) for number in range(prompts)]
     about = {"target": None, "fingerprint": {}, "machine": {}}
-    return Plan(tuple(drafters), tuple(items), temperatures, 64, seconds, about)
+    return TunePlan(tuple(drafters), tuple(items), temperatures, 64, seconds, about)

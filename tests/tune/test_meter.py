@@ -6,11 +6,11 @@ import pytest
 
 import tiny
 from foretoken import load
-from foretoken.bench.workload import Item, Prompt
 from foretoken.errors import ModelError
 from foretoken.tune import Candidate, Meter
 from foretoken.tune.candidates import PLAIN
 from foretoken.tune.plan import Turn
+from foretoken.workloads import Item, Prompt
 
 
 def turn(number=0, temperature=0.0):

@@ -62,8 +62,8 @@ def test_both_temperatures_count(race):
     results = race(Uneven({"greedy": 2.0, "even": 1.2}))
     assert results.ranked[0].candidate.drafter == "even"
     uneven = next(one for one in results.ranked if one.candidate.drafter == "greedy")
-    assert uneven.ratios[0.0].middle == pytest.approx(2.0)
-    assert uneven.ratios[1.0].middle == pytest.approx(0.5)
+    assert uneven.ratios[0.0].median == pytest.approx(2.0)
+    assert uneven.ratios[1.0].median == pytest.approx(0.5)
 
 
 def test_the_best_model_and_the_best_of_the_others_join(race):

@@ -12,28 +12,28 @@ from foretoken.audit.errors import AuditError
 from foretoken.audit.law import ReferenceLaw
 from foretoken.audit.report import Report
 from foretoken.audit.run import audit_model, audit_worlds
-from foretoken.audit.sequential import Plan, Progress
+from foretoken.audit.sequential import AuditPlan, Progress
 from foretoken.audit.subjects import (
     CallableSubject,
     EngineSubject,
-    Request,
     Sample,
+    SampleRequest,
     Speculation,
     Subject,
-    TransformersSubject,
 )
+from foretoken.audit.transformers_subject import TransformersSubject
 from foretoken.audit.worlds import World, load_world, make_worlds, save_world
 
 __all__ = [
     "AuditError",
+    "AuditPlan",
     "CallableSubject",
     "EngineSubject",
-    "Plan",
     "Progress",
     "ReferenceLaw",
     "Report",
-    "Request",
     "Sample",
+    "SampleRequest",
     "Speculation",
     "Subject",
     "TransformersSubject",

@@ -15,7 +15,7 @@ import numpy as np
 
 from foretoken.audit.errors import AuditError
 from foretoken.audit.statistics import Floats, Ints
-from foretoken.audit.subjects import Request, Sample, Speculation
+from foretoken.audit.subjects import Sample, SampleRequest, Speculation
 from foretoken.sampling.params import SamplingParams
 
 _EXTRAS = ("top_k", "min_p", "repetition_penalty")
@@ -82,11 +82,11 @@ class EndpointSubject:
         except (KeyError, IndexError, TypeError) as error:
             raise AuditError(f"{self.url}/models names no model: say which with --model") from error
 
-    def sample(self, request: Request) -> list[Sample]:
+    def sample(self, request: SampleRequest) -> list[Sample]:
         """One HTTP request for each text, or for `texts_per_request` of them."""
         return [self._sample(choice, request) for choice in self.choices(request)]
 
-    def choices(self, request: Request) -> list[dict[str, Any]]:
+    def choices(self, request: SampleRequest) -> list[dict[str, Any]]:
         """The server's own answers, one a text."""
         seeds = request.seeds()[:: self._per_request]
         counts = [min(self._per_request, request.count - i * self._per_request) for i in range(len(seeds))]
@@ -101,7 +101,7 @@ class EndpointSubject:
             result.extend(choices)
         return result
 
-    def _body(self, request: Request, seed: int, count: int) -> dict[str, Any]:
+    def _body(self, request: SampleRequest, seed: int, count: int) -> dict[str, Any]:
         params = request.params
         body: dict[str, Any] = {
             "model": self.model,
@@ -154,7 +154,7 @@ class EndpointSubject:
             "--concurrency"
         )
 
-    def _sample(self, choice: dict[str, Any], request: Request) -> Sample:
+    def _sample(self, choice: dict[str, Any], request: SampleRequest) -> Sample:
         told = choice.get("logprobs") or {}
         ids = choice.get("token_ids") or told.get("token_ids")
         if ids is None:

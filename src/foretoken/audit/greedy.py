@@ -13,7 +13,7 @@ from foretoken.audit.evidence import Finding
 from foretoken.audit.law import ReferenceLaw, contexts, shape
 from foretoken.audit.session import Run
 from foretoken.audit.statistics import Floats
-from foretoken.audit.subjects import Request, Sample, Subject
+from foretoken.audit.subjects import Sample, SampleRequest, Subject
 from foretoken.audit.worlds import World
 from foretoken.sampling.params import SamplingParams
 
@@ -116,7 +116,7 @@ def _gather(
 ) -> None:
     params = replace(params, top_k=0, top_p=1.0, min_p=0.0)
     for prompt in prompts:
-        request = Request(prompt, 1, num_tokens, params, logprobs=0)
+        request = SampleRequest(prompt, 1, num_tokens, params, logprobs=0)
         (sample,) = run.ask(subject, request, law.vocab_size, ends)
         if not sample.tokens:
             continue

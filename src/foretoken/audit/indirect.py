@@ -11,9 +11,9 @@ from foretoken.audit.endpoint import EndpointSubject, coarse_laws, plain
 from foretoken.audit.errors import AuditError
 from foretoken.audit.pair import views
 from foretoken.audit.report import Report
-from foretoken.audit.sequential import Ledger, Plan, Watcher
+from foretoken.audit.sequential import AuditPlan, Ledger, Watcher
 from foretoken.audit.session import SECONDS_PER_BATCH, Run
-from foretoken.audit.subjects import Request, Subject
+from foretoken.audit.subjects import SampleRequest, Subject
 from foretoken.audit.tokens import Tokens
 from foretoken.audit.worlds import describe
 from foretoken.sampling.params import SamplingParams
@@ -24,7 +24,7 @@ def audit_pair(
     reference: Subject,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
-    plan: Plan | None = None,
+    plan: AuditPlan | None = None,
     watch: Watcher | None = None,
     *,
     num_tokens: int = 8,
@@ -45,7 +45,7 @@ def audit_pair(
     Raises:
         AuditError: see `audit_worlds`.
     """
-    plan = plan or Plan()
+    plan = plan or AuditPlan()
     if not prompts:
         raise AuditError("no prompts: give at least one")
     scope = f"against {reference.name}"
@@ -60,7 +60,7 @@ def audit_pair(
     while not enough and not ledger.out_of_time and run.texts < 2 * plan.max_texts:
         began = time.monotonic()
         for number, prompt in enumerate(prompts):
-            request = Request(tuple(prompt), count, num_tokens, params)
+            request = SampleRequest(tuple(prompt), count, num_tokens, params)
             mine = [sample.tokens for sample in run.ask(subject, request, None, ends)]
             other = [sample.tokens for sample in run.ask(reference, request, None, ends)]
             pairs = min(len(mine), len(other))  # either may be cut short by the clock
@@ -82,7 +82,7 @@ def audit_own_logprobs(
     subject: EndpointSubject,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
-    plan: Plan | None = None,
+    plan: AuditPlan | None = None,
     watch: Watcher | None = None,
     *,
     num_tokens: int = 32,
@@ -104,7 +104,7 @@ def audit_own_logprobs(
     Raises:
         AuditError: see `audit_worlds`; also parameters that shape the law.
     """
-    plan = plan or Plan()
+    plan = plan or AuditPlan()
     if not prompts:
         raise AuditError("no prompts: give at least one")
     if not plain(params):
@@ -125,7 +125,7 @@ def audit_own_logprobs(
         prompt = tuple(prompts[turn % len(prompts)])
         turn += 1
         seed = int(np.random.SeedSequence([plan.seed, turn]).generate_state(1)[0]) >> 1
-        for choice in subject.choices(Request(prompt, count, num_tokens, params, seed, logprobs=top)):
+        for choice in subject.choices(SampleRequest(prompt, count, num_tokens, params, seed, logprobs=top)):
             laws, cells = coarse_laws(choice, top, subject.url)
             tokens.add(laws, cells)
             run.texts += 1

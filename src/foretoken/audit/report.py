@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.audit.evidence import Finding
-from foretoken.audit.sequential import Plan, Verdict
+from foretoken.audit.sequential import AuditPlan, AuditVerdict
 from foretoken.audit.subjects import Speculation
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
@@ -40,12 +40,12 @@ class Report:
         speculation: what the subject drafted and accepted; None where it does not tell.
     """
 
-    verdict: Verdict
+    verdict: AuditVerdict
     summary: str
     subject: str
     details: dict[str, str]
     claim: str
-    plan: Plan
+    plan: AuditPlan
     log_e: float
     threshold: float
     texts: int

@@ -15,10 +15,10 @@ from foretoken.audit.evidence import Evidence
 from foretoken.audit.greedy import greedy_model, greedy_world
 from foretoken.audit.law import ReferenceLaw, contexts, probabilities, shape
 from foretoken.audit.report import Report
-from foretoken.audit.sequential import Ledger, Plan, Watcher
+from foretoken.audit.sequential import AuditPlan, Ledger, Watcher
 from foretoken.audit.session import SECONDS_PER_BATCH, Run
 from foretoken.audit.statistics import Floats, detectable_tv
-from foretoken.audit.subjects import Request, Sample, Subject
+from foretoken.audit.subjects import Sample, SampleRequest, Subject
 from foretoken.audit.tokens import BINS, Tokens
 from foretoken.audit.worlds import World, describe, make_worlds
 from foretoken.sampling.params import SamplingParams
@@ -43,7 +43,7 @@ PICTURE_TEXTS, PICTURE_SECONDS = 1500, 8.0
 def audit_worlds(
     factory: Factory,
     worlds: Sequence[World] | None = None,
-    plan: Plan | None = None,
+    plan: AuditPlan | None = None,
     watch: Watcher | None = None,
     *,
     greedy: bool = True,
@@ -63,7 +63,7 @@ def audit_worlds(
     if worlds is None:
         with tempfile.TemporaryDirectory(prefix="foretoken-audit-") as folder:
             return audit_worlds(factory, make_worlds(folder), plan, watch, greedy=greedy)
-    plan = plan or Plan()
+    plan = plan or AuditPlan()
     sampled = [world for world in worlds if not world.params.greedy]
     # Cells, positions, drafter's cells, four kinds on longer texts, places in the round; greedy.
     ledger = Ledger(plan, planned=max(1, 8 * len(sampled) + len(worlds)))
@@ -98,7 +98,7 @@ def audit_model(
     law: ReferenceLaw,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
-    plan: Plan | None = None,
+    plan: AuditPlan | None = None,
     watch: Watcher | None = None,
     *,
     drafter_law: ReferenceLaw | None = None,
@@ -114,7 +114,7 @@ def audit_model(
         law: the claim: the target, run plainly.
         prompts: token ids; taken in turn.
         params: the claimed sampling parameters.
-        plan: error level, wanted power, budget; `Plan.tv` is about the transform of single tokens.
+        plan: error level, wanted power, budget; `AuditPlan.tv` is about the transform of single tokens.
         watch: called as the audit goes on.
         drafter_law: the drafter, if it is at hand: sharpens the audit.
         num_tokens: tokens of each text.
@@ -125,7 +125,7 @@ def audit_model(
     Raises:
         AuditError: see `audit_worlds`; also an empty list of prompts.
     """
-    plan = plan or Plan()
+    plan = plan or AuditPlan()
     if not prompts:
         raise AuditError("no prompts: give at least one")
     scope = law.name
@@ -196,7 +196,7 @@ def _sample_world(run: Run, subject: Subject, world: World, until: float) -> boo
     while True:
         began = time.monotonic()
         for number, prompt in enumerate(prompts):
-            request = Request(prompt, batch // len(prompts), world.depth, params)
+            request = SampleRequest(prompt, batch // len(prompts), world.depth, params)
             samples = run.ask(subject, request, size)
             texts.add(number, np.array([sample.tokens for sample in samples]))
             done += len(samples)
@@ -204,7 +204,7 @@ def _sample_world(run: Run, subject: Subject, world: World, until: float) -> boo
             share = max(2, min(long_wanted - long_done, long_wanted * batch // wanted + 1))
             for prompt in prompts:
                 rounds = long_done < ROUNDS_TEXTS
-                request = Request(prompt, max(1, share // len(prompts)), LONG, params, rounds=rounds)
+                request = SampleRequest(prompt, max(1, share // len(prompts)), LONG, params, rounds=rounds)
                 samples = run.ask(subject, request, size)
                 _add_tokens(tokens, world.target_law, world.drafter_law, prompt, samples, params)
                 long_done += len(samples)
@@ -281,7 +281,7 @@ def _sample_model(
         began = time.monotonic()
         prompt = tuple(prompts[turn % len(prompts)])
         turn += 1
-        request = Request(prompt, count, num_tokens, params, rounds=wants_rounds)
+        request = SampleRequest(prompt, count, num_tokens, params, rounds=wants_rounds)
         samples = run.ask(subject, request, law.vocab_size, ends)
         _add_tokens(tokens, law, drafter_law, prompt, samples, params)
         done += len(samples)

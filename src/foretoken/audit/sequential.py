@@ -11,11 +11,11 @@ from typing import Literal
 from foretoken.audit.errors import AuditError
 from foretoken.audit.evidence import Evidence, Finding
 
-Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+AuditVerdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class AuditPlan:
     """What is fixed before the first sample is drawn.
 
     Attributes:
@@ -83,7 +83,7 @@ class Ledger:
     probability at most `level`.
     """
 
-    plan: Plan
+    plan: AuditPlan
     planned: int
     evidence: list[Evidence] = field(default_factory=list)
     started: float = field(default_factory=lambda: time.monotonic())

@@ -11,8 +11,8 @@ import numpy as np
 
 from foretoken.audit.evidence import Finding
 from foretoken.audit.report import Report
-from foretoken.audit.sequential import Ledger, Progress, Verdict, Watcher
-from foretoken.audit.subjects import Request, Sample, Speculation, Subject, check
+from foretoken.audit.sequential import AuditVerdict, Ledger, Progress, Watcher
+from foretoken.audit.subjects import Sample, SampleRequest, Speculation, Subject, check
 
 SECONDS_PER_BATCH = 4.0
 """About how long a subject samples before all evidence is looked at."""
@@ -74,7 +74,9 @@ class Run:
             return None
         return max(0.0, min(seconds * (1 - share) / share, plan.max_seconds - seconds))
 
-    def ask(self, subject: Subject, request: Request, vocab_size: int | None, ends: Sequence[int] = ()) -> list[Sample]:
+    def ask(
+        self, subject: Subject, request: SampleRequest, vocab_size: int | None, ends: Sequence[int] = ()
+    ) -> list[Sample]:
         """Samples of a request: as many as it says, or fewer, but at least one, if the time is up before.
 
         They are asked for in pieces of about `PIECE_SECONDS`, each with a seed of its own.
@@ -87,7 +89,9 @@ class Run:
             )
         return samples
 
-    def _piece(self, subject: Subject, request: Request, vocab_size: int | None, ends: Sequence[int]) -> list[Sample]:
+    def _piece(
+        self, subject: Subject, request: SampleRequest, vocab_size: int | None, ends: Sequence[int]
+    ) -> list[Sample]:
         self._requests += 1
         entropy = np.random.SeedSequence([self.ledger.plan.seed, self._requests]).generate_state(1)[0]
         request = replace(request, seed=int(entropy) >> 1)
@@ -108,7 +112,7 @@ class Run:
         """The answer."""
         ledger = self.ledger
         findings = ledger.findings()
-        verdict: Verdict = "FAIL" if ledger.failed else "PASS" if enough else "INCONCLUSIVE"
+        verdict: AuditVerdict = "FAIL" if ledger.failed else "PASS" if enough else "INCONCLUSIVE"
         return Report(
             verdict,
             summary(verdict, ledger, findings, self.speculation),
@@ -126,7 +130,7 @@ class Run:
         )
 
 
-def summary(verdict: Verdict, ledger: Ledger, findings: Sequence[Finding], speculation: Speculation | None) -> str:
+def summary(verdict: AuditVerdict, ledger: Ledger, findings: Sequence[Finding], speculation: Speculation | None) -> str:
     """The answer in a sentence or two."""
     plan = ledger.plan
     if verdict == "FAIL":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -31,7 +30,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Request:
+class SampleRequest:
     """What a subject is asked for: `count` independent continuations of one prompt.
 
     Attributes:
@@ -89,7 +88,7 @@ class Subject(Protocol):
     speculation: Speculation | None
     """What it drafted and accepted so far; None where it does not tell."""
 
-    def sample(self, request: Request) -> list[Sample]:
+    def sample(self, request: SampleRequest) -> list[Sample]:
         """Independent samples, as many as asked for.
 
         Raises:
@@ -100,7 +99,7 @@ class Subject(Protocol):
         """Give back what the subject holds."""
 
 
-def check(samples: Sequence[Sample], request: Request, vocab_size: int | None, ends: Sequence[int] = ()) -> None:
+def check(samples: Sequence[Sample], request: SampleRequest, vocab_size: int | None, ends: Sequence[int] = ()) -> None:
     """Make sure that samples are what was asked for.
 
     Args:
@@ -152,7 +151,7 @@ class CallableSubject:
         self.details: dict[str, str] = {"kind": "Python callable"}
         self._function = function
 
-    def sample(self, request: Request) -> list[Sample]:
+    def sample(self, request: SampleRequest) -> list[Sample]:
         """Call the function."""
         try:
             result = self._function(
@@ -202,7 +201,7 @@ class EngineSubject:
         }
         self.speculation: Speculation | None = Speculation()
 
-    def sample(self, request: Request) -> list[Sample]:
+    def sample(self, request: SampleRequest) -> list[Sample]:
         """Generate in batches, or text by text where rounds are wanted: only a stream tells them."""
         params = [
             replace(
@@ -242,167 +241,3 @@ class EngineSubject:
 
     def close(self) -> None:
         """Nothing to give back."""
-
-
-class TransformersSubject:
-    """`generate` of a transformers model.
-
-    Args:
-        module: the model.
-        assistant: an assistant model, or None.
-        options: further arguments of `generate`: ``prompt_lookup_num_tokens=3``, ``assistant_early_exit=1``, ….
-        name: what the report calls it.
-    """
-
-    def __init__(
-        self, module: Any, assistant: Any = None, options: dict[str, Any] | None = None, name: str | None = None
-    ) -> None:
-        import transformers
-
-        self.module, self.assistant, self.options = module, assistant, dict(options or {})
-        mode = "assistant model" if assistant is not None else ", ".join(f"{k}={v}" for k, v in self.options.items())
-        self.name = name or f"transformers generate ({mode or 'plain'})"
-        self.details = {"transformers": transformers.__version__, "torch": torch.__version__, "mode": mode or "plain"}
-        # Plain decoding drafts nothing; the speculative modes are not known to have told before they do.
-        self.speculation: Speculation | None = None if self.speculative else Speculation()
-
-    @property
-    def speculative(self) -> bool:
-        """Whether a batch must be of one row."""
-        keys = {"prompt_lookup_num_tokens", "assistant_early_exit", "assistant_model", "custom_generate"}
-        return self.assistant is not None or bool(keys & set(self.options))
-
-    def sample(self, request: Request) -> list[Sample]:
-        """Call `generate`; its global random state is seeded for the call and put back afterwards."""
-        options = {**transformers_options(request.params, self.name), **self.options}
-        if self.assistant is not None:
-            options["assistant_model"] = self.assistant
-        size = 1 if self.speculative else min(request.count, 256)
-        device = self.module.device
-        devices = [device] if device.type == "cuda" else []
-        samples: list[Sample] = []
-        prompt = torch.tensor([request.prompt], device=device)
-        with torch.random.fork_rng(devices=devices), torch.inference_mode(), _listening(self.module) as rounds:
-            torch.manual_seed(request.seed)
-            while len(samples) < request.count:
-                rows = min(size, request.count - len(samples))
-                batch = prompt.expand(rows, -1)
-                rounds.clear()
-                try:
-                    output = self.module.generate(
-                        batch,
-                        attention_mask=torch.ones_like(batch),
-                        max_new_tokens=request.num_tokens,
-                        **options,
-                    )
-                except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
-                    raise AuditError(f"{self.name} failed: {type(error).__name__}: {error}") from error
-                ends = _ends(self.module)
-                told = self._rounds(rounds)
-                for row in output[:, prompt.shape[1] :].tolist():
-                    tokens = _until_end(row, ends)
-                    samples.append(Sample(tokens, told if told and sum(told) == len(tokens) else None))
-        return samples
-
-    def _rounds(self, rounds: Sequence[Speculation]) -> list[int] | None:
-        """Tokens of each round of the last call, if these were heard of."""
-        if not rounds:
-            return None
-        self.speculation = sum(rounds, self.speculation or Speculation())
-        return [one.accepted + 1 for one in rounds]
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
-@contextmanager
-def _listening(module: Any) -> Iterator[list[Speculation]]:
-    """Hear of every round of assisted generation, from what `generate` tells its candidate generator after each.
-
-    That generator is no public part of transformers: where it is made, or told, in another way, nothing is heard.
-    """
-    rounds: list[Speculation] = []
-    make = getattr(module, "_get_candidate_generator", None)
-    if make is None:
-        yield rounds
-        return
-
-    def listened(*args: Any, **kwargs: Any) -> Any:
-        generator = make(*args, **kwargs)
-        tell = getattr(generator, "update_candidate_strategy", None)
-        if tell is not None:
-
-            def told(input_ids: Any, scores: Any, num_matches: Any) -> Any:
-                rounds.append(Speculation(int(scores.shape[1]) - 1, int(num_matches)))  # one score for each, one more
-                return tell(input_ids, scores, num_matches)
-
-            generator.update_candidate_strategy = told
-        return generator
-
-    module._get_candidate_generator = listened
-    try:
-        yield rounds
-    finally:
-        del module._get_candidate_generator
-
-
-def transformers_options(params: SamplingParams, name: str = "transformers generate") -> dict[str, Any]:
-    """Sampling parameters as arguments of `generate`, its own defaults (such as top_k = 50) switched off.
-
-    Raises:
-        AuditError: it has no such parameter.
-    """
-    for field_name in ("presence_penalty", "frequency_penalty", "logit_bias"):
-        if getattr(params, field_name):
-            raise AuditError(f"{field_name}={getattr(params, field_name)}: {name} has no such parameter; leave it out")
-    options: dict[str, Any] = {"repetition_penalty": params.repetition_penalty}
-    if params.greedy:
-        return {"do_sample": False, **options}
-    options.update(do_sample=True, temperature=params.temperature, top_k=params.top_k or 0, top_p=params.top_p)
-    if params.min_p:
-        options["min_p"] = params.min_p
-    return options
-
-
-def _ends(module: Any) -> list[int]:
-    ends = getattr(module.generation_config, "eos_token_id", None)
-    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-
-
-def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    """Cut the padding after an end token."""
-    for place, token in enumerate(tokens):
-        if token in ends:
-            return tokens[: place + 1]
-    return tokens
-
-
-def transformers_subject(
-    module: Any,
-    assistant: Any = None,
-    mode: str = "assistant",
-    num_speculative_tokens: int = 2,
-    options: dict[str, Any] | None = None,
-) -> TransformersSubject:
-    """`generate` in one of its speculative modes.
-
-    Args:
-        module: the target.
-        assistant: the assistant, for ``mode="assistant"``.
-        mode: ``assistant``, ``prompt-lookup``, ``early-exit`` or ``plain``.
-        num_speculative_tokens: tokens of prompt lookup. The other modes draft as many as their own schedule says; pass
-            options to change that.
-        options: further arguments of `generate`.
-    """
-    options = dict(options or {})
-    if mode == "prompt-lookup":
-        options.setdefault("prompt_lookup_num_tokens", num_speculative_tokens)
-    elif mode == "early-exit":
-        options.setdefault("assistant_early_exit", 1)
-    elif mode not in ("assistant", "plain"):
-        raise AuditError(f"unknown mode {mode!r}: choose one of assistant, prompt-lookup, early-exit, plain")
-    if mode == "assistant" and assistant is None:
-        raise AuditError("mode assistant needs an assistant model: name its folder with --drafter")
-    return TransformersSubject(
-        module, assistant if mode == "assistant" else None, options, f"transformers generate ({mode})"
-    )

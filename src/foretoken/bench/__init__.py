@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretoken.bench.engines import Engine, parse
-    from foretoken.bench.plan import Plan
+    from foretoken.bench.engines import EngineConfig, parse
+    from foretoken.bench.plan import BenchPlan
+    from foretoken.bench.records import Store
     from foretoken.bench.run import measure
     from foretoken.bench.shape import Shape, choose_shape, parse_size
-    from foretoken.bench.store import Store
     from foretoken.bench.summary import Results
     from foretoken.bench.widening import widen
 
 __all__ = [
-    "Engine",
-    "Plan",
+    "BenchPlan",
+    "EngineConfig",
     "Results",
     "Shape",
     "Store",
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Engine": "engines",
-    "Plan": "plan",
+    "EngineConfig": "engines",
+    "BenchPlan": "plan",
     "Results": "summary",
     "Shape": "shape",
-    "Store": "store",
+    "Store": "records",
     "choose_shape": "shape",
     "measure": "run",
     "parse": "engines",

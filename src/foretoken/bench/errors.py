@@ -6,8 +6,4 @@ from foretoken.errors import ForetokenError
 
 
 class BenchError(ForetokenError):
-    """A benchmark can't go on: an engine that can't be started or breaks, results that don't fit together."""
-
-
-class Unsupported(BenchError):
-    """An engine can't do what a case asks for; the message says why. Other cases go on."""
+    """A benchmark can't go on: results that don't fit together, or that can't be written."""

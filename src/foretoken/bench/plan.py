@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench import machine, workload
-from foretoken.bench.engines import Engine
-from foretoken.bench.store import Record
-from foretoken.bench.workload import Prompt
+from foretoken import workloads
+from foretoken.bench.engines import EngineConfig
+from foretoken.bench.records import Record
 from foretoken.cache_folder import cache_folder
+from foretoken.models import machine
+from foretoken.workloads import Prompt
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What is measured.
 
     Attributes:
@@ -37,7 +38,7 @@ class Plan:
 
     target: Path
     drafter: Path | None
-    engines: tuple[Engine, ...]
+    engines: tuple[EngineConfig, ...]
     prompts: tuple[Prompt, ...]
     batches: tuple[int, ...] = (1,)
     temperatures: tuple[float, ...] = (0.0,)
@@ -68,7 +69,7 @@ class Plan:
         return {
             "target": told(self.target),
             "drafter": told(self.drafter),
-            "prompts": workload.fingerprint(self.prompts),
+            "prompts": workloads.fingerprint(self.prompts),
             "max_new_tokens": self.max_new_tokens,
             "dtype": self.dtype,
             "device": self.device,
@@ -93,7 +94,7 @@ class Case:
     temperature: float
     repeat: int
 
-    def record(self, engine: Engine) -> Record:
+    def record(self, engine: EngineConfig) -> Record:
         """The part of a result that is known before."""
         return {
             "kind": "run",
@@ -110,12 +111,12 @@ class Case:
         }
 
 
-def cases(plan: Plan) -> list[Case]:
+def cases(plan: BenchPlan) -> list[Case]:
     """All of them: every batch size and temperature once before any is measured again."""
     return [
         Case(category, tuple(prompts), temperature, repeat)
         for repeat in range(plan.repeats)
         for size in plan.batches
         for temperature in plan.temperatures
-        for category, prompts in workload.batches(plan.prompts, size)
+        for category, prompts in workloads.batches(plan.prompts, size)
     ]

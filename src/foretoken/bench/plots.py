@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from foretoken.bench.summary import Spread
+from foretoken.bench.turns import Spread
 
 COLOURS = (
     "#2f6fde",
@@ -43,13 +43,13 @@ def bars(rows: Sequence[tuple[str, Spread, bool]], unit: str, mark: tuple[float,
     body = _grid(x, top, height)
     for i, (label, value, ours) in enumerate(rows):
         y = step * i + step / 2
-        note = f"{label}: {value.middle:.4g} {unit} ({value.low:.4g} to {value.high:.4g})"
+        note = f"{label}: {value.median:.4g} {unit} ({value.low:.4g} to {value.high:.4g})"
         body += [
             _text(left - 8, y + 4, label, "end"),
-            f'<rect class="{"ours" if ours else "other"}" x="{left}" y="{y - 7}" width="{x(value.middle) - left:.1f}" '
+            f'<rect class="{"ours" if ours else "other"}" x="{left}" y="{y - 7}" width="{x(value.median) - left:.1f}" '
             f'height="14" rx="2"><title>{escape(note)}</title></rect>',
             f'<line class="range" x1="{x(value.low):.1f}" x2="{x(value.high):.1f}" y1="{y}" y2="{y}"/>',
-            _text(x(value.high) + 6, y + 4, _number(value.middle)),
+            _text(x(value.high) + 6, y + 4, _number(value.median)),
         ]
     if mark:
         body.append(f'<line class="mark" x1="{x(mark[0]):.1f}" x2="{x(mark[0]):.1f}" y1="0" y2="{height - 20}"/>')

@@ -7,8 +7,9 @@ from html import escape
 
 from foretoken.bench import plots
 from foretoken.bench.costs import acceptance_by_position, limit_rate, parts, predicted_speed_up, step_cost
-from foretoken.bench.summary import Results, Row, Spread
+from foretoken.bench.summary import EngineResult, Results
 from foretoken.bench.tables import HEADINGS, cells, facts, headed, left_out, title
+from foretoken.bench.turns import Spread
 
 _STYLE = """
 :root { --ink: #1c2330; --soft: #5b6575; --line: #dfe3ea; --paper: #fff; --panel: #f6f7f9; --blue: #2f6fde; }
@@ -110,11 +111,11 @@ def _figures(results: Results) -> Iterator[tuple[str, str, str]]:
     yield from _over_batch(results)
 
 
-def _bar(row: Row, value: Spread) -> tuple[str, Spread, bool]:
+def _bar(row: EngineResult, value: Spread) -> tuple[str, Spread, bool]:
     return row.engine, value, row.family.startswith("foretoken")
 
 
-def _categories(results: Results, rows: list[Row], batch: int, temperature: float) -> str:
+def _categories(results: Results, rows: list[EngineResult], batch: int, temperature: float) -> str:
     fast = [row for row in rows if row.over_plain is not None][: len(plots.COLOURS)]
     table: dict[str, dict[str, float]] = {}
     for category in results.categories():
@@ -123,16 +124,16 @@ def _categories(results: Results, rows: list[Row], batch: int, temperature: floa
             plain = results.plain_of(row.family)
             times = results.ratio(row.engine, plain, batch, temperature, category) if plain else None
             if times is not None:
-                table[category][row.engine] = times.middle
+                table[category][row.engine] = times.median
     return plots.groups(table, [row.engine for row in fast], "times plain") if len(table) > 1 else ""
 
 
-def _over_k(results: Results, rows: list[Row], where: str) -> tuple[str, str, str]:
+def _over_k(results: Results, rows: list[EngineResult], where: str) -> tuple[str, str, str]:
     series: dict[str, list[tuple[float, float]]] = {}
     predicted: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if isinstance(row.k, int) and row.over_plain is not None:
-            series.setdefault(f"{row.family}:{row.mode}", []).append((row.k, row.over_plain.middle))
+            series.setdefault(f"{row.family}:{row.mode}", []).append((row.k, row.over_plain.median))
     series = {name: points for name, points in series.items() if len(points) > 1}
     for name, points in series.items():
         deepest = max(
@@ -158,9 +159,9 @@ def _over_batch(results: Results) -> Iterator[tuple[str, str, str]]:
         rates: dict[str, list[tuple[float, float]]] = {}
         for batch, other in results.settled():
             for row in results.rows(batch, other) if other == temperature else ():
-                rates.setdefault(row.engine, []).append((batch, row.rate.middle))
+                rates.setdefault(row.engine, []).append((batch, row.rate.median))
                 if row.over_plain is not None:
-                    ratios.setdefault(row.engine, []).append((batch, row.over_plain.middle))
+                    ratios.setdefault(row.engine, []).append((batch, row.over_plain.median))
         several = {name: points for name, points in rates.items() if len(points) > 1}
         where = title(0, temperature).partition(", ")[2]
         yield f"Batch sizes, {where}", "Tokens/s, all rows together.", plots.lines(several, "batch", "tokens/s")

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from statistics import median
 from typing import Any
 
-from foretoken.bench.store import Record
+from foretoken.bench.records import Record
+from foretoken.bench.turns import Spread
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A median with the smallest and the largest value."""
-
-    middle: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Spread | None:
-        """Of some values; None if there are none."""
-        listed = sorted(values)
-        return cls(median(listed), listed[0], listed[-1]) if listed else None
-
-
-@dataclass(frozen=True)
-class Row:
+class EngineResult:
     """One engine at one batch size and temperature.
 
     Attributes:
@@ -130,12 +116,12 @@ class Results:
         """The label of the same engine without speculation."""
         return next((run["engine"] for run in self.runs if run["family"] == family and run["mode"] == "plain"), None)
 
-    def rows(self, batch: int, temperature: float) -> list[Row]:
+    def rows(self, batch: int, temperature: float) -> list[EngineResult]:
         """All engines, the fastest first."""
         made = [self._row(engine, batch, temperature) for engine in self.engines]
-        return sorted((row for row in made if row is not None), key=lambda row: -row.rate.middle)
+        return sorted((row for row in made if row is not None), key=lambda row: -row.rate.median)
 
-    def _row(self, engine: str, batch: int, temperature: float) -> Row | None:
+    def _row(self, engine: str, batch: int, temperature: float) -> EngineResult | None:
         from foretoken.bench.costs import bandwidth_share
 
         runs = self.of(engine, batch, temperature)
@@ -149,7 +135,7 @@ class Results:
         told = [run for run in runs if run.get("rounds")]
         drafted = sum(run.get("drafted") or 0 for run in runs)
         same, reference = self._same(runs), self.reference_at(batch, temperature)
-        return Row(
+        return EngineResult(
             engine=engine,
             family=first["family"],
             mode=first["mode"],
@@ -182,7 +168,7 @@ class Results:
         common = [case for case in ours if case in theirs]
         mine = _by_repeat([ours[case] for case in common], _rate)
         its = _by_repeat([theirs[case] for case in common], _rate)
-        return Spread.of(one / another for one, another in zip(mine, its, strict=True))
+        return Spread.of_ratios(dict(enumerate(mine)), dict(enumerate(its)))
 
     def _same(self, runs: Sequence[Record]) -> tuple[float, int, float] | None:
         """Greedy texts beside those of a plain engine: transformers', or else the same engine's."""
@@ -226,7 +212,7 @@ class Results:
                 times = self.ratio(best.engine, other, batch, temperature)
                 if times is not None:
                     mode = f" ({other.partition(':')[2]})" if "plain decoding" not in name else ""
-                    words.append(f"{times.middle:.2f} times {name}{mode}")
+                    words.append(f"{times.median:.2f} times {name}{mode}")
             what = "greedy" if temperature == 0 else f"temperature {temperature:g}"
             if words:
                 lines.append(f"batch {batch}, {what}: {best.engine} is {', '.join(words)}")

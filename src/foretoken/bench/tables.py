@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.bench.costs import limit_rate
-from foretoken.bench.summary import Results, Row, Spread
+from foretoken.bench.summary import EngineResult, Results
+from foretoken.bench.turns import Spread
 
 HEADINGS = ("engine", "× own\nplain", "× refe-\nrence", "tokens/s", "tokens\na pass", "same\ntext", "of memory\nlimit")
 """Under each ratio and rate stands its range; under the share of equal texts that of equal tokens."""
@@ -48,7 +49,7 @@ def headed(results: Results, batch: int, temperature: float) -> str:
     return title(batch, temperature) + (f"; reference: {reference}" if reference is not None else "")
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: EngineResult) -> tuple[str, ...]:
     """A row as text, in the order of `HEADINGS`."""
     same = "–" if row.same_texts is None else f"{row.same_texts[0]:.0%}\n{row.same_tokens:.0%}"
     return (
@@ -73,7 +74,7 @@ def spread(value: Spread) -> str:
 
 
 def _with_range(value: Spread, text: Callable[[float], str]) -> str:
-    middle = text(value.middle)
+    middle = text(value.median)
     return middle if value.low == value.high else f"{middle}\n{text(value.low)}–{text(value.high)}"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.bench.checkpoint import Checkpoint, save_tensors
+from foretoken.bench.llama_checkpoint import Checkpoint, save_tensors
 from foretoken.bench.shape import Shape, choose_shape, parse_size
 from foretoken.errors import ParameterError
 

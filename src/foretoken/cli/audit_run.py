@@ -17,7 +17,7 @@ from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ModelError, PromptError
 
 if TYPE_CHECKING:
-    from foretoken.audit import Plan, ReferenceLaw, Report, Subject
+    from foretoken.audit import AuditPlan, ReferenceLaw, Report, Subject
     from foretoken.audit.run import Factory
     from foretoken.audit.sequential import Progress as State
     from foretoken.audit.sequential import Watcher
@@ -34,7 +34,7 @@ _PROMPTS = (
 )
 
 
-def conclude(audit: Callable[[Plan, Watcher], Report], run: RunOptions) -> None:
+def conclude(audit: Callable[[AuditPlan, Watcher], Report], run: RunOptions) -> None:
     """Carry an audit out, show the report, and leave with its status."""
     from foretoken.audit.report import EXIT_STATUS
     from foretoken.cli.setup import keep_quiet
@@ -58,7 +58,7 @@ def conclude(audit: Callable[[Plan, Watcher], Report], run: RunOptions) -> None:
 
 
 @contextmanager
-def _progress(screen: Screen, plan: Plan) -> Iterator[Watcher]:
+def _progress(screen: Screen, plan: AuditPlan) -> Iterator[Watcher]:
     """Say beforehand how much there is to do, and on a terminal how far it is."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -104,7 +104,7 @@ def on_worlds(factory: Factory, claim: ClaimOptions, k: int, run: RunOptions) ->
     claims = None if params is None else [("cousin", params), ("stranger", params)]
     with tempfile.TemporaryDirectory(prefix="foretoken-audit-") as folder:
 
-        def audit(plan: Plan, watch: Watcher) -> Report:
+        def audit(plan: AuditPlan, watch: Watcher) -> Report:
             return audit_worlds(factory, make_worlds(folder, claims, k, seed=plan.seed), plan, watch)
 
         conclude(audit, run)
@@ -127,7 +127,7 @@ def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions
     assert real.target is not None
     target = real.target
 
-    def audit(plan: Plan, watch: Watcher) -> Report:
+    def audit(plan: AuditPlan, watch: Watcher) -> Report:
         law, tokenizer = load_law(target)
         drafter_law = None
         if real.drafter is not None and os.path.isdir(real.drafter):

@@ -91,8 +91,8 @@ def run(
     for file in (json, html):
         if file is not None:
             check_writable(file)
+    from foretoken.bench.records import Store
     from foretoken.bench.run import measure
-    from foretoken.bench.store import Store
     from foretoken.bench.summary import Results
 
     chosen = plan.plan()
@@ -114,7 +114,7 @@ def report(
     no_color: NoColor = False,
 ) -> None:
     """Show results again, or write them as a page."""
-    from foretoken.bench.store import read
+    from foretoken.bench.records import read
     from foretoken.bench.summary import Results
 
     if html is not None:
@@ -189,7 +189,7 @@ def peers(
     no_color: NoColor = False,
 ) -> None:
     """Show which engines can be measured, or install some."""
-    from foretoken.bench import environments
+    from foretoken.peers import environments
 
     screen = Screen(no_color)
     folder = peers or environments.default_folder()

@@ -13,8 +13,8 @@ import typer
 from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
-    from foretoken.bench.plan import Plan
-    from foretoken.bench.workload import Prompt
+    from foretoken.bench.plan import BenchPlan
+    from foretoken.workloads import Prompt
 
 _WHAT, _HOW = "What is measured", "How it is measured"
 _Value = TypeVar("_Value")
@@ -133,18 +133,19 @@ class PlanOptions:
         typer.Option(metavar="DIR", help="Folder of converted checkpoints.", show_default=False, rich_help_panel=_HOW),
     ] = None
 
-    def plan(self) -> Plan:
+    def plan(self) -> BenchPlan:
         """The library's plan.
 
         Raises:
             ForetokenError: a value is out of its range, or a file can't be used.
         """
         from foretoken import tiny_pair_path
-        from foretoken.bench import engines, machine
-        from foretoken.bench.environments import default_folder
-        from foretoken.bench.plan import Plan
-        from foretoken.bench.widened import widened_pair
+        from foretoken.bench import engines
+        from foretoken.bench.plan import BenchPlan
+        from foretoken.bench.widened_pairs import widened_pair
         from foretoken.cache_folder import cache_folder
+        from foretoken.models import machine
+        from foretoken.peers.environments import default_folder
 
         target, drafter = self.target, self.drafter
         if target is None:
@@ -170,7 +171,7 @@ class PlanOptions:
             raise ParameterError(f"temperature is {self.temperature!r}: give numbers from 0 to 100, such as 0,1")
         if self.widen is not None:  # last, for it takes its time
             target, drafter = widened_pair(target, drafter, self.widen, cache / "widened")
-        return Plan(
+        return BenchPlan(
             target=target,
             drafter=drafter,
             engines=tuple(dict.fromkeys(chosen)),
@@ -190,17 +191,17 @@ class PlanOptions:
     def _prompts(self, target: Path) -> list[Prompt]:
         from transformers import AutoTokenizer
 
-        from foretoken.bench import workload
+        from foretoken import workloads
 
-        items = workload.load(self.workload, self.data)
-        items = workload.select(items, self.limit, _listed(self.category, str, "category") if self.category else ())
+        items = workloads.load(self.workload, self.data)
+        items = workloads.select(items, self.limit, _listed(self.category, str, "category") if self.category else ())
         context = json.loads((target / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings", 2048)
         try:
             tokenizer = AutoTokenizer.from_pretrained(target)
         except (OSError, ValueError) as error:
             raise ParameterError(f"{str(target)!r} has no tokenizer that can be loaded: put it there") from error
         # A draft may reach as far behind the end as it is long.
-        return workload.encode(items, tokenizer, context - self.max_new_tokens - 32, self.prompt_tokens)
+        return workloads.encode(items, tokenizer, context - self.max_new_tokens - 32, self.prompt_tokens)
 
 
 def _listed(text: str, kind: Callable[[str], _Value], name: str) -> list[_Value]:

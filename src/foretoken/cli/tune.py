@@ -17,10 +17,10 @@ from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ModelError, ParameterError
 
 if TYPE_CHECKING:
-    from foretoken.bench.workload import Item
     from foretoken.models import LanguageModel
-    from foretoken.tune import Plan, Results
+    from foretoken.tune import Results, TunePlan
     from foretoken.tune.search import Progress
+    from foretoken.workloads import Item
 
 _TRIED, _OUTPUT = "What is tried, on what", "Output"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -100,7 +100,7 @@ def tune(options: TuneOptions, load: LoadOptions, screen: Screen) -> None:
     seconds = duration(options.budget)
     check_loading(load)
     check_writable(options.output)
-    from foretoken.bench.store import Store
+    from foretoken.bench.records import Store
     from foretoken.cli.setup import drafter_options, load_options, load_target, loading
     from foretoken.tune import Meter, search
     from foretoken.tune.prompts import from_file, mix
@@ -133,11 +133,11 @@ def tune(options: TuneOptions, load: LoadOptions, screen: Screen) -> None:
 
 def _plan(
     options: TuneOptions, load: LoadOptions, target: LanguageModel, items: Sequence[Item], seconds: float
-) -> Plan:
-    from foretoken.bench import workload
+) -> TunePlan:
+    from foretoken import workloads
     from foretoken.cli.setup import SHIPPED_HEAD, drafter_options, load_options
     from foretoken.engine import profile
-    from foretoken.tune import Plan
+    from foretoken.tune import TunePlan
     from foretoken.tune.candidates import registered
 
     if target.tokenizer is None:
@@ -146,9 +146,9 @@ def _plan(
     room = target.max_length - options.max_new_tokens - 32
     named = [str(absolute(words)) for words in options.drafter]
     shipped = [SHIPPED_DRAFTER, SHIPPED_HEAD] if load.target is None else []
-    return Plan(
+    return TunePlan(
         drafters=tuple(dict.fromkeys([*registered(), *shipped, *named])),
-        prompts=tuple(workload.encode(items, target.tokenizer, room)),
+        prompts=tuple(workloads.encode(items, target.tokenizer, room)),
         temperatures=tuple(dict.fromkeys((0.0, options.temperature))),
         max_new_tokens=options.max_new_tokens,
         seconds=seconds,
@@ -162,7 +162,7 @@ def _plan(
     )
 
 
-def _check(results: Results, plan: Plan) -> None:
+def _check(results: Results, plan: TunePlan) -> None:
     if len(results.ranked) < 2 and results.unmeasured:
         raise ParameterError(
             f"{plan.seconds:g} seconds were not enough for a single turn of any drafter: give more time with --budget, "

@@ -14,10 +14,10 @@ from typing import Any
 
 import huggingface_hub
 
-from foretoken.bench import machine
 from foretoken.drafters.growth import TreePlan, plan_of
 from foretoken.drafters.shapes import AcceptanceTable
 from foretoken.errors import ForetokenError
+from foretoken.models import machine
 from foretoken.models.tiny_pair import tiny_pair_path
 
 VERSION = 1

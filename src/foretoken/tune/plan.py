@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretoken.bench.workload import Prompt, fingerprint
+from foretoken.workloads import Prompt, fingerprint
 
 SHARES = (0.35, 0.75, 1.0)
 """By which parts of the time each rung is over."""
@@ -37,7 +37,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TunePlan:
     """A race.
 
     Attributes:

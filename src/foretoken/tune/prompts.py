@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from foretoken.bench import workload
-from foretoken.bench.workload import Item
+from foretoken import workloads
+from foretoken.workloads import Item
 
 _EDITS = (
     "Repeat this text, with the name Anna in place of Maria:\nMaria came home late that evening. The door was open, "
@@ -25,11 +25,11 @@ _EDITS = (
 def mix() -> list[Item]:
     """Maths, code, prose and edits, in turns."""
     edits = [Item(f"edit-{number}", "edit", text, chat=True) for number, text in enumerate(_EDITS)]
-    return _in_turns([*workload.load("builtin"), *edits])
+    return _in_turns([*workloads.load("builtin"), *edits])
 
 
 def from_file(file: Path, chat: bool) -> list[Item]:
-    """The prompts of a file, see `workload.load`; its categories take turns.
+    """The prompts of a file, see `workloads.load`; its categories take turns.
 
     Args:
         file: JSON lines with ``prompt``, or one prompt a line.
@@ -38,7 +38,7 @@ def from_file(file: Path, chat: bool) -> list[Item]:
     Raises:
         ParameterError: it can't be read, or holds no prompts.
     """
-    return _in_turns([replace(item, chat=chat) for item in workload.load("file", file)])
+    return _in_turns([replace(item, chat=chat) for item in workloads.load("file", file)])
 
 
 def _in_turns(items: list[Item]) -> list[Item]:

@@ -14,12 +14,12 @@ from rich.table import Table
 import foretoken
 from foretoken.engine.profile import MEASURED, Profile
 from foretoken.tune.candidates import PLAIN, Candidate
-from foretoken.tune.plan import Plan
+from foretoken.tune.plan import TunePlan
 from foretoken.tune.results import Outcome, Results
 
 
 def profile_of(
-    results: Results, plan: Plan, target: str | None, load: Mapping[str, Any], load_drafter: Mapping[str, Any]
+    results: Results, plan: TunePlan, target: str | None, load: Mapping[str, Any], load_drafter: Mapping[str, Any]
 ) -> Profile:
     """The profile of the best candidate.
 
@@ -53,7 +53,7 @@ def profile_of(
     )
 
 
-def show(results: Results, plan: Plan, console: Console) -> None:
+def show(results: Results, plan: TunePlan, console: Console) -> None:
     """Print the ranking, what fell out on the way, and what could not be measured."""
     ranked = results.ranked
     temperatures = sorted(ranked[0].ratios)
@@ -85,7 +85,7 @@ def _cells(outcome: Outcome, temperatures: Sequence[float]) -> list[str]:
         "plain decoding" if plain else _label(candidate.drafter, ",\n") + _tree(candidate),
         "" if plain else candidate.verifier,
         "" if plain else str(candidate.num_speculative_tokens),
-        *(f"{outcome.ratios[at].middle:.2f}" if at in outcome.ratios else "–" for at in temperatures),
+        *(f"{outcome.ratios[at].median:.2f}" if at in outcome.ratios else "–" for at in temperatures),
         f"{outcome.rates[temperatures[0]]:,.1f}",
         f"{outcome.acceptance_length:.2f}",
         f"{outcome.round_seconds * 1e3:,.1f}",
@@ -96,7 +96,7 @@ def _style(place: int, outcome: Outcome) -> str:
     return "bold" if place == 0 else "cyan" if outcome.candidate == PLAIN else ""
 
 
-def _remarks(results: Results, plan: Plan) -> list[str]:
+def _remarks(results: Results, plan: TunePlan) -> list[str]:
     ranked, remarks = results.ranked, []
     texts = ranked[0].runs
     remarks.append(
@@ -111,7 +111,7 @@ def _remarks(results: Results, plan: Plan) -> list[str]:
 def _verdict(best: Outcome) -> str:
     if best.candidate == PLAIN:
         return "Nothing that was tried is faster than plain decoding here."
-    gains = ", ".join(f"{spread.middle:.2f}× ({_called(at)})" for at, spread in sorted(best.ratios.items()))
+    gains = ", ".join(f"{spread.median:.2f}× ({_called(at)})" for at, spread in sorted(best.ratios.items()))
     one = best.candidate
     drafter, k = _label(one.drafter, ",") + _tree(one), one.num_speculative_tokens
     return f"Fastest: {drafter}, verifier {one.verifier}, k = {k}: {gains}."

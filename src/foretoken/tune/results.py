@@ -8,8 +8,8 @@ from math import exp, log
 from statistics import fmean, median
 from typing import Any
 
-from foretoken.bench.store import Record
-from foretoken.bench.summary import Spread
+from foretoken.bench.records import Record
+from foretoken.bench.turns import Spread
 from foretoken.tune.candidates import PLAIN, Candidate
 
 
@@ -40,14 +40,14 @@ class Outcome:
     @property
     def score(self) -> float:
         """The geometric mean of the median ratios, one a temperature."""
-        return exp(fmean(log(ratio.middle) for ratio in self.ratios.values()))
+        return exp(fmean(log(ratio.median) for ratio in self.ratios.values()))
 
     def as_json(self) -> dict[str, Any]:
         """For the profile."""
         return {
             **self.candidate.as_json(),
             "score": round(self.score, 4),
-            "times_plain": {f"{at:g}": round(ratio.middle, 4) for at, ratio in self.ratios.items()},
+            "times_plain": {f"{at:g}": round(ratio.median, 4) for at, ratio in self.ratios.items()},
             "tokens_per_second": {f"{at:g}": round(rate, 2) for at, rate in self.rates.items()},
             "mean_acceptance_length": round(self.acceptance_length, 4),
             "drafting_share": round(self.drafting, 4),

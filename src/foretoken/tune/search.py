@@ -15,11 +15,11 @@ from itertools import chain, zip_longest
 from statistics import median
 from typing import Any, Protocol
 
-from foretoken.bench.store import Store
+from foretoken.bench.records import Store
 from foretoken.engine.profile import MEASURED
 from foretoken.tune import candidates
 from foretoken.tune.candidates import PLAIN, Candidate
-from foretoken.tune.plan import SHARES, Plan, Turn
+from foretoken.tune.plan import SHARES, TunePlan, Turn
 from foretoken.tune.results import Outcome, Results
 
 _FINALISTS = 4
@@ -60,7 +60,7 @@ class _TimeIsUp(Exception):
 
 
 def search(
-    plan: Plan,
+    plan: TunePlan,
     meter: Measures,
     store: Store,
     progress: Progress = lambda *_: None,
@@ -78,7 +78,7 @@ def search(
 
 class _Race:
     def __init__(
-        self, plan: Plan, meter: Measures, store: Store, progress: Progress, clock: Callable[[], float]
+        self, plan: TunePlan, meter: Measures, store: Store, progress: Progress, clock: Callable[[], float]
     ) -> None:
         self._plan, self._meter, self._store, self._progress, self._clock = plan, meter, store, progress, clock
         self._contenders: list[list[Candidate]] = []

@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python as an engine. Options: further arguments of ``llama_cpp.Llama``."""
+"""llama.cpp, through llama-cpp-python. Options: further arguments of ``llama_cpp.Llama``."""
 
 import hashlib
 import sys
@@ -8,11 +8,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import Result, Runner, Unsupported, serve, timed  # type: ignore[import-not-found]
+from protocol import Result, Runner, Unsupported, serve, shaping, timed  # type: ignore[import-not-found]
+
+_PARAMETERS = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+"""Arguments of its generate, and what they are called here."""
 
 
 def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
-    """Contexts on one file, which is mapped into memory once: with scores of all positions, and of the last alone."""
+    """Contexts on one file, mapped into memory once: with logits of all positions, and of the last one only."""
     import gguf_writer  # type: ignore[import-not-found]
     import llama_cpp
     import numpy as np
@@ -41,7 +51,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
         return loaded[name]
 
     class Drafts(LlamaDraftModel):  # type: ignore[misc]
-        """The binding takes any object that drafts: here a second model, greedily."""
+        """A second model that drafts greedily, as a drafter of the binding."""
 
         def __init__(self, drafter: Any, k: int) -> None:
             self._drafter, self._k = drafter, k
@@ -61,7 +71,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             return np.array(drafted, dtype=np.intc)
 
     class Counted(LlamaDraftModel):  # type: ignore[misc]
-        """Counts what a drafter proposes; each call but the first follows a round."""
+        """Counts draft tokens; each call but the first follows a round."""
 
         def __init__(self, inner: Any) -> None:
             self._inner = inner
@@ -76,6 +86,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
         mode, k, num_tokens = request["mode"], request["k"], request["num_tokens"]
         if len(request["prompts"]) > 1:
             raise Unsupported("the binding decodes one prompt at a time")
+        params = shaping(request, (*_PARAMETERS.values(), "top_k"))
         target = model("target", mode != "plain")
         if mode == "draft-model":
             target.draft_model = Counted(Drafts(model("drafter", False), k))
@@ -84,11 +95,13 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
         target.reset()
         for name in ("target False", "target True", "drafter False"):
             if name in loaded:
-                loaded[name].reset()  # otherwise the prompt's keys and values are there from the last time
-        target.set_seed(request["seed"])
+                loaded[name].reset()  # its KV cache still has the prompt of the last request
+        if request["seeds"] is not None:
+            target.set_seed(request["seeds"][0])
         counts.update(rounds=0, drafted=0)
-        law = {"temp": request["temperature"], "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        tokens, seconds = timed(lambda: list(islice(target.generate(request["prompts"][0], **law), num_tokens)))
+        how = {theirs: params[ours] for theirs, ours in _PARAMETERS.items()}
+        how["top_k"] = params["top_k"] or 0
+        tokens, seconds = timed(lambda: list(islice(target.generate(request["prompts"][0], **how), num_tokens)))
         result: dict[str, Any] = {"tokens": [tokens], "seconds": seconds, "rounds": num_tokens}
         if mode != "plain":
             result.update(rounds=counts["rounds"] + 1, drafted=counts["drafted"])

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from foretoken.bench import workload
-from foretoken.bench.workload import Item, Prompt
+from foretoken import workloads
 from foretoken.errors import ParameterError
+from foretoken.workloads import Item, Prompt
 
 
 def written(tmp_path: Path, *lines: object) -> Path:
@@ -18,26 +18,26 @@ def written(tmp_path: Path, *lines: object) -> Path:
 
 
 def test_the_builtin_dozen() -> None:
-    items = workload.load("builtin")
+    items = workloads.load("builtin")
     assert len(items) == 12
-    assert [len(workload.select(items, 2, [name])) for name in ("maths", "code", "prose")] == [2, 2, 2]
+    assert [len(workloads.select(items, 2, [name])) for name in ("maths", "code", "prose")] == [2, 2, 2]
     assert {item.chat for item in items if item.category == "maths"} == {True}
 
 
 def test_spec_bench_takes_the_first_turn(tmp_path: Path) -> None:
     file = written(tmp_path, {"question_id": 81, "category": "writing", "turns": ["One.", "Two."]})
-    assert workload.load("spec_bench", file) == [Item("81", "writing", "One.", chat=True)]
+    assert workloads.load("spec_bench", file) == [Item("81", "writing", "One.", chat=True)]
 
 
 def test_humaneval(tmp_path: Path) -> None:
     file = written(tmp_path, {"task_id": "HumanEval/0", "prompt": "def f():\n", "canonical_solution": "pass"})
-    assert workload.load("humaneval", file) == [Item("HumanEval/0", "code", "def f():\n")]
+    assert workloads.load("humaneval", file) == [Item("HumanEval/0", "code", "def f():\n")]
 
 
 def test_files_of_the_users_own(tmp_path: Path) -> None:
-    lines = workload.load("file", written(tmp_path, "first", "", "second"))
+    lines = workloads.load("file", written(tmp_path, "first", "", "second"))
     assert [(item.id, item.text) for item in lines] == [("1", "first"), ("2", "second")]
-    objects = workload.load("file", written(tmp_path, {"prompt": "a", "category": "x", "id": "7"}, {"prompt": "b"}))
+    objects = workloads.load("file", written(tmp_path, {"prompt": "a", "category": "x", "id": "7"}, {"prompt": "b"}))
     assert objects == [Item("7", "x", "a"), Item("2", "prompts", "b")]
 
 
@@ -58,33 +58,33 @@ def test_files_of_the_users_own(tmp_path: Path) -> None:
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, lines: list[object] | None, words: str) -> None:
     with pytest.raises(ParameterError, match=words):
-        workload.load(name, None if lines is None else written(tmp_path, *lines))
+        workloads.load(name, None if lines is None else written(tmp_path, *lines))
 
 
 def test_missing_files_and_categories(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="can't be read"):
-        workload.load("file", tmp_path / "absent")
+        workloads.load("file", tmp_path / "absent")
     with pytest.raises(ParameterError, match=r"'cooking'.*maths, code, prose"):
-        workload.select(workload.load("builtin"), categories=["cooking"])
+        workloads.select(workloads.load("builtin"), categories=["cooking"])
 
 
 def test_prompts_become_tokens_of_the_wanted_length(shipped: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shipped)
     chat, text = Item("1", "maths", "How many?", chat=True), Item("2", "prose", "Once upon a time there was a king.")
-    asked, told = workload.encode([chat, text], tokenizer, 100)
+    asked, told = workloads.encode([chat, text], tokenizer, 100)
     assert tokenizer.decode(asked.tokens) == "<|user|>How many?<|assistant|>" or "How many?" in tokenizer.decode(
         asked.tokens
     )
     assert asked.tokens[-1] == tokenizer.convert_tokens_to_ids("<|assistant|>")
     assert tokenizer.decode(told.tokens) == text.text
-    (short,) = workload.encode([text], tokenizer, 4)
+    (short,) = workloads.encode([text], tokenizer, 4)
     assert short.tokens == told.tokens[-4:]
-    (long,) = workload.encode([text], tokenizer, 1000, 300)
+    (long,) = workloads.encode([text], tokenizer, 1000, 300)
     assert len(long.tokens) == 300
     assert long.tokens[-len(told.tokens) :] == told.tokens
     for room, length in ((100, 101), (100, 0), (0, None)):
         with pytest.raises(ParameterError, match="room"):
-            workload.encode([text], tokenizer, room, length)
+            workloads.encode([text], tokenizer, room, length)
 
 
 def prompts(*categories: str) -> list[Prompt]:
@@ -92,21 +92,21 @@ def prompts(*categories: str) -> list[Prompt]:
 
 
 def test_batches_keep_to_a_category_and_are_full() -> None:
-    made = workload.batches(prompts("a", "a", "a", "b", "b"), 2)
+    made = workloads.batches(prompts("a", "a", "a", "b", "b"), 2)
     assert [(category, [prompt.item.id for prompt in batch]) for category, batch in made] == [
         ("a", ["0", "1"]),
         ("a", ["2", "0"]),
         ("b", ["3", "4"]),
     ]
-    assert [category for category, _ in workload.batches(prompts("a", "b"), 1)] == ["a", "b"]
+    assert [category for category, _ in workloads.batches(prompts("a", "b"), 1)] == ["a", "b"]
 
 
 def test_batches_larger_than_a_category_are_mixed() -> None:
-    ((category, batch),) = workload.batches(prompts("a", "a", "b"), 4)
+    ((category, batch),) = workloads.batches(prompts("a", "a", "b"), 4)
     assert (category, [prompt.item.id for prompt in batch]) == ("mixed", ["0", "1", "2", "0"])
-    assert workload.batches(prompts("a"), 3)[0][0] == "a"
+    assert workloads.batches(prompts("a"), 3)[0][0] == "a"
 
 
 def test_fingerprints_tell_prompts_apart() -> None:
-    assert workload.fingerprint(prompts("a", "b")) == workload.fingerprint(prompts("c", "d"))
-    assert workload.fingerprint(prompts("a", "b")) != workload.fingerprint(prompts("a"))
+    assert workloads.fingerprint(prompts("a", "b")) == workloads.fingerprint(prompts("c", "d"))
+    assert workloads.fingerprint(prompts("a", "b")) != workloads.fingerprint(prompts("a"))

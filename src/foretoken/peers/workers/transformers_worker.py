@@ -1,4 +1,4 @@
-"""transformers' generate as an engine. Options: further arguments of generate."""
+"""transformers' generate. Options: further arguments of generate."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import Result, Runner, serve, timed  # type: ignore[import-not-found]
+from protocol import Result, Runner, serve, shaping, timed  # type: ignore[import-not-found]
 
 
 def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
@@ -40,12 +40,17 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
-        how: dict[str, Any] = {"do_sample": request["temperature"] > 0}
+        params = shaping(request, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"))
+        how: dict[str, Any] = {
+            "do_sample": params["temperature"] > 0,
+            "repetition_penalty": params["repetition_penalty"],
+        }
         if how["do_sample"]:
-            how.update(temperature=request["temperature"], top_k=0, top_p=1.0)
+            how.update({name: params[name] for name in ("temperature", "top_k", "top_p")})
+            how["min_p"] = params["min_p"] or None
         if mode == "draft-model":
             assistant = model("drafter")
-            # As many as asked for, always: its schedule and its threshold would choose others.
+            # Always k: its schedule and its threshold would choose other draft lengths.
             assistant.generation_config.num_assistant_tokens = k
             assistant.generation_config.num_assistant_tokens_schedule = "constant"
             assistant.generation_config.assistant_confidence_threshold = 0.0
@@ -53,7 +58,8 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
         elif mode == "prompt-lookup":
             how.update(prompt_lookup_num_tokens=k, max_matching_ngram_size=3)
         how.update(options["options"])
-        torch.manual_seed(request["seed"])
+        if request["seeds"] is not None:  # one generator draws for all rows
+            torch.manual_seed(request["seeds"][0])
         passes["target"] = 0
         ids, mask = ids.to(target.device), mask.to(target.device)
 
@@ -65,7 +71,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             return [[int(token) for token in row] for row in output[:, longest:].tolist()]
 
         tokens, seconds = timed(generate)
-        # The prompt's pass gives the first tokens, as a round does.
+        # The prompt's pass emits tokens, too, and counts as a round.
         result = {"tokens": tokens, "seconds": seconds, "rounds": passes["target"]}
         if len(prompts) == 1 and mode != "plain":
             result["accepted"] = len(tokens[0]) - passes["target"]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from foretoken import tiny_pair_path
-from foretoken.bench import workload
-from foretoken.bench.copy_edit import COUNT, task
+from foretoken import tiny_pair_path, workloads
+from foretoken.errors import ParameterError
+from foretoken.workloads.copy_edit import COUNT, task
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -76,13 +76,13 @@ def test_size_bounds_the_sentences() -> None:
 
 
 def test_the_workload_holds_the_benchmarks_tasks() -> None:
-    items = workload.load("copy_edit")
+    items = workloads.load("copy_edit")
     assert len(items) == COUNT
     assert [item.text for item in items] == [task(n).prompt for n in range(COUNT)]
     assert all(item.chat for item in items)
-    assert len(workload.select(items, 2, ["spelling"])) == 2
-    with pytest.raises(workload.ParameterError, match="copy_edit reads no file"):
-        workload.load("copy_edit", Path("x"))
+    assert len(workloads.select(items, 2, ["spelling"])) == 2
+    with pytest.raises(ParameterError, match="copy_edit reads no file"):
+        workloads.load("copy_edit", Path("x"))
 
 
 @pytest.fixture(scope="module")

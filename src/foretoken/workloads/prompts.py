@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench import builtin, copy_edit
 from foretoken.errors import ParameterError
+from foretoken.workloads import builtin, copy_edit
 
 NAMES = ("builtin", "copy_edit", "spec_bench", "humaneval", "file")
 MIXED = "mixed"
@@ -51,9 +51,9 @@ def load(name: str, data: Path | None = None) -> list[Item]:
     """The items of a workload.
 
     Args:
-        name: ``builtin``, or ``copy_edit`` (see `foretoken.bench.copy_edit`); ``spec_bench`` or ``humaneval``, which
-            need their file; or ``file``, JSON lines with ``prompt`` (and ``category``, ``id``, if wanted) or one prompt
-            a line.
+        name: ``builtin``, or ``copy_edit`` (see `foretoken.workloads.copy_edit`); ``spec_bench`` or ``humaneval``,
+            which need their file; or ``file``, JSON lines with ``prompt`` (and ``category``, ``id``, if wanted) or one
+            prompt a line.
         data: the file.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Foretoken as an engine. Options: verifier, and those of `foretoken.load` (runner, backend, quantize, …).
+"""Foretoken. Options: verifier, and those of `foretoken.load` (runner, backend, quantize, …).
 
-An option ``quantize_drafter`` is the drafter's `quantize`, "auto" unless it is given, as `Engine` has it.
+The option ``quantize_drafter`` is the drafter's `quantize`: "auto" unless given, as in `Engine`.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import Result, Runner, serve, timed  # type: ignore[import-not-found]
+from protocol import NEUTRAL, Result, Runner, serve, shaping, timed  # type: ignore[import-not-found]
 
 
 def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
@@ -44,20 +44,24 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
                 verifier,
                 k or 0,
                 max_batch_size=options["max_batch"],
-                reuse_prefixes=False,  # a prompt comes again in every repetition, and is to be read in each
+                reuse_prefixes=False,  # a prompt comes again in every repeat, and its prefill is part of each
             )
         return engines[mode, k]
 
     def run(request: dict[str, Any]) -> Result:
         one, k = engine(request["mode"], request["k"]), request["k"]
-        greedy = request["temperature"] == 0
-        # A sampled text with a seed has a fixed k, which "auto" is to choose.
-        seeds = [None if k == "auto" and not greedy else request["seed"] + i for i in range(len(request["prompts"]))]
+        shaped = shaping(request, tuple(NEUTRAL))
+        # A sampled output with a seed has a fixed draft length, which "auto" is to choose.
+        unseeded = request["seeds"] is None or (k == "auto" and shaped["temperature"] > 0)
         params = [
             foretoken.SamplingParams(
-                temperature=request["temperature"], max_new_tokens=request["num_tokens"], ignore_eos=True, seed=seed
+                **shaped,
+                max_new_tokens=request["num_tokens"],
+                ignore_eos=True,
+                seed=seed,
+                logprobs=request["logprobs"],
             )
-            for seed in seeds
+            for seed in ([None] * len(request["prompts"]) if unseeded else request["seeds"])
         ]
         completions, seconds = timed(lambda: one.generate(request["prompts"], params))
         for completion in completions:
@@ -65,7 +69,9 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
                 raise completion.error
         stats = foretoken.DecodeStats.total(completion.stats for completion in completions)
         longest = max((completion.stats for completion in completions), key=lambda one: sum(one.seconds.values()))
+        told: Result = {} if request["logprobs"] is None else {"top_logprobs": [_top(one) for one in completions]}
         return {
+            **told,
             "tokens": [completion.token_ids for completion in completions],
             "seconds": seconds,
             "rounds": longest.rounds,
@@ -79,6 +85,11 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
 
     versions = {"foretoken": foretoken.__version__, "torch": torch.__version__}
     return versions, run
+
+
+def _top(completion: Any) -> list[dict[int, float]]:
+    """Log-probabilities of the likeliest tokens and of the chosen one, at each position."""
+    return [{**entry.top, entry.token_id: entry.logprob} for entry in completion.logprobs]
 
 
 if __name__ == "__main__":

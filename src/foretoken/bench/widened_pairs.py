@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from foretoken.bench.checkpoint import Checkpoint
+from foretoken.bench.llama_checkpoint import Checkpoint
 from foretoken.bench.shape import choose_shape, parse_size
 from foretoken.bench.widening import VOCAB_SIZE, widen
 from foretoken.errors import ParameterError

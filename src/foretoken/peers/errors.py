@@ -1,0 +1,13 @@
+"""What can go wrong with another engine."""
+
+from __future__ import annotations
+
+from foretoken.errors import ForetokenError
+
+
+class PeerError(ForetokenError):
+    """An engine can't be installed or started, fails, or does not answer in time."""
+
+
+class Unsupported(PeerError):
+    """An engine has no way to do what was asked for; the message says why. It can be asked for something else."""

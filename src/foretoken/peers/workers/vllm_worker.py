@@ -1,0 +1,112 @@
+"""vLLM's offline engine. Options: further arguments of ``vllm.LLM``."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from protocol import NEUTRAL, Result, Runner, cache_gib, serve, shaping, timed  # type: ignore[import-not-found]
+
+_COUNTERS = {
+    "drafts": "vllm:spec_decode_num_drafts",
+    "drafted": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+}
+_STEPS = "vllm:iteration_tokens_total"
+_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
+    """One mode: the speculative configuration of an engine can't be changed."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gib(options)))
+    import torch
+    import vllm
+
+    mode, k = options["mode"], options["k"]
+    speculative: dict[str, Any] | None = None
+    if mode == "draft-model":
+        speculative = {"method": "draft_model", "model": options["drafter"], "num_speculative_tokens": k}
+        speculative["max_model_len"] = options["max_length"]
+    elif mode == "prompt-lookup":
+        speculative = {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    how: dict[str, Any] = {
+        "model": options["target"],
+        "dtype": options["dtype"],
+        "max_model_len": options["max_length"],
+        "max_num_seqs": options["max_batch"],
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,  # prompts come again in every repeat
+        "disable_log_stats": False,
+        "speculative_config": speculative,
+        **options["options"],
+    }
+    llm = vllm.LLM(**how)
+
+    def counters() -> dict[str, Any]:
+        try:
+            told = {metric.name: metric for metric in llm.get_metrics()}
+            values: dict[str, Any] = {"steps": int(told[_STEPS].count)}
+            if speculative is not None:
+                values.update({name: int(told[metric].value) for name, metric in _COUNTERS.items()})
+                values["by_position"] = [int(value) for value in told[_BY_POSITION].values]
+            return values
+        except (AttributeError, KeyError, AssertionError):  # another version, with other metrics or none
+            return {}
+
+    def run(request: dict[str, Any]) -> Result:
+        params = shaping(request, tuple(NEUTRAL))
+        params["top_k"] = params["top_k"] or -1
+        bias = params.pop("logit_bias")
+        seeds = [None] * len(request["prompts"])
+        if request["seeds"] is not None and params["temperature"] > 0:
+            seeds = request["seeds"]
+        each = [
+            vllm.SamplingParams(
+                **params,
+                logit_bias={int(token): value for token, value in bias.items()} if bias else None,
+                max_tokens=request["num_tokens"],
+                min_tokens=request["num_tokens"],
+                ignore_eos=True,
+                detokenize=False,
+                logprobs=request["logprobs"],
+                seed=seed,
+            )
+            for seed in seeds
+        ]
+        prompts = [{"prompt_token_ids": list(prompt)} for prompt in request["prompts"]]
+        before = counters()
+        outputs, seconds = timed(lambda: llm.generate(prompts, each, use_tqdm=False))
+        completions = [output.outputs[0] for output in outputs]
+        result: Result = {"tokens": [list(one.token_ids) for one in completions], "seconds": seconds}
+        if request["logprobs"] is not None:
+            result["top_logprobs"] = [
+                [{int(token): entry.logprob for token, entry in position.items()} for position in one.logprobs]
+                for one in completions
+            ]
+        return {**result, **counted(before, counters(), len(prompts), request["num_tokens"])}
+
+    def counted(before: dict[str, Any], after: dict[str, Any], batch: int, num_tokens: int) -> Result:
+        """What was drafted and accepted between two readings of the counters."""
+        if not before or not after:
+            return {}
+        # Draft tokens behind the end of an output may count as accepted; for one prompt the number of steps is exact.
+        result: Result = {"rounds": after["steps"] - before["steps"]}
+        if speculative is None:
+            return {**result, "drafted": 0, "accepted": 0}
+        change = {name: after[name] - before[name] for name in _COUNTERS}
+        result.update(drafted=change["drafted"], accepted=change["accepted"])
+        pairs = zip(after["by_position"], before["by_position"], strict=True)
+        result["accepted_by_position"] = [new - old for new, old in pairs]
+        if mode == "draft-model":  # which always drafts k tokens
+            result["drafted_by_position"] = [change["drafts"]] * len(after["by_position"])
+        if batch == 1:
+            result["accepted"] = num_tokens - result["rounds"]
+        return result
+
+    return {"vllm": vllm.__version__, "torch": torch.__version__}, run
+
+
+if __name__ == "__main__":
+    serve(make)
