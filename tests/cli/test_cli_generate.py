@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from statistics import median
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,9 +35,37 @@ def test_json_is_complete_and_alone(call):
     assert result.stderr == ""
     assert len(answer["token_ids"]) == len(answer["logprobs"]) == answer["stats"]["emitted"] == 12
     assert all(len(entry["top"]) == 2 for entry in answer["logprobs"])
+    assert [entry["token_id"] for entry in answer["logprobs"]] == answer["token_ids"]
+    assert [entry["token"] for entry in answer["logprobs"]] == answer["tokens"]
     assert [token["token_id"] for one in answer["rounds"] for token in one["emitted"]] == answer["token_ids"]
     assert sum(len(one["drafted"]) for one in answer["rounds"]) == answer["stats"]["drafted"]
     assert answer["finish_reason"] == "length"
+
+
+def test_json_says_what_it_was_made_with(call, models):
+    given = ["hello", "-n", 5, "--seed", 7, "--top-k", 9, "--logit-bias", "70=-inf", "--json"]
+    answer = json.loads(call("generate", *given, "--drafter", "prompt-lookup", "-k", 2).stdout)
+    assert (answer["model"], answer["drafter"], answer["verifier"]) == (models.target, "prompt-lookup", "token")
+    assert (answer["num_speculative_tokens"], answer["seed"]) == (2, 7)
+    settings = answer["settings"]
+    assert (settings["top_k"], settings["max_new_tokens"], settings["logit_bias"]) == (9, 5, {"70": "-inf"})
+    assert len(answer["tokens"]) == len(answer["token_ids"])
+
+
+def test_where_nothing_is_drafted_there_is_no_acceptance_rate(call):
+    answer = json.loads(call("generate", "hello", "-n", 4, "--drafter", "none", "--json").stdout)
+    assert answer["stats"]["acceptance_rate"] is None
+    assert answer["seed"] is None
+
+
+def test_log_probabilities_are_shown(call):
+    given = ["hello", "-n", 5, "--seed", 1, "--logprobs", 2]
+    shown = call("generate", *given)
+    answer = json.loads(call("generate", *given, "--json").stdout)
+    lines = [line for line in shown.stderr.splitlines() if re.match(r" *\d+ +\S+ +-\d", line)]
+    assert len(lines) == 5
+    for line, entry in zip(lines, answer["logprobs"], strict=True):
+        assert f" {entry['logprob']:.3f} " in line
 
 
 def test_greedy_is_what_transformers_writes(call, models):
@@ -164,7 +193,7 @@ def test_trace_in_colour_strikes_rejected_tokens_through(call):
     [
         (["-t", 0], "equal, token by token (greedy decoding)"),
         (["--verifier", "coupled", "--seed", 5], "equal, token by token ('coupled' verifier, seed 5)"),
-        ([], "draws from the target's law"),
+        ([], "drawn from the target's distribution"),
         (["--verifier", "token-unadjusted"], "is lossy"),
     ],
 )
@@ -176,7 +205,12 @@ def test_compare(call, arguments, said):
         assert row in result.stderr
     answer = json.loads(call("generate", "hello", "-n", 16, "--compare", "--json", *arguments).stdout)
     assert said in answer["compare"]["relation"]
-    assert answer["compare"]["speed_up"] > 0
+    compared = answer["compare"]
+    assert compared["runs"] == len(compared["tokens_per_second"]) == len(compared["plain_tokens_per_second"])
+    speeds = [median(compared[name]) for name in ("tokens_per_second", "plain_tokens_per_second")]
+    assert compared["speed_up"] == speeds[0] / speeds[1]
+    assert "in turns, after a warm-up" in compared["measured"]
+    assert compared["measured"] in " ".join(result.stderr.split())
     if "equal" in said:
         assert answer["compare"]["texts_equal"]
         assert answer["compare"]["plain"]["text"] == answer["text"]

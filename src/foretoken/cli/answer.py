@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent, TokenLogprob
@@ -36,45 +35,6 @@ class Answer:
         """Ctrl-C ended it."""
         return self.finish_reason == INTERRUPTED
 
-    def as_json(self, trace: bool) -> dict[str, Any]:
-        """For ``--json``."""
-        stats = self.stats
-        result: dict[str, Any] = {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            "stats": {
-                **asdict(stats),
-                "acceptance_rate": stats.acceptance_rate,
-                "acceptance_by_position": stats.acceptance_by_position,
-                "mean_acceptance_length": stats.mean_acceptance_length,
-                "tokens_per_second": stats.tokens_per_second,
-            },
-        }
-        if self.logprobs is not None:
-            result["logprobs"] = [
-                {
-                    "token_id": entry.token_id,
-                    "logprob": finite(entry.logprob),
-                    "top": {str(token): finite(value) for token, value in entry.top.items()},
-                }
-                for entry in self.logprobs
-            ]
-        if trace:
-            result["rounds"] = [
-                {
-                    "drafted": [asdict(token) for token in event.drafted],
-                    "emitted": [asdict(piece) for piece in event.pieces],
-                }
-                for event in self.rounds
-            ]
-        return result
-
-
-def finite(number: float) -> float | None:
-    """JSON knows no infinity."""
-    return number if math.isfinite(number) else None
-
 
 def run(
     engine: Engine,
@@ -87,14 +47,14 @@ def run(
 
     Args:
         engine: decodes.
-        prompt: text or messages.
+        prompt: a string, token ids or chat messages.
         params: how to sample.
         trace: have each round's draft in the events.
         show: called with each event.
     """
     events: list[StreamEvent] = []
     completion: Completion | None = None
-    with _stop_on_interrupt() as stopped:
+    with stop_on_interrupt() as stopped:
         for event in engine.stream(prompt, params, trace=trace):
             show(event)
             # Statistics are one object that goes on counting, and so is the completion: neither belongs to a round.
@@ -122,7 +82,7 @@ def run(
 
 
 @contextmanager
-def _stop_on_interrupt() -> Iterator[threading.Event]:
+def stop_on_interrupt() -> Iterator[threading.Event]:
     """Turn Ctrl-C into an event, so that a round is never cut in two; a second Ctrl-C interrupts at once."""
     stopped = threading.Event()
 

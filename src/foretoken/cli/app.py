@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 import foretoken
 from foretoken.cli import tables
 from foretoken.cli.audit import audit_app
+from foretoken.cli.batch import answer_batch, is_batch, read_batch
 from foretoken.cli.bench import NoColor, bench_app
 from foretoken.cli.checks import check_models
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
@@ -24,11 +25,15 @@ from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_i
 from foretoken.cli.screen import Screen, check_writable, make_console
 from foretoken.cli.train import train_app
 from foretoken.cli.tune import TuneOptions
-from foretoken.errors import ForetokenError
+from foretoken.errors import ForetokenError, ParameterError
+
+if TYPE_CHECKING:
+    from foretoken.sampling import SamplingParams
 
 INTERRUPTED = 130  # the exit status of a process that SIGINT ended
 CLOSED_PIPE = 141  # that of one that SIGPIPE ended
 BAD_INPUT = 2
+INCOMPLETE = 1  # some of many prompts have no answer but an error
 
 
 class _Group(TyperGroup):
@@ -118,7 +123,13 @@ def generate(
     ] = None,
     *,
     prompt_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read the prompt from a UTF-8 file.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Read the prompt from a UTF-8 file; from a .jsonl file many, each line a JSON string or an object "
+            "with 'prompt' or 'messages', and if need be 'id', 'seed', 'temperature', …: answers are JSON lines.",
+            show_default=False,
+        ),
     ] = None,
     chat: Annotated[
         bool | None,
@@ -143,8 +154,11 @@ def generate(
 
     screen = Screen(output.no_color)
     keep_quiet(screen)
-    text = read_prompt(prompt, prompt_file)
     params = sampling.params()
+    if prompt is None and prompt_file is not None and is_batch(prompt_file):
+        _generate_batch(prompt_file, chat, models, params, output, screen)
+        return
+    text = read_prompt(prompt, prompt_file)
     engine = load_engine(models, screen)
     if chat is None:
         chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
@@ -156,6 +170,27 @@ def generate(
         answer = respond(engine, text, params, output, screen, echo=text if continued else "")
     if answer.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _generate_batch(
+    file: Path, chat: bool | None, models: ModelOptions, params: SamplingParams, output: OutputOptions, screen: Screen
+) -> None:
+    from foretoken.cli.setup import check_can_chat, load_engine
+
+    for option in ("compare", "trace"):
+        if getattr(output, option):
+            raise ParameterError(f"--{option} is for one prompt: leave it out, or give one of the prompts of {file}")
+    items = read_batch(file, params)
+    engine = load_engine(models, screen)
+    if chat is None:
+        chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
+    elif chat:
+        check_can_chat(engine.target)
+    complete, interrupted = answer_batch(engine, items, chat, screen)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if not complete:
+        raise typer.Exit(INCOMPLETE)
 
 
 @command

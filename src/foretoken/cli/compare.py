@@ -1,70 +1,111 @@
-"""The same request with speculation and without."""
+"""The same request with speculation and without, in turns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import median
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from foretoken.cli.answer import Answer
+from foretoken.cli.answer import Answer, run
+from foretoken.cli.json_output import answer_json, settings_json
 
 if TYPE_CHECKING:
     from foretoken.engine.engine import Engine
     from foretoken.engine.prompts import Prompt
     from foretoken.sampling import SamplingParams
 
-_WARM_UP_TOKENS = 8
+RUNS = 5
+"""Timed runs of each kind, at most."""
+MAX_SECONDS = 10.0
+"""No further runs are begun after so much time."""
+_WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two answers to one request."""
+    """Answers to one request, some with speculation and some without.
+
+    Attributes:
+        name: of the drafter.
+        speculative: the answers with speculation, in the order of their runs.
+        plain: those of the target alone, each of which ran after the speculative one of its place.
+        relation: what can be said of the two outputs.
+    """
 
     name: str
-    """Of what speculated."""
-    speculative: Answer
-    plain: Answer
+    speculative: list[Answer]
+    plain: list[Answer]
     relation: str
-    """What can be said of the two texts."""
+
+    @property
+    def runs(self) -> int:
+        """Timed runs of each kind."""
+        return len(self.plain)
 
     @property
     def equal(self) -> bool:
-        """Whether they are the same tokens."""
-        return self.speculative.token_ids == self.plain.token_ids
+        """Whether both first answers are the same tokens."""
+        return self.speculative[0].token_ids == self.plain[0].token_ids
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second with speculation: the median of the runs."""
+        return _speed(self.speculative)
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens a second of the target alone: the median of the runs."""
+        return _speed(self.plain)
 
     @property
     def speed_up(self) -> float:
-        """How many times the plain tokens a second the speculative ones are."""
-        plain = self.plain.stats.tokens_per_second
-        return self.speculative.stats.tokens_per_second / plain if plain else 0.0
+        """The ratio of the two medians."""
+        return self.speed / self.plain_speed if self.plain_speed else 0.0
+
+    @property
+    def measured(self) -> str:
+        """How the speeds were measured, in a sentence."""
+        runs = "one run of each" if self.runs == 1 else f"medians of {self.runs} runs of each, in turns"
+        return f"Speeds are {runs}, after a warm-up of both; prefill is included, loading is not."
 
     def table(self) -> Table:
-        """The numbers, side by side."""
-        ours, theirs = self.speculative.stats, self.plain.stats
+        """The numbers side by side: speeds of all runs, the rest of the first ones, which were shown."""
+        ours, theirs = self.speculative[0].stats, self.plain[0].stats
         table = Table("", self.name, "target alone", title_justify="left")
         for column in table.columns[1:]:
             column.justify = "right"
         table.add_row("tokens", f"{ours.emitted:,}", f"{theirs.emitted:,}")
-        table.add_row("seconds", *(f"{sum(stats.seconds.values()):.2f}" for stats in (ours, theirs)))
-        table.add_row("tokens/s", *(f"{stats.tokens_per_second:.1f}" for stats in (ours, theirs)))
+        table.add_row("tokens/s", f"{self.speed:.1f}", f"{self.plain_speed:.1f}")
         table.add_row("speed-up", f"{self.speed_up:.2f}×", "1×", style="bold")
         table.add_row("target passes", f"{ours.rounds:,}", f"{theirs.rounds:,}")
         table.add_row("mean acceptance length", f"{ours.mean_acceptance_length:.2f}", "1")
         table.add_row("acceptance rate", f"{ours.acceptance_rate:.0%}" if ours.drafted else "–", "–")
         return table
 
-    def as_json(self, trace: bool) -> dict[str, Any]:
-        """For ``--json``: the speculative answer, and under ``compare`` the other one."""
+    def as_json(self, engine: Engine, params: SamplingParams, trace: bool) -> dict[str, Any]:
+        """For ``--json``: the first speculative answer, and under ``compare`` the plain one and the speeds."""
         return {
-            **self.speculative.as_json(trace),
+            **settings_json(engine, params),
+            **answer_json(engine, self.speculative[0], trace),
             "compare": {
-                "plain": self.plain.as_json(trace=False),
+                "plain": answer_json(engine, self.plain[0]),
                 "speed_up": self.speed_up,
+                "runs": self.runs,
+                "tokens_per_second": [one.stats.tokens_per_second for one in self.speculative],
+                "plain_tokens_per_second": [one.stats.tokens_per_second for one in self.plain],
+                "measured": self.measured,
                 "texts_equal": self.equal,
                 "relation": self.relation,
             },
         }
+
+
+def _speed(answers: list[Answer]) -> float:
+    return median(answer.stats.tokens_per_second for answer in answers)
 
 
 def plain_engine(engine: Engine) -> Engine:
@@ -75,7 +116,7 @@ def plain_engine(engine: Engine) -> Engine:
 
 
 def fix_seed(engine: Engine, params: SamplingParams) -> SamplingParams:
-    """The same seed for both texts where the verifier is a coupled one, which has one text to give for it."""
+    """The same seed for both outputs where the verifier is a coupled one, which has one output to give for it."""
     from foretoken.randomness import fresh_seed
     from foretoken.verify import is_coupled
 
@@ -84,35 +125,66 @@ def fix_seed(engine: Engine, params: SamplingParams) -> SamplingParams:
     return replace(params, seed=fresh_seed())
 
 
-def warm_up(engine: Engine, prompt: Prompt) -> None:
-    """A few tokens that nobody sees: first passes are slow, and would be charged to whoever decodes first."""
-    from foretoken.engine.prompts import encode
-    from foretoken.sampling import SamplingParams
+def warm_up(engine: Engine, plain: Engine, prompt: Prompt, params: SamplingParams) -> None:
+    """Decode some tokens that nobody sees, sampled as the request's: what is compiled or allocated once is not timed.
 
-    few = encode(engine.target, prompt)[-_WARM_UP_TOKENS:]
-    params = SamplingParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True, temperature=0)
-    for one in (engine, plain_engine(engine)):
-        one.generate(few, params)
+    The engine keeps nothing of them: both ways are to prefill the prompt when they are timed.
+    """
+    from foretoken.engine.prompts import encode
+
+    tokens = encode(engine.target, prompt)
+    length = min(_WARM_UP_TOKENS, params.max_new_tokens)
+    short = replace(params, max_new_tokens=length, min_new_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
+    for one in (engine, plain):
+        one.generate(tokens, short)
+    engine.release()
+
+
+def alternate(
+    engine: Engine,
+    plain: Engine,
+    prompt: Prompt,
+    params: SamplingParams,
+    speculative: list[Answer],
+    alone: list[Answer],
+    clock: Callable[[], float] = monotonic,
+) -> None:
+    """Go on with silent runs of both kinds in turns, up to `RUNS` of each, and append them to what there is.
+
+    Stops early after `MAX_SECONDS`, and where Ctrl-C ends a run, which then does not count.
+    """
+    end = clock() + MAX_SECONDS - sum(sum(one.stats.seconds.values()) for one in (*speculative, *alone))
+    while len(alone) < RUNS and clock() < end:
+        engine.release()  # both are to prefill the prompt
+        ours = run(engine, prompt, params)
+        theirs = run(plain, prompt, params) if not ours.interrupted else ours
+        if theirs.interrupted:
+            return
+        speculative.append(ours)
+        alone.append(theirs)
 
 
 def relation(engine: Engine, params: SamplingParams, speculative: Answer, plain: Answer) -> str:
-    """What can be said of a speculative and a plain text, honestly."""
+    """What can be said of a speculative and a plain output, honestly."""
     from foretoken.verify import is_coupled
 
     verifier = engine.verifier
     if not verifier.lossless:
-        return f"{verifier.name!r} is lossy: the first text is not drawn from the target's law"
+        return f"{verifier.name!r} is lossy: the first output is not drawn from the target's distribution"
     coupled = is_coupled(verifier)
     if not (params.greedy or coupled):
-        return f"Both texts are draws from the target's law ({verifier.name!r} is lossless); they need not be equal."
+        return (
+            f"Both outputs are drawn from the target's distribution ({verifier.name!r} is lossless); they need not be "
+            "equal."
+        )
     reason = "greedy decoding" if params.greedy else f"{verifier.name!r} verifier, seed {params.seed}"
     if speculative.token_ids == plain.token_ids:
-        return f"The texts are equal, token by token ({reason})."
+        return f"The outputs are equal, token by token ({reason})."
     pairs = zip(speculative.token_ids, plain.token_ids, strict=False)
-    place = next((number for number, (ours, theirs) in enumerate(pairs, start=1) if ours != theirs), None)
-    if place is None:
-        return "One text is the beginning of the other: it was cut short."
+    position = next((number for number, (ours, theirs) in enumerate(pairs, start=1) if ours != theirs), None)
+    if position is None:
+        return "One output is the beginning of the other: it was cut short."
     return (
-        f"The texts part at token {place:,}: two tokens were so close there that rounding decided "
+        f"The outputs differ from token {position:,} on: two tokens were so close there that rounding decided "
         f"({reason}; --dtype float32 makes this rarer)."
     )

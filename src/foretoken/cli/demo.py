@@ -117,10 +117,11 @@ def play(engine: Engine, console: Console) -> list[Timing]:
     console.print(render.legend())
     timings = []
     engine.reuse_prefixes = False  # every run is to read the prompt
+    alone = plain_engine(engine)
     for scene in SCENES:
-        warm_up(engine, scene.request())
+        warm_up(engine, alone, scene.request(), scene.params())
         _show(scene, engine, console)
-        timings.append(_time(scene, engine))
+        timings.append(_time(scene, engine, alone))
         console.print(_verdict(timings[-1]), style="bold")
     console.print()
     console.print(_table(timings, engine.drafter.name))
@@ -151,8 +152,7 @@ def _trace(answer: Answer, engine: Engine, console: Console) -> None:
         console.print(line)
 
 
-def _time(scene: Scene, engine: Engine) -> Timing:
-    alone = plain_engine(engine)
+def _time(scene: Scene, engine: Engine, alone: Engine) -> Timing:
     ours, theirs = [], []
     for _ in range(TIMED_RUNS):
         ours.append(_run(engine, scene))

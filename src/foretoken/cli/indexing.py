@@ -8,7 +8,7 @@ from time import perf_counter
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from foretoken.cli.respond import print_json
+from foretoken.cli.json_output import print_json
 from foretoken.cli.screen import Screen
 from foretoken.engine.cache_budget import show_bytes
 

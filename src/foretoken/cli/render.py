@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from foretoken.cli.screen import has_colour
-from foretoken.engine.outputs import DecodeStats, DraftedToken, Origin, Piece, StreamEvent
+from foretoken.engine.outputs import DecodeStats, DraftedToken, Origin, Piece, StreamEvent, TokenLogprob
 
 STYLES: dict[Origin, str] = {"accepted": "green", "residual": "yellow", "bonus": "bright_blue", "target": ""}
 MEANINGS: dict[Origin, str] = {
@@ -175,9 +178,28 @@ def trace_header(probs: bool, coloured: bool) -> Text:
     )
 
 
+def logprobs(entries: Sequence[TokenLogprob], token_text: Callable[[int], str]) -> Table:
+    """The log-probability of each token of an output, and the likeliest tokens at its position.
+
+    They are the model's own: before temperature, truncation and penalties.
+    """
+
+    def shown(token_id: int) -> str:
+        return visible(token_text(token_id), token_id)
+
+    table = Table("position", "token", "log p", "p", "likeliest", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in (table.columns[0], table.columns[2], table.columns[3]):
+        column.justify = "right"
+    for position, entry in enumerate(entries, start=1):
+        top = "  ".join(f"{shown(token)} {math.exp(value):.2f}" for token, value in entry.top.items())
+        logprob = f"{entry.logprob:.3f}"
+        table.add_row(f"{position:,}", shown(entry.token_id), logprob, f"{math.exp(entry.logprob):.3f}", top)
+    return table
+
+
 def numbers(stats: DecodeStats) -> str:
     """What decoding took, on one line."""
-    parts = [f"{stats.emitted:,} tokens", f"{stats.tokens_per_second:.1f} tokens/s"]
+    parts = [_counted(stats.emitted, "token"), f"{stats.tokens_per_second:.1f} tokens/s"]
     if stats.drafted:
         by_position = " ".join(f"{share:.0%}".rstrip("%") for share in stats.acceptance_by_position[:8])
         more = " …" if len(stats.acceptance_by_position) > 8 else ""
@@ -185,7 +207,11 @@ def numbers(stats: DecodeStats) -> str:
             f"mean acceptance length {stats.mean_acceptance_length:.2f}",
             f"acceptance rate {stats.acceptance_rate:.0%} (by position {by_position}{more})",
         ]
-    return " · ".join([*parts, f"{stats.rounds:,} rounds"])
+    return " · ".join([*parts, _counted(stats.rounds, "target pass", "es")])
+
+
+def _counted(number: int, what: str, plural: str = "s") -> str:
+    return f"{number:,} {what}{'' if number == 1 else plural}"
 
 
 def summary(stats: DecodeStats, finish_reason: str) -> str:

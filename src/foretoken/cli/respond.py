@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foretoken.cli import render
 from foretoken.cli.answer import INTERRUPTED, Answer, run
-from foretoken.cli.compare import Comparison, fix_seed, plain_engine, relation, warm_up
+from foretoken.cli.compare import Comparison, alternate, fix_seed, plain_engine, relation, warm_up
+from foretoken.cli.json_output import answer_json, print_json, settings_json, token_text
 from foretoken.cli.options import OutputOptions
 from foretoken.cli.screen import Screen, has_colour
 from foretoken.engine.outputs import StreamEvent
@@ -27,17 +27,17 @@ def respond(
 
     Args:
         engine: decodes.
-        prompt: text or messages.
+        prompt: a string, token ids or chat messages.
         params: how to sample.
         output: what to show.
         screen: where.
-        echo: the text that is continued, shown before it to people.
+        echo: the text that is continued, shown before the output to people.
     """
     if output.compare:
         return _compare(engine, prompt, params, output, screen, echo)
     if output.json:
         answer = run(engine, prompt, params, output.trace)
-        print_json(screen, answer.as_json(output.trace))
+        print_json(screen, {**settings_json(engine, params), **answer_json(engine, answer, output.trace)})
         return answer
     answer = show_answer(engine, prompt, params, output, screen, echo)
     screen.note(render.summary(answer.stats, answer.finish_reason))
@@ -47,37 +47,39 @@ def respond(
 def _compare(
     engine: Engine, prompt: Prompt, params: SamplingParams, output: OutputOptions, screen: Screen, echo: str = ""
 ) -> Answer:
-    """Decode with speculation and without, and show both as `respond` would; the speculative answer."""
+    """Decode with speculation and without, in turns, and show the first run of each as `respond` would."""
     params = fix_seed(engine, params)
-    warm_up(engine, prompt)
-    engine.release()  # both are to read the prompt
     plain = plain_engine(engine)
+    warm_up(engine, plain, prompt, params)
     if output.json:
-        speculative = run(engine, prompt, params, output.trace)
-        other = run(plain, prompt, params) if not speculative.interrupted else None
+        ours = run(engine, prompt, params, output.trace)
+        theirs = run(plain, prompt, params) if not ours.interrupted else None
     else:
         name = f"{engine.drafter.name}, k = {engine.num_speculative_tokens}"
         screen.note(f"── with {name}", style="bold")
-        speculative = show_answer(engine, prompt, params, output, screen, echo)
-        other = None
-        if not speculative.interrupted:
+        ours = show_answer(engine, prompt, params, output, screen, echo)
+        theirs = None
+        if not ours.interrupted:
             screen.note("── target alone", style="bold")
             # Programs want the text once.
             silent = not screen.out.is_terminal
-            other = run(plain, prompt, params) if silent else _show_plain(plain, prompt, params, screen, echo)
-    if other is None or other.interrupted:
+            theirs = run(plain, prompt, params) if silent else _show_plain(plain, prompt, params, screen, echo)
+    if theirs is None or theirs.interrupted:
         if output.json:
-            print_json(screen, speculative.as_json(output.trace))
+            print_json(screen, {**settings_json(engine, params), **answer_json(engine, ours, output.trace)})
         else:
-            screen.note(render.summary(speculative.stats, INTERRUPTED))
-        return replace(speculative, finish_reason=INTERRUPTED)
-    result = Comparison(engine.drafter.name, speculative, other, relation(engine, params, speculative, other))
+            screen.note(render.summary(ours.stats, INTERRUPTED))
+        return replace(ours, finish_reason=INTERRUPTED)
+    answers, others = [ours], [theirs]
+    alternate(engine, plain, prompt, params, answers, others)
+    result = Comparison(engine.drafter.name, answers, others, relation(engine, params, ours, theirs))
     if output.json:
-        print_json(screen, result.as_json(output.trace))
+        print_json(screen, result.as_json(engine, params, output.trace))
     else:
         screen.notes.print(result.table())
+        screen.note(result.measured)
         screen.note(result.relation, style="")
-    return speculative
+    return ours
 
 
 def _show_plain(engine: Engine, prompt: Prompt, params: SamplingParams, screen: Screen, echo: str) -> Answer:
@@ -104,28 +106,20 @@ def show_answer(
                 writer.write(event)
     finally:
         writer.end()
+    if answer.logprobs is not None:
+        screen.notes.print(render.logprobs(answer.logprobs, lambda token: token_text(engine, token)))
     return answer
 
 
 def _tracer(engine: Engine, output: OutputOptions, screen: Screen) -> Callable[[StreamEvent], None]:
-    tokenizer = engine.target.tokenizer
     coloured = has_colour(screen.notes)
     screen.notes.print(render.trace_header(output.probs, coloured), soft_wrap=True)
     number = 0
 
-    def token_text(token_id: int) -> str:
-        return str(tokenizer.decode([token_id])) if tokenizer is not None else ""
-
     def show(event: StreamEvent) -> None:
         nonlocal number
         number += 1
-        line = render.trace_line(number, event, token_text, output.probs, coloured)
+        line = render.trace_line(number, event, lambda token: token_text(engine, token), output.probs, coloured)
         screen.notes.print(line, soft_wrap=True)
 
     return show
-
-
-def print_json(screen: Screen, value: Any) -> None:
-    """One JSON document on one line, whatever the terminal's width."""
-    screen.out.file.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
-    screen.out.file.flush()

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from foretoken.cli.respond import print_json
+from foretoken.cli.json_output import print_json
 from foretoken.cli.screen import Screen
 
 

@@ -1,0 +1,69 @@
+"""How ``--compare`` measures."""
+
+from __future__ import annotations
+
+import pytest
+
+import tiny
+from foretoken import Engine, SamplingParams
+from foretoken.cli import compare
+from foretoken.cli.answer import Answer
+from foretoken.engine.outputs import DecodeStats
+
+PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def answer(tokens: int, seconds: float) -> Answer:
+    return Answer([], "", "length", DecodeStats(rounds=1, emitted=tokens, seconds={"target": seconds}))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Which engine decoded what, in order."""
+    made: list[tuple[str, SamplingParams]] = []
+    stream, generate = Engine.stream, Engine.generate
+
+    def note(engine: Engine, params: SamplingParams) -> None:
+        made.append((engine.drafter.name, params))
+
+    monkeypatch.setattr(Engine, "stream", lambda s, p, o, **m: (note(s, o), stream(s, p, o, **m))[1])
+    monkeypatch.setattr(Engine, "generate", lambda s, p, o: (note(s, o), generate(s, p, o))[1])
+    return made
+
+
+def engines():
+    engine = Engine(tiny.tiny_llama(vocab_size=16), "prompt-lookup", num_speculative_tokens=2)
+    return engine, compare.plain_engine(engine)
+
+
+def test_both_are_warmed_up_with_the_sampling_of_the_request(calls):
+    engine, plain = engines()
+    params = SamplingParams(temperature=0.7, top_p=0.9, max_new_tokens=40, min_new_tokens=30, stop_token_ids=[3])
+    compare.warm_up(engine, plain, PROMPT, params)
+    assert [name for name, _ in calls] == ["prompt-lookup", "none"]
+    for _, used in calls:
+        assert (used.temperature, used.top_p, used.max_new_tokens, used.ignore_eos) == (0.7, 0.9, 16, True)
+
+
+def test_runs_alternate_until_there_are_enough(calls):
+    engine, plain = engines()
+    ours, theirs = [answer(10, 0.1)], [answer(10, 0.2)]
+    compare.alternate(engine, plain, PROMPT, SamplingParams(max_new_tokens=4), ours, theirs, clock=lambda: 0.0)
+    assert [name for name, _ in calls] == ["prompt-lookup", "none"] * (compare.RUNS - 1)
+    assert len(ours) == len(theirs) == compare.RUNS
+
+
+def test_long_requests_are_run_fewer_times(calls):
+    engine, plain = engines()
+    ours, theirs = [answer(10, 4.0)], [answer(10, 5.0)]
+    times = iter([100.0, 100.5, 101.5])
+    compare.alternate(engine, plain, PROMPT, SamplingParams(max_new_tokens=4), ours, theirs, clock=lambda: next(times))
+    assert [name for name, _ in calls] == ["prompt-lookup", "none"]
+
+
+def test_speeds_are_medians():
+    result = compare.Comparison(
+        "d", [answer(10, 1), answer(10, 0.1), answer(10, 0.5)], [answer(10, 1), answer(10, 2), answer(10, 4)], ""
+    )
+    assert (result.speed, result.plain_speed, result.speed_up) == (20, 5, 4)
+    assert "medians of 3 runs of each, in turns" in result.measured
