@@ -136,7 +136,7 @@ class Machine:
         self.spend(self.times.first + self.times.further * (self.width - 1) + change)
 
 
-class Recorded:
+class Recorded(Drafter):
     """A draft model that says what was recorded."""
 
     name = "draft-model"

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from foretoken import Completion, Engine, SamplingParams, tiny_pair
 from foretoken.drafters import DraftModel
-from foretoken.drafters.growth import TreePlan
 from foretoken.drafters.shapes import AcceptanceTable
+from foretoken.drafters.tree_plan import TreePlan
 from foretoken.tune.acceptance_table import measure_acceptance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes" / "tiny_pair"))

@@ -8,12 +8,14 @@ import torch
 
 from exactness.mutants import Mutant
 from foretoken.draft import Draft
+from foretoken.drafters import Drafter
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import draw
+from foretoken.verify.base import Verifier
 from foretoken.verify.token import TokenVerifier
 
 
-class Mutated:
+class Mutated(Verifier):
     """The mutant's verifier; an empty draft, which has nothing to get wrong, is left to the sound one."""
 
     def __init__(self, mutant: Mutant) -> None:
@@ -28,7 +30,7 @@ class Mutated:
         return (self._faulty if draft.width else self._sound).next_probs(draft, target_probs, node)
 
 
-class ShapedDrafter:
+class ShapedDrafter(Drafter):
     """Draws trees of the mutant's shape, one node after another, by plain forward passes without a cache."""
 
     name = "shaped"

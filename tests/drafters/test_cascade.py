@@ -10,9 +10,19 @@ import torch
 from batches import batch_of, sequence_of
 from foretoken import load
 from foretoken.draft import Draft
-from foretoken.drafters import Cascade, DraftModel, Lookahead, NgramStorage, PromptLookup, Suffix, TokenRecycling
+from foretoken.drafters import (
+    Cascade,
+    Drafter,
+    DraftModel,
+    Lookahead,
+    NgramStorage,
+    PromptLookup,
+    Suffix,
+    TokenRecycling,
+)
+from foretoken.drafters.base import Seen
 from foretoken.drafters.cascade import _Seconds, _Text
-from foretoken.drafters.rules import Rule, Seen, Times, Trial, learn
+from foretoken.drafters.rules import Rule, Times, Trial, learn
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.sampling import SamplingParams
@@ -25,7 +35,7 @@ NEW = [1, 9, 4, 7, 2]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
 
 
-class Fixed:
+class Fixed(Drafter):
     """Proposes the same tokens always, and counts how often it is asked and told."""
 
     def __init__(self, name: str, tokens: list[int], match: int | None = None) -> None:
@@ -36,7 +46,7 @@ class Fixed:
             self.match = match
             self.matches = self
 
-    def get(self, sequence, default):
+    def __getitem__(self, sequence):
         return self.match
 
     def propose(self, batch, limits):

@@ -13,9 +13,9 @@ import torch
 
 from foretoken import load
 from foretoken.drafters import DraftModel, PromptLookup
-from foretoken.drafters.growth import TreePlan, plan_of
 from foretoken.drafters.shapes import TYPICAL, AcceptanceTable, TreeShape, best_shape
 from foretoken.drafters.shapes import load as load_tree
+from foretoken.drafters.tree_plan import TreePlan, plan_of
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
 from foretoken.policy import controller as control

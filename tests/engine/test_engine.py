@@ -11,7 +11,7 @@ import torch
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, SamplingParams, load
 from foretoken.draft import Draft
-from foretoken.drafters import DraftModel, NgramStorage, PromptLookup
+from foretoken.drafters import Drafter, DraftModel, NgramStorage, PromptLookup
 from foretoken.errors import ModelError, NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.models.cache import SlotCache
 from foretoken.models.hf import HFModel
@@ -35,10 +35,11 @@ def drafters(make=tiny_llama, **options):
     ]
 
 
-class Tree:
+class Tree(Drafter):
     """Drafts a fixed bush of chosen tokens: two levels, three children each; row b drafts b + 1 of its nodes."""
 
     name = "bush"
+    trees = True
 
     def propose(self, batch, limits):
         size = len(limits)
@@ -521,7 +522,7 @@ def test_a_drafter_whose_scores_are_no_numbers_drafts_nothing(verifier):
 
 @pytest.mark.parametrize("verifier", ["token", "block", "coupled"])
 def test_scores_that_are_no_numbers_after_a_rejected_token_do_no_harm(verifier):
-    class Bush:  # drafts the token after which the model gives nothing; the text never has it
+    class Bush(Drafter):  # drafts the token after which the model gives nothing; the text never has it
         name = "bad"
 
         def propose(self, batch, limits):

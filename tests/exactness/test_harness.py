@@ -10,7 +10,7 @@ import torch
 from exactness.mutants import MUTANTS
 from exactness.tables import BINARY_2, KINDS, RAGGED, THREE, pair
 from foretoken.errors import ParameterError
-from foretoken.verify import Verdict, coupled, exact, get
+from foretoken.verify import Verdict, Verifier, coupled, exact, get
 from foretoken.verify.exact import all_drafts, check, check_coupled, round_law, target_law
 
 
@@ -83,7 +83,7 @@ def test_the_law_of_the_target_is_a_product():
     assert law.sum().item() == pytest.approx(1)
 
 
-class _Nan:
+class _Nan(Verifier):
     name, lossless, trees, summary, citation = "nan", True, True, "", ""
 
     def stop_probs(self, draft, target_probs):
@@ -118,7 +118,7 @@ def test_coupled_follows_the_targets_own_text(shape, vocab_size):
     assert check_coupled(get("coupled"), shape, vocab_size) == 0
 
 
-class _FirstBranchOnly(coupled.CoupledVerifier):
+class _FirstBranchOnly(coupled.SharedNoiseVerifier):
     """Forgets to ask whether the ancestors agree."""
 
     def follow(self, draft, picks):

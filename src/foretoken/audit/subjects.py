@@ -191,7 +191,7 @@ class EngineSubject:
         from foretoken import __version__
 
         self.engine = engine
-        drafter = getattr(engine.drafter, "name", "?")
+        drafter = engine.drafter.name
         self.name = name or f"Foretoken {engine.verifier.name} + {drafter}"
         self.details = {
             "foretoken": __version__,

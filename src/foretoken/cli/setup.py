@@ -80,7 +80,7 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
     check_models(options)
     template = None if options.chat_template is None else read_template(options.chat_template)
     with loading(screen):
-        from foretoken.drafters.growth import plan_of
+        from foretoken.drafters.tree_plan import plan_of
 
         options = settled(options)
         tree = None if options.tree is None else plan_of(options.tree)
@@ -150,8 +150,8 @@ def make_engine(options: ModelOptions, target: LanguageModel, drafter: Drafter) 
 def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -> Drafter:
     """The drafter that the options name, loaded; a note says what people would not expect of it."""
     drafter = _make_drafter(options, target)
-    for part in getattr(drafter, "drafters", (drafter,)):
-        if hasattr(part, "note"):
+    for part in drafter.drafters or (drafter,):
+        if part.note:
             screen.note(part.note)
     return drafter
 
@@ -159,7 +159,7 @@ def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -
 def _make_drafter(options: ModelOptions, target: LanguageModel) -> Drafter:
     from foretoken import drafters
     from foretoken.drafters.factory import make_drafter as make
-    from foretoken.drafters.growth import plan_of
+    from foretoken.drafters.tree_plan import plan_of
 
     shipped = options.target is None
     default = SHIPPED_DRAFTER if shipped else MODEL_FREE_DRAFTER

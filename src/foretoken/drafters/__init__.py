@@ -13,16 +13,17 @@ from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.eagle3 import Eagle3
 from foretoken.drafters.early_exit import EarlyExit
-from foretoken.drafters.growth import TreePlan
 from foretoken.drafters.lookahead import Lookahead
 from foretoken.drafters.medusa import Medusa
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.other_vocabulary import DraftedText, SharedTokens, Vocab, check_vocab, draft_with
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.recycling import TokenRecycling
 from foretoken.drafters.retrieval import Retrieval
 from foretoken.drafters.shapes import AcceptanceTable, TreeShape
 from foretoken.drafters.suffix import Suffix
+from foretoken.drafters.tree_plan import TreePlan
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 
@@ -40,6 +41,7 @@ __all__ = [
     "Medusa",
     "NgramStorage",
     "NoDrafter",
+    "PerSequence",
     "PromptLookup",
     "Retrieval",
     "SharedTokens",

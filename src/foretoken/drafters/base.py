@@ -1,15 +1,18 @@
-"""What a drafter is, and what it is told."""
+"""The contract of a drafter, and what it is told about a round."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.drafters.per_sequence import PerSequence
+from foretoken.drafters.tree_plan import TreePlan
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
@@ -21,25 +24,25 @@ class Batch:
     """The rows of one round.
 
     Attributes:
-        sequences: one a row, as they stand; drafters read them and never change them.
+        sequences: one a row; drafters read them and never change them.
         sampler: the rows' sampling parameters.
         seeds: ``[B]`` int64, key of each row's randomness.
         positions: ``[B]`` int64, tokens of each row: the absolute position of the first token to come.
         vocab_size: the target's; a drafter never proposes a token at or above it.
-        shared_noise: of each row, whether its verifier is a coupled one: there a drafter with a law of its own should
-            propose what that law picks under the noise it shares with the target (`Sampler.picks`). What the draft
-            says of its law is not looked at in such a row.
-        trees: of each row, whether its verifier and the target take trees: elsewhere a drafter drafts a chain.
-        depths: of each row, the most tokens of a path that the text has room for; empty where nobody counted them.
-            Longer ones do no harm.
-        cache: the target's, for drafters that run layers of the target itself: it holds each row's text but the root.
-            They forget the tentative nodes that they append.
-        places: the row of the `cache` that each row is; rows whose prompts are still being read may lie between.
-        drawn_only: of each row, whether siblings must be drawn there, with replacement; empty where there is no such
-            row. See `takes_chosen_trees`.
-        reproducible: of each row, whether its text depends on what is drafted, and its request names a seed, which is
-            to give one text: there nothing that is drafted may depend on other rows or texts or the clock; empty where
-            there is no such row.
+        shared_noise: of each row, whether its verifier is a coupled one. There a drafter with a distribution of its own
+            should propose the token that this picks under the noise it shares with the target (`Sampler.picks`); the
+            draft's `probs` are ignored in such a row.
+        trees: of each row, whether its verifier and the target take trees; elsewhere a drafter drafts a chain.
+        depths: of each row, the longest path that can still be emitted; empty where it was not computed. Longer ones do
+            no harm.
+        cache: the target's KV cache, for drafters that run layers of the target itself: it holds every token of each
+            row but the root. Such drafters drop the tentative nodes that they append.
+        places: the row of the `cache` that each row is; rows that are still in prefill may lie between.
+        drawn_only: of each row, whether siblings have to be drawn, with replacement; empty where there is no such row.
+            See `takes_chosen_trees`.
+        reproducible: of each row, whether its output depends on its drafts and its request names a seed, which has to
+            give one output: there a draft may not depend on other rows, other requests or the clock; empty where there
+            is no such row.
     """
 
     sequences: list[Sequence]
@@ -57,25 +60,87 @@ class Batch:
 
     @property
     def device(self) -> torch.device:
-        """Where the draft is wanted."""
+        """The device that the draft belongs on."""
         return self.seeds.device
 
     def takes_chosen_trees(self, row: int) -> bool:
-        """Whether a row's draft may branch where its tokens are chosen by rule."""
+        """Whether a row's draft may branch where its tokens are chosen by a rule rather than drawn."""
         return self.trees[row] and not (self.drawn_only and self.drawn_only[row])
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """Proposes tokens. What it keeps about a sequence is its own affair, keyed by `Sequence.id`.
+class Seen(NamedTuple):
+    """What a lookup would have drafted for a token just before it came.
 
-    Rows may join, leave or change places between any two calls, and rounds may pass without a call: a drafter
-    compares what it knows with ``sequence.tokens`` and catches up. A proposal may depend on nothing but the
-    sequences' past and the drafter's own draws.
+    Attributes:
+        match: length of the suffix that the lookup would have continued; 0 where there was none.
+        right: whether its first token would have been this one.
+        follows: whether its draft of one token earlier, had that one been right, would have gone on with this one too.
     """
 
-    name: str
+    match: int
+    right: bool
+    follows: bool
 
+
+class Drafter(ABC):
+    """Proposes tokens, which the target then verifies.
+
+    A drafter of your own implements `propose`; all else has a default that the engine can live with. Rows may join,
+    leave or change places between any two calls, and rounds may pass without a call: a drafter compares what it knows
+    of a sequence with ``sequence.tokens`` and catches up. It keeps what it knows of sequences in a
+    `foretoken.drafters.PerSequence`, which makes a sequence's state on first use and drops it with the sequence. A
+    proposal may depend on nothing but the sequences' tokens and the drafter's own draws
+    (`foretoken.randomness.uniforms`).
+
+    Attributes:
+        name: how messages and reports call it; the class's name where a class gives none.
+        models: the language models that it runs. The engine checks that they fit the target, and counts their KV
+            caches against `cache_memory`.
+        own_threads: proposals don't use torch's threads: they are computed in plain Python, or on another library's
+            threads. Where neither target nor drafter does, the engine limits torch to one thread during a round.
+        tree: which trees it grows, for drafters that can be told; it may be replaced between two calls. None for
+            drafters that can't be told.
+        hidden_layers: layers of the target whose hidden states it needs, as in `LanguageModel.forward`: 0 for the
+            embeddings; the last one normalised. The engine passes them to `observe_hidden`.
+        quantize: how its own weights (`num_parameters`) were quantised; None for not at all.
+        drafters: the drafters that it is made of, in the order in which it asks them.
+        note: what a user should know about the choice of this drafter, in one sentence; empty for nothing.
+        matches: of drafters that look up how a sequence went on before: of each sequence, the length of the suffix
+            that the last proposal continued, 0 where there was none. None for all other drafters.
+        foreseen: of each sequence its latest tokens, as proposals just before them would have had them; None for
+            drafters that don't keep that.
+    """
+
+    name: str = ""
+    models: tuple[LanguageModel, ...] = ()
+    own_threads: bool = False
+    tree: TreePlan | None = None
+    hidden_layers: tuple[int, ...] = ()
+    quantize: str | None = None
+    drafters: tuple[Drafter, ...] = ()
+    note: str = ""
+    matches: PerSequence[int] | None = None
+    foreseen: PerSequence[list[Seen]] | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not cls.name:
+            cls.name = cls.__name__
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may branch; a class attribute ``trees = True`` says so. By default, what `tree` says.
+
+        With ``verifier="auto"`` such a drafter gets a verifier for trees, and ``num_speculative_tokens`` counts nodes.
+        """
+        return self.tree is not None and self.tree.branches
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of its own, those of `models` not counted."""
+        return 0
+
+    @abstractmethod
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A draft for every row.
 
@@ -85,75 +150,60 @@ class Drafter(Protocol):
         """
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """What became of the draft. Called before the batch's sequences are extended.
+        """Learn from a round. Called after verification, before the batch's sequences are extended.
 
         Args:
             batch: as at `propose`.
-            draft: what was proposed.
-            verdict: what was kept.
-            logits: ``[B, N+1, V]``, the target's raw scores after each node.
+            draft: the draft that was verified, which may be another drafter's.
+            verdict: which tokens were accepted, and the token after them.
+            logits: ``[B, N+1, V]``, the target's raw logits after each node.
         """
+        return
 
-
-@runtime_checkable
-class FeatureReader(Protocol):
-    """What a drafter that works with the target's hidden states has besides: the loop asks the target for them.
-
-    Attributes:
-        hidden_layers: the layers whose output is wanted, as in `LanguageModel.forward`: 0 for the embeddings, the last
-            one normalised.
-    """
-
-    hidden_layers: tuple[int, ...]
-
-    def read(
+    def observe_hidden(
         self,
         sequences: AbstractSequence[Sequence],
         starts: AbstractSequence[int],
         counts: AbstractSequence[int],
         hidden: AbstractSequence[Tensor],
     ) -> None:
-        """What the target thought of tokens that are part of the text now; of each token once, in order.
+        """Take the target's hidden states of tokens that are part of the sequences; of each token once, in order.
 
-        Prompts are read so before the first call of `propose`, and after every round, the sequences extended, the
-        root and the accepted tokens. At `propose`, all tokens but the root have been read.
+        Called only if there are `hidden_layers`: with the prompt's tokens before the first call of `propose`, and after
+        every round, the sequences extended, with the root and the accepted tokens. At `propose`, those of all tokens
+        but the root have been passed.
 
         Args:
             sequences: the rows.
-            starts: of each row, the place of the first token that was read.
-            counts: of each row, how many were; 0 is allowed.
+            starts: of each row, the position of the first of these tokens.
+            counts: of each row, how many tokens; 0 is allowed.
             hidden: of each of the `hidden_layers`, ``[B, N, H]``: entry ``[b, i]`` belongs to token ``starts[b] + i``.
         """
-
-
-@runtime_checkable
-class TargetChecker(Protocol):
-    """What a drafter has besides that does not fit every target: the engine asks it before the first round."""
+        return
 
     def check_target(self, target: LanguageModel) -> None:
-        """See to it that the drafter can draft for the target.
+        """Check that the drafter can draft for the target; called before the first round.
 
         Raises:
             ForetokenError: it can't.
         """
-
-
-@runtime_checkable
-class CostKeeper(Protocol):
-    """What a drafter has besides that learns what things cost on this machine, and may keep it for other processes."""
+        return
 
     def keep_costs(self, key: str) -> None:
-        """Begin with what was kept under this name, if there is anything, and keep there what is learnt."""
+        """Load the costs that were measured under this key before, and store new measurements there.
+
+        Args:
+            key: names the machine, the models and the drafter.
+        """
+        return
 
 
-class NoDrafter:
-    """Proposes nothing: every round is one plain step of the target."""
+class NoDrafter(Drafter):
+    """Proposes nothing: every round is one plain decoding step of the target."""
 
     name = "none"
+    own_threads = True
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """An empty draft."""
         return Draft.empty(len(batch.sequences), batch.device)
-
-    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Nothing to learn."""

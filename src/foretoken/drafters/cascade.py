@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter, FeatureReader, TargetChecker
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import joined
 from foretoken.drafters.rules import Paces, Rule, Times, Trial, learn
 from foretoken.errors import ParameterError
@@ -397,7 +397,7 @@ class _Measured:
         return found
 
 
-class Cascade:
+class Cascade(Drafter):
     """Asks drafters one after another, until a draft promises more than going on would.
 
     What a draft promises is what drafts of that drafter, found with as long a match, had accepted in the same text so
@@ -452,15 +452,15 @@ class Cascade:
         self.drafters = tuple(drafters)
         self.margin = margin
         self._given = None if costs is None else _Given(list(costs))
-        self.models = tuple(model for drafter in drafters for model in getattr(drafter, "models", ()))
-        self.own_threads: bool = all(getattr(drafter, "own_threads", True) for drafter in drafters)
-        self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureReader)]
+        self.models = tuple(model for drafter in drafters for model in drafter.models)
+        self.own_threads = all(drafter.own_threads for drafter in drafters)
+        self._readers = [drafter for drafter in drafters if drafter.hidden_layers]
         self.hidden_layers = tuple(sorted({layer for reader in self._readers for layer in reader.hidden_layers}))
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
         self._overall: dict[tuple[bool, Kind], _Record] = {}  # of all free texts, greedy ones apart
         self._paces: dict[bool, Paces] = {False: {}, True: {}}  # of rules, likewise
-        self._matches = [getattr(drafter, "matches", None) for drafter in drafters]
-        self._foresighted = all(hasattr(drafter, "foreseen") for drafter in drafters[:-1])
+        self._matches = [drafter.matches for drafter in drafters]
+        self._foresighted = all(drafter.foreseen is not None for drafter in drafters[:-1])
         self._seconds = _Seconds(len(drafters))
         self._turns: list[list[bool]] = []  # of each drafter, the rows that took its draft in this round
         self._proposed: list[Sequence] = []  # the rows of this round
@@ -470,10 +470,9 @@ class Cascade:
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter that has something to say about the target see to it."""
         for drafter in self.drafters:
-            if isinstance(drafter, TargetChecker):
-                drafter.check_target(target)
+            drafter.check_target(target)
 
-    def read(
+    def observe_hidden(
         self,
         sequences: AbstractSequence[Sequence],
         starts: AbstractSequence[int],
@@ -483,10 +482,10 @@ class Cascade:
         """Give the drafters that ask for hidden states the layers that they want."""
         layers = dict(zip(self.hidden_layers, hidden, strict=True))
         for reader in self._readers:
-            reader.read(sequences, starts, counts, [layers[layer] for layer in reader.hidden_layers])
+            reader.observe_hidden(sequences, starts, counts, [layers[layer] for layer in reader.hidden_layers])
 
     def keep_costs(self, key: str) -> None:
-        """See `CostKeeper`: what was measured; and what drafts are worth, which counts for little beside new texts."""
+        """See `Drafter.keep_costs`; what drafts are worth is kept too, and counts for little beside new texts."""
         key = f"{key} | costs of drafters"
         if key == self._key:
             return
@@ -590,7 +589,7 @@ class Cascade:
 
     def _see(self, text: _Text, sequence: Sequence) -> None:
         """What the drafters before the last one, which have read them, foresaw of the tokens that came."""
-        each = [drafter.foreseen[sequence] for drafter in self.drafters[:-1]]  # type: ignore[attr-defined]
+        each = [drafter.foreseen[sequence] for drafter in self.drafters[:-1] if drafter.foreseen is not None]
         # Of several, the one with the longest match proposes.
         text.trial.read(each[0] if len(each) == 1 else list(map(max, zip(*each, strict=True))))
 
@@ -691,7 +690,7 @@ class Cascade:
 
     def _length(self, place: int, sequence: Sequence) -> int:
         matches = self._matches[place]
-        return 0 if matches is None else min(matches.get(sequence, 0), _LONGEST)
+        return 0 if matches is None else min(matches[sequence], _LONGEST)
 
     def _record(self, text: _Text, kind: Kind) -> _Record:
         record = text.records.get(kind)

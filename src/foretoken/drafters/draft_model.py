@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draw_chains
-from foretoken.drafters.growth import Frontier, Grown, Tree, grow, plan_of
+from foretoken.drafters.growth import Frontier, Grown, grow
+from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.feed import feed
@@ -59,7 +60,7 @@ class _Memory:
         self.tentative, self.grown = [], None
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """Drafts with a smaller model of the same vocabulary (Leviathan et al. 2023, arXiv 2211.17192).
 
     Each token is drawn from the drafter's law under the request's own sampling parameters, and that very law is what
@@ -69,7 +70,8 @@ class DraftModel:
         model: in any form that `foretoken.load` takes; one that is loaded here is rounded where that helps.
         tree: "none" drafts chains; "static" trees of the shape that is best for a row's limit by what is typical,
             drawn without replacement; "dynamic" trees of the likeliest nodes, chosen; a shape or a table that was
-            measured, or a file that holds one, trees of that shape or by that table. See `foretoken.drafters.growth`.
+            measured, or a file that holds one, trees of that shape or by that table. See
+            `foretoken.drafters.tree_plan`.
 
     Raises:
         ParameterError: `tree` is none of these.
@@ -78,20 +80,13 @@ class DraftModel:
     name = "draft-model"
 
     def __init__(self, model: Any, tree: Tree = "none") -> None:
-        self.tree = plan_of(tree)
+        self.tree: TreePlan = plan_of(tree)
         self.model: LanguageModel = load(model, quantize="auto")
         self.models = (self.model,)
-        self.own_threads: bool = getattr(self.model, "own_threads", False)
-        warm_up = getattr(self.model, "warm_up", None)
-        if warm_up is not None:
-            warm_up()
+        self.own_threads = self.model.own_threads
+        self.model.warm_up()
         # Of each sequence: two batches that take turns don't disturb each other, and what ended is let go.
         self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
-
-    @property
-    def trees(self) -> bool:
-        """Whether drafts may branch."""
-        return self.tree.branches
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A draft of up to ``limits[b]`` tokens in row b."""
@@ -108,11 +103,11 @@ class DraftModel:
         if width == 0:
             return Draft.empty(len(limits), device)
         memory = self._recall(batch)
-        whole = getattr(self.model, "drafts_chains", False) and self.model.vocab_size <= batch.vocab_size
+        whole = self.model.drafts_chains and self.model.vocab_size <= batch.vocab_size
 
         def one_call(limits: AbstractSequence[int], draws: Draws | None) -> Chains:
             steps, missing = max(limits), self._missing(memory, batch, limits)
-            chains: Chains = self.model.chain(missing, steps, memory.cache, draws)  # type: ignore[attr-defined]
+            chains = self.model.chain(missing, steps, memory.cache, draws)
             memory.add([steps - 1 if limit else 0 for limit in limits])
             return chains
 

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draw_chains
-from foretoken.drafters.growth import Frontier, Tree, grow, plan_of
+from foretoken.drafters.growth import Frontier, grow
+from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.errors import ModelError
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.fitting import check_fit
 from foretoken.heads.loading import load_eagle3
 from foretoken.heads.runner import HeadCache
 from foretoken.heads.running import make_runner
-from foretoken.models.base import LanguageModel, Transparent
+from foretoken.models.base import LanguageModel
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.linear import Quantize
 from foretoken.sequence import Sequence
-from foretoken.verify.base import Verdict
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Memory:
     rows: list[int]
 
 
-class Eagle3:
+class Eagle3(Drafter):
     """Drafts with a head on the target's features (EAGLE-3, Li et al. 2025, arXiv 2503.01840).
 
     The features of a text come as the target reads it; they are fused at once, and read by the head when it is next
@@ -89,9 +89,9 @@ class Eagle3:
         backend: Literal["auto", "openvino", "torch"] = "auto",
         quantize: Quantize | Literal["auto"] | None = "auto",
     ) -> None:
-        self.tree = plan_of(tree)
+        self.tree: TreePlan = plan_of(tree)
         name = "the EAGLE-3 head" if isinstance(head, Eagle3Head) else str(head)
-        if not isinstance(target, Transparent):
+        if not target.supports_hidden_states:
             raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")
         if not isinstance(head, Eagle3Head):
             head = load_eagle3(head, target.num_layers)
@@ -109,16 +109,11 @@ class Eagle3:
         self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
 
     @property
-    def head_weights(self) -> int:
+    def num_parameters(self) -> int:
         """How many numbers the head is made of."""
         return sum(weight.numel() for weight in self._head.parameters())
 
-    @property
-    def trees(self) -> bool:
-        """Whether drafts may branch."""
-        return self.tree.branches
-
-    def read(
+    def observe_hidden(
         self,
         sequences: AbstractSequence[Sequence],
         starts: AbstractSequence[int],
@@ -211,9 +206,6 @@ class Eagle3:
         cache.forget()
         return drawn
 
-    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Nothing to learn: what the target says of accepted tokens comes through `read`."""
-
     def _spread(self, logits: Tensor) -> Tensor:
         """Scores ``[…, Vd]`` of draft tokens as scores ``[…, V]`` of the target's."""
         if self._tokens is None:
@@ -253,7 +245,7 @@ class Eagle3:
         return memory
 
 
-def _check(head: Eagle3Head, name: str, target: Transparent) -> None:
+def _check(head: Eagle3Head, name: str, target: LanguageModel) -> None:
     """See to it that the target has the layers and the embeddings that a head asks for.
 
     Raises:

@@ -11,9 +11,9 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
 from foretoken.drafters.draft_model import DraftModel, _Memory
-from foretoken.drafters.growth import Tree
+from foretoken.drafters.tree_plan import Tree
 from foretoken.errors import ModelError, ParameterError
-from foretoken.models.base import Cache, Exits, Keep, LanguageModel, Scores
+from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.chain import Chains, Draws, placed
 from foretoken.models.loading import load
 from foretoken.sampling.params import check_integer
@@ -43,7 +43,7 @@ class EarlyExit(DraftModel):
 
     def __init__(self, target: Any, layers: int | None = None, tree: Tree = "none") -> None:
         model: LanguageModel = load(target)
-        if not isinstance(model, Exits):
+        if not model.supports_early_exit:
             raise ParameterError(
                 f"drafter {self.name!r}: {model.name} ({type(model).__name__}) can't be left early: models of the "
                 "native runner can, and decoder-only models on the transformers runner that keep keys and values"
@@ -86,7 +86,7 @@ class EarlyExit(DraftModel):
         return _Memory(_View(batch.cache, batch.places), [sequence.id for sequence in batch.sequences])
 
 
-class _View:
+class _View(Cache):
     """Rows of the target's cache as a cache of the drafter's, in which nothing is committed for good.
 
     Args:
@@ -115,12 +115,8 @@ class _View:
         """The rows are the target's."""
         raise TypeError("rows of the target's cache are the target's to select")
 
-    def encode(self, row: int, source: AbstractSequence[int]) -> None:
-        """Decoder-only models read no source."""
-        raise TypeError("a decoder-only model takes no encoder input")
 
-
-class _OverTarget:
+class _OverTarget(LanguageModel):
     """The first layers as a model of their own, whose caches are views of the target's.
 
     Args:
@@ -129,9 +125,20 @@ class _OverTarget:
 
     def __init__(self, early: LanguageModel) -> None:
         self._early = early
+        self.name, self.tokenizer, self.eos_token_ids = early.name, early.tokenizer, early.eos_token_ids
+        self.vocab_size, self.max_length = early.vocab_size, early.max_length
+        self.device, self.dtype = early.device, early.dtype
+        self.supports_trees, self.shares_prefixes = early.supports_trees, early.shares_prefixes
+        self.own_threads, self.quantize, self.backend_name = early.own_threads, early.quantize, early.backend_name
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._early, name)
+    @property
+    def drafts_chains(self) -> bool:
+        """See `LanguageModel.drafts_chains`."""
+        return self._early.drafts_chains
+
+    def warm_up(self) -> None:
+        """See `LanguageModel.warm_up`."""
+        self._early.warm_up()
 
     def open(self, batch_size: int) -> Cache:
         """There is no cache but the target's."""
@@ -165,12 +172,11 @@ class _OverTarget:
     def chain(
         self, rows: AbstractSequence[AbstractSequence[int]], steps: int, cache: Cache, draws: Draws | None = None
     ) -> Chains:
-        """See `NativeModel.chain`; no node is left behind."""
+        """See `LanguageModel.chain`; no node is left behind."""
         assert isinstance(cache, _View)
         total = len(cache.cache.lengths)
         spread: list[AbstractSequence[int]] = [()] * total
         for place, tokens in zip(cache.places, rows, strict=True):
             spread[place] = tokens
         draws = None if draws is None else draws.among(cache.places, total)
-        chains: Chains = self._early.chain(spread, steps, cache.cache, draws)  # type: ignore[attr-defined]
-        return chains.of(cache.places)
+        return self._early.chain(spread, steps, cache.cache, draws).of(cache.places)

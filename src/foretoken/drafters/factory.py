@@ -13,8 +13,8 @@ from foretoken.drafters import Cascade, Drafter, DraftModel, Eagle3, NoDrafter, 
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import known as known_drafters
 from foretoken.drafters import names as drafter_names
-from foretoken.drafters.base import TargetChecker
-from foretoken.drafters.growth import TreePlan
+from foretoken.drafters.translated import TranslatedModel
+from foretoken.drafters.tree_plan import TreePlan
 from foretoken.errors import ModelError, ParameterError
 from foretoken.heads import kind_of
 from foretoken.models import LanguageModel, load
@@ -67,7 +67,7 @@ def make_drafter(
     if isclass(drafter):
         raise ParameterError(f"drafter is the class {drafter.__name__}: give an instance, {drafter.__name__}(…)")
     if isinstance(drafter, Drafter):
-        if tree is not None and tree != getattr(drafter, "tree", TreePlan()):
+        if tree is not None and tree != (drafter.tree or TreePlan()):
             raise ParameterError("tree= is for drafters that are made here: give it to the drafter itself instead")
         return _checked(drafter, target)
     try:
@@ -121,10 +121,10 @@ def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None
 
 def _checked(drafter: Drafter, target: LanguageModel) -> Drafter:
     """The drafter, which can draft for the target."""
-    for model in getattr(drafter, "models", ()):
-        check_pair(target, getattr(model, "target", model))  # a translated model reads its target's tokens
-    if isinstance(drafter, TargetChecker):
-        drafter.check_target(target)
+    for model in drafter.models:
+        # A translated model reads its target's tokens.
+        check_pair(target, model.target if isinstance(model, TranslatedModel) else model)
+    drafter.check_target(target)
     return drafter
 
 

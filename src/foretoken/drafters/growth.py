@@ -16,7 +16,6 @@ Three kinds of trees:
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
@@ -28,90 +27,11 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
-from foretoken.drafters.shapes import TYPICAL, AcceptanceTable, TreeShape, best_shape, load
-from foretoken.errors import ParameterError
+from foretoken.drafters.shapes import AcceptanceTable, TreeShape
+from foretoken.drafters.tree_plan import TreePlan
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import all_finite, check_finite, draw_distinct
-from foretoken.sampling.params import check_integer
 from foretoken.verify.base import Verdict
-
-KINDS = ("none", "static", "dynamic")
-DEPTH = 8
-"""Deepest that trees grow, unless a shape says otherwise: each depth is a pass of the drafter."""
-WIDTH = 8
-"""Nodes of a depth that a dynamic tree expands."""
-
-
-@dataclass(frozen=True)
-class TreePlan:
-    """What trees a drafter grows.
-
-    Attributes:
-        shape: of static trees: one for every row, cut to a row's limit, or a table that the best shape for each limit
-            is made of. None grows chains, unless trees are dynamic.
-        dynamic: trees are grown by probability.
-        depth: most tokens of a path, of shapes made of a table and of dynamic trees.
-        width: nodes that a dynamic tree expands at a depth.
-
-    With a table, greedy rows get dynamic trees: a table is of drawn tokens, and probabilities tell more of chosen ones.
-    """
-
-    shape: TreeShape | AcceptanceTable | None = None
-    dynamic: bool = False
-    depth: int = DEPTH
-    width: int = WIDTH
-
-    def __post_init__(self) -> None:
-        check_integer("depth of trees", self.depth, 1, cure="1 drafts children of the root alone")
-        check_integer("width of trees", self.width, 1, cure="1 expands one node a depth")
-
-    @property
-    def branches(self) -> bool:
-        """Whether drafts may branch."""
-        return self.dynamic or self.shape is not None
-
-    def fitting(self, limit: int, depth: int) -> TreeShape:
-        """The static shape of a row that may draft `limit` nodes, none below `depth`."""
-        if isinstance(self.shape, TreeShape):
-            return self.shape.cut(limit, depth)
-        if self.shape is None:
-            return TreeShape.chain(min(limit, depth))
-        return best_shape(self.shape, limit, min(depth, self.depth))
-
-    def chain_length(self, limit: int, depth: int) -> int:
-        """Tokens of the chain that a row gets instead whose verifier takes no trees."""
-        if not self.branches:
-            deepest = limit
-        elif isinstance(self.shape, TreeShape):
-            deepest = self.shape.depth
-        else:
-            deepest = self.depth
-        return min(limit, depth, deepest)
-
-
-Tree = str | os.PathLike[str] | TreeShape | AcceptanceTable | TreePlan
-"""What trees are wanted: one of `KINDS`, a file that a shape or an acceptance table was saved to, or one of these."""
-
-
-def plan_of(tree: Tree) -> TreePlan:
-    """The plan that a user's word stands for.
-
-    Raises:
-        ParameterError: it is none of `KINDS`, and no file with a shape or a table.
-    """
-    if isinstance(tree, TreePlan):
-        return tree
-    if isinstance(tree, TreeShape | AcceptanceTable):
-        return TreePlan(tree)
-    if tree == "none":
-        return TreePlan()
-    if tree == "static":
-        return TreePlan(TYPICAL)
-    if tree == "dynamic":
-        return TreePlan(dynamic=True)
-    if not isinstance(tree, str | os.PathLike):
-        raise ParameterError(f"tree is {tree!r}: use {', '.join(KINDS)}, a file, a TreeShape or an AcceptanceTable")
-    return TreePlan(load(tree))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
@@ -17,7 +17,7 @@ from foretoken.verify.base import Verdict
 _PRIME = 7919
 
 
-class Lookahead:
+class Lookahead(Drafter):
     """Jacobi iteration beside verification, in the same pass of the target (Fu et al. 2024, arXiv 2402.02057).
 
     A window of ``window`` columns and ``ngram - 1`` levels stands behind the root: the token of level l in column j is
@@ -46,6 +46,7 @@ class Lookahead:
 
     name = "lookahead"
     trees = True
+    own_threads = True
 
     def __init__(self, ngram: int = 4, window: int = 15, guesses: int = 8) -> None:
         self.ngram = check_integer("ngram", ngram, 2, 32, cure="use 4; with 2 the window is plain Jacobi iteration")

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch
-from foretoken.drafters.growth import Frontier, Tree, grow, plan_of
+from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.growth import Frontier, grow
+from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.errors import ModelError
 from foretoken.heads.fitting import check_fit
 from foretoken.heads.loading import load_medusa
 from foretoken.heads.medusa import MedusaHeads
-from foretoken.models.base import LanguageModel, Transparent
+from foretoken.models.base import LanguageModel
 from foretoken.sampling import all_finite
 from foretoken.sampling.vocabulary import argmax
 from foretoken.sequence import Sequence
-from foretoken.verify.base import Verdict
 
 
-class Medusa:
+class Medusa(Drafter):
     """Drafts with heads on the target's last hidden state (Cai et al. 2024, arXiv 2401.10774).
 
     Head j, counted from 0, is the law of the (j + 1)-th token after the root, given the text before the root: the root
@@ -44,12 +44,11 @@ class Medusa:
     """
 
     name = "medusa"
-    own_threads = False
 
     def __init__(self, head: MedusaHeads | str | PathLike[str], target: LanguageModel, tree: Tree = "none") -> None:
-        self.tree = plan_of(tree)
+        self.tree: TreePlan = plan_of(tree)
         name = "the set of Medusa heads" if isinstance(head, MedusaHeads) else str(head)
-        if not isinstance(target, Transparent):
+        if not target.supports_hidden_states:
             raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")
         if not isinstance(head, MedusaHeads):
             head = load_medusa(head)
@@ -61,16 +60,11 @@ class Medusa:
         self._states: WeakKeyDictionary[Sequence, tuple[int, Tensor]] = WeakKeyDictionary()
 
     @property
-    def head_weights(self) -> int:
+    def num_parameters(self) -> int:
         """How many numbers the heads are made of."""
         return sum(weight.numel() for weight in self._heads.parameters())
 
-    @property
-    def trees(self) -> bool:
-        """Whether drafts may branch."""
-        return self.tree.branches
-
-    def read(
+    def observe_hidden(
         self,
         sequences: AbstractSequence[Sequence],
         starts: AbstractSequence[int],
@@ -117,6 +111,3 @@ class Medusa:
                 stacklevel=2,
             )
         return grown.draft
-
-    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Nothing to learn: what the target says of accepted tokens comes through `read`."""

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.prompt_lookup import LONGEST_NGRAM
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
@@ -17,7 +17,7 @@ from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
 
-class NgramStorage:
+class NgramStorage(Drafter):
     """Drafts the most frequent continuation of the longest context that was seen.
 
     Counts all n-grams of orders 2 … `max_order` of prompt and output, and, as *filler*, of each scored position's
@@ -36,6 +36,7 @@ class NgramStorage:
     """
 
     name = "ngram-storage"
+    own_threads = True
 
     def __init__(
         self,

@@ -7,20 +7,17 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from torch import Tensor
-
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.draft_model import DraftModel
-from foretoken.drafters.growth import Tree
 from foretoken.drafters.translated import SharedModel, TranslatedModel
+from foretoken.drafters.tree_plan import Tree
 from foretoken.drafters.vocabularies import Reader, Vocabulary
 from foretoken.errors import ModelError, ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.models.loading import check_kind, check_pair, difference
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sequence import Sequence
-from foretoken.verify.base import Verdict
 
 Vocab = Literal["auto", "same", "intersection", "text"]
 """How a drafter of another vocabulary is used; "same" refuses it."""
@@ -72,7 +69,7 @@ class SharedTokens(DraftModel):
         return super().propose(batch, [min(limit, self._room) for limit in limits])
 
 
-class DraftedText:
+class DraftedText(Drafter):
     """Drafts text: what the drafter thinks likeliest, in the target's tokens (string-level match of the paper).
 
     The drafter's own tokens are its best ones, one after another. What they write is encoded by the target's tokenizer,
@@ -118,9 +115,6 @@ class DraftedText:
             for row, count, end, limit in zip(tokens, counts, texts, limits, strict=True)
         ]
         return Draft.from_lists([self._whole(row) for row in rows], batch.device)
-
-    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Nothing to learn: the drafter reads the text itself at the next proposal, and forgets what it drafted."""
 
     def _greedy(self, batch: Batch) -> Batch:
         """The batch as the drafter sees it: its own vocabulary, and the best token always."""

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence as AbstractSequence
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
-
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch
-from foretoken.drafters.rules import Seen
+from foretoken.drafters.base import Batch, Drafter, Seen
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.errors import ParameterError
 from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
-from foretoken.verify.base import Verdict
 
 LONGEST_NGRAM = 256
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Copies what followed the most recent earlier occurrence of the longest suffix of the text.
 
     The rule of prompt lookup decoding (Saxena 2023), as in transformers and vLLM, with every n-gram's last place
@@ -30,6 +27,7 @@ class PromptLookup:
     """
 
     name = "prompt-lookup"
+    own_threads = True
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         check_integer("max_ngram", max_ngram, 1, LONGEST_NGRAM, cure="longer ones hardly ever occur again")
@@ -40,9 +38,9 @@ class PromptLookup:
             )
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
-        self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self.matches: PerSequence[int] = PerSequence(int)
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
-        self.foreseen: WeakKeyDictionary[Sequence, list[Seen]] = WeakKeyDictionary()
+        self.foreseen: PerSequence[list[Seen]] = PerSequence(list)
         """Of each sequence, its latest tokens, as proposals made just before them would have foreseen them."""
         self._tables: WeakKeyDictionary[Sequence, _LastPlaces] = WeakKeyDictionary()
 
@@ -57,9 +55,6 @@ class PromptLookup:
             self.foreseen[sequence] = table.foreseen
             rows.append([token for token in found if token < batch.vocab_size])
         return Draft.from_lists(rows, batch.device)
-
-    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Nothing to learn: the text itself is read at the next proposal."""
 
 
 class _LastPlaces:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
@@ -24,7 +24,7 @@ _FIRST = 0.5  # how often the first one is right, before there were any
 _STEP = 1 / 32  # what one more counts
 
 
-class TokenRecycling:
+class TokenRecycling(Drafter):
     """Drafts from a table of the target's likeliest tokens after each token (Luo et al. 2024, arXiv 2408.08696).
 
     Every pass scores all nodes of a draft, and the likeliest tokens after each of them, rejected ones too, are entered
@@ -49,6 +49,7 @@ class TokenRecycling:
 
     name = "recycling"
     trees = True
+    own_threads = True
 
     def __init__(self, candidates: int = 8, *, shared: bool = False) -> None:
         self.candidates = check_integer("candidates", candidates, 1, len(_LATER) + 1, cure="use 8")

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence as AbstractSequence
 from heapq import heappop, heappush
 from pathlib import Path
-from weakref import WeakKeyDictionary
-
-from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch
+from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.errors import ParameterError
 from foretoken.index import Index, fingerprint
 from foretoken.models.base import LanguageModel
 from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
-from foretoken.verify.base import Verdict
 
 _SAMPLES = 64
 """Occurrences that are looked at; of more, so many at equal distances among the sorted ones."""
@@ -25,7 +22,7 @@ Tree = tuple[list[int], list[int]]
 """Tokens, and of each the number of its parent node, as in `Draft`."""
 
 
-class Retrieval:
+class Retrieval(Drafter):
     """Looks the end of the text up in a corpus, and drafts what follows there (REST, He et al., arXiv 2311.08252).
 
     The longest suffix of the text that occurs in the corpus decides. Its continuations make a tree; of this the nodes
@@ -43,6 +40,7 @@ class Retrieval:
 
     name = "retrieval"
     trees = True
+    own_threads = True
 
     def __init__(self, index: str | Path, max_match: int | None = None, min_match: int = 2) -> None:
         self.index = Index(index)
@@ -51,7 +49,7 @@ class Retrieval:
         check_integer("max_match", self.max_match, 1, depth, cure="the index is sorted by so many tokens")
         check_integer("min_match", min_match, 1, self.max_match, cure="use 1 for any length, at most max_match")
         self.min_match = min_match
-        self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self.matches: PerSequence[int] = PerSequence(int)
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
 
     def check_target(self, target: LanguageModel) -> None:
@@ -83,9 +81,6 @@ class Retrieval:
             for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True))
         ]
         return Draft.from_lists([tokens for tokens, _ in rows], batch.device, [parents for _, parents in rows])
-
-    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Nothing to learn: the corpus stays what it is."""
 
     def _continue(self, sequence: Sequence, limit: int, branch: bool, vocab_size: int) -> Tree:
         self.matches[sequence] = 0

@@ -7,6 +7,8 @@ from collections.abc import Sequence as AbstractSequence
 from math import inf
 from typing import NamedTuple
 
+from foretoken.drafters.base import Seen
+
 _WINDOW = 96  # tokens of a text that rules are tried on
 _LEAST = (1, 2, 3, 5, 99)  # lengths of matches; none is as long as the last
 _FIRST = 2  # the one of them to begin with
@@ -24,20 +26,6 @@ class Rule(NamedTuple):
 
     least: int
     asked: int
-
-
-class Seen(NamedTuple):
-    """A token of the text, as lookups saw it when it was still to come.
-
-    Attributes:
-        match: tokens of the suffix that they would have continued; 0 where there was none.
-        right: whether they would have begun with it.
-        follows: whether they would have gone on with it, too, one token earlier, had that one been right.
-    """
-
-    match: int
-    right: bool
-    follows: bool
 
 
 class Times(NamedTuple):

@@ -6,19 +6,16 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
-
 from foretoken.draft import Draft
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
-from foretoken.drafters.base import Batch
-from foretoken.drafters.rules import Seen
+from foretoken.drafters.base import Batch, Drafter, Seen
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.sequence import Sequence
-from foretoken.verify.base import Verdict
 
 
-class Suffix:
+class Suffix(Drafter):
     """Drafts what most often followed the longest suffix of the text that occurred before.
 
     A suffix automaton of each request's prompt and output (SAM decoding, arXiv 2411.10666) finds that suffix and counts
@@ -40,13 +37,14 @@ class Suffix:
 
     name = "suffix"
     trees = True
+    own_threads = True
 
     def __init__(self, global_tokens: int = 0, *, growth: float = 6.0) -> None:
         self.global_tokens = check_integer("global_tokens", global_tokens, 0, cure="use 0 to keep requests apart")
         self.growth = check_number("growth", growth, 0.0, above=True, cure="use 6, or 1 for shorter drafts")
-        self.matches: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self.matches: PerSequence[int] = PerSequence(int)
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
-        self.foreseen: WeakKeyDictionary[Sequence, list[Seen]] = WeakKeyDictionary()
+        self.foreseen: PerSequence[list[Seen]] = PerSequence(list)
         """Of each sequence, its latest tokens, as chains made just before them would have foreseen them; by its own
         text, whatever others said."""
         self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
@@ -79,9 +77,6 @@ class Suffix:
             rows.append(tokens[:usable])
             parents.append(links[:usable])
         return Draft.from_lists(rows, batch.device, parents)
-
-    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Nothing to learn: the text itself is read at the next proposal."""
 
 
 class _Text:

@@ -31,7 +31,7 @@ class _Row:
     drafted: list[int] = field(default_factory=list)
 
 
-class TranslatedCache:
+class TranslatedCache(Cache):
     """The cache of a `TranslatedModel`. Lengths, and tokens to keep, are counted in the target's tokens."""
 
     def __init__(self, reader: Reader, inner: Cache, batch_size: int) -> None:
@@ -73,12 +73,8 @@ class TranslatedCache:
         self.inner.select(rows, [len(row.held) for row in new])
         self.rows = new
 
-    def encode(self, row: int, source: Sequence[int]) -> None:
-        """Decoder-only models read no source."""
-        raise TypeError("a decoder-only model takes no encoder input")
 
-
-class TranslatedModel:
+class TranslatedModel(LanguageModel):
     """A model that is given the target's tokens and reads them in its own; it speaks its own (see `SharedModel`).
 
     A pass that asks for the scores of a row's last token only, or for none, reads text: whatever the tokens are, the
@@ -93,10 +89,6 @@ class TranslatedModel:
         target: whose tokens are read.
     """
 
-    supports_trees: bool
-    shares_prefixes: bool
-    decoder_start_token_id: int | None = None
-
     def __init__(self, model: LanguageModel, reader: Reader, target: LanguageModel) -> None:
         self.model = model
         self.reader = reader
@@ -110,16 +102,14 @@ class TranslatedModel:
         self.eos_token_ids = model.eos_token_ids
         self.supports_trees = model.supports_trees
         self.shares_prefixes = model.shares_prefixes
-        self.own_threads: bool = getattr(model, "own_threads", False)
+        self.own_threads = model.own_threads
         self.room = min(_ROOM, model.max_length // 2)
         """Most tokens that may follow a text, which is cut for them where it is too long."""
         self._first = model.eos_token_ids[0] if model.eos_token_ids else 0  # of a text that has nothing to read
 
     def warm_up(self) -> None:
-        """Let the model prepare itself, if it can."""
-        warm_up = getattr(self.model, "warm_up", None)
-        if warm_up is not None:
-            warm_up()
+        """See `LanguageModel.warm_up`."""
+        self.model.warm_up()
 
     def open(self, batch_size: int) -> TranslatedCache:
         """A new cache with `batch_size` empty rows."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter, FeatureReader, NoDrafter
+from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.engine.outputs import (
     PARTS,
     DraftedToken,
@@ -92,8 +92,8 @@ class Rounds:
         self.drafter = drafter
         self.k = num_speculative_tokens
         self.controller = controller
-        self._branches: bool = getattr(drafter, "trees", False)
-        self._hidden_layers = tuple(drafter.hidden_layers) if isinstance(drafter, FeatureReader) else ()
+        self._branches = drafter.trees
+        self._hidden_layers = tuple(drafter.hidden_layers)
         self.trace = trace
         self.crowded = False  # other requests wait for a place among the rows
         # A drafter that reads the target's hidden states needs those of every token: there is no copy of them.
@@ -138,7 +138,7 @@ class Rounds:
     def step(self) -> None:
         """One round for every row whose prompt is read; rows that finished with it, or were ended before, leave."""
         scores = len(self.rows) * (DEFAULT_K + 1) * self.target.vocab_size
-        others = getattr(self.target, "own_threads", False) and getattr(self.drafter, "own_threads", True)
+        others = self.target.own_threads and self.drafter.own_threads
         with torch.inference_mode(), one_thread(others and scores <= _FEW_SCORES):
             self._step()
 
@@ -266,38 +266,34 @@ class Rounds:
 
         Texts that others wait to copy are read at once, for a row may end with its first round.
         """
-        if getattr(self.target, "reads_along", False) and not self._hidden_layers:
+        if self.target.prefills_with_decode and not self._hidden_layers:
             along = [
                 len(chunk) == len(tokens) and not awaited
                 for chunk, tokens, awaited in zip(chunks, missing, self._prefixes.awaited(), strict=True)
             ]
-            append: Callable[[list[list[int]]], None] = getattr(self._cache, "append")  # noqa: B009  # such models' caches have it
-            append([chunk if last else [] for chunk, last in zip(chunks, along, strict=True)])
+            self._cache.defer_prefill([chunk if last else [] for chunk, last in zip(chunks, along, strict=True)])
             chunks = [[] if last else chunk for chunk, last in zip(chunks, along, strict=True)]
         if not self._hidden_layers:
             feed(self.target, self._cache, chunks)
             return
-        reader = self.drafter
-        assert isinstance(reader, FeatureReader)
         sequences = [row.sequence for row in self.rows]
         feed(
             self.target,
             self._cache,
             chunks,
             hidden_layers=self._hidden_layers,
-            heard=lambda starts, counts, hidden: reader.read(sequences, starts, counts, hidden),
+            heard=lambda starts, counts, hidden: self.drafter.observe_hidden(sequences, starts, counts, hidden),
         )
 
     def _tell(self, starts: list[int], accepted: list[int], kept: Tensor, hidden: AbstractSequence[Tensor]) -> None:
         """Give the drafter the hidden states of the root and of the nodes that were kept, as far as the text goes."""
-        assert isinstance(self.drafter, FeatureReader)
         lengths = [len(row.sequence.tokens) for row in self._active]
         counts = [
             min(count + 1, length - start) for count, length, start in zip(accepted, lengths, starts, strict=True)
         ]
         nodes = kept.to(hidden[0].device)[..., None]
         states = [layer.gather(1, nodes.expand(-1, -1, layer.shape[-1])) for layer in hidden]
-        self.drafter.read([row.sequence for row in self._active], starts, counts, states)
+        self.drafter.observe_hidden([row.sequence for row in self._active], starts, counts, states)
 
     def _spread(self, values: Tensor) -> Tensor:
         """Values of the rows that take part as values of all rows, 0 for the others."""
@@ -324,7 +320,7 @@ class Rounds:
             depths=tuple(_room(row) for row in self._active),
             cache=self._cache,
             places=tuple(self._places),
-            drawn_only=tuple(getattr(row.verifier, "drawn_only", False) for row in self._active),
+            drawn_only=tuple(row.verifier.drawn_only for row in self._active),
             reproducible=tuple(map(self._depends_on_k, self._active)),
         )
 

@@ -11,9 +11,8 @@ from zlib import crc32
 
 from foretoken import verify
 from foretoken.drafters import Drafter, Vocab, is_name
-from foretoken.drafters.base import CostKeeper
 from foretoken.drafters.factory import make_drafter
-from foretoken.drafters.growth import Tree, TreePlan, plan_of
+from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.engine.cache_budget import Budget, parse_bytes
 from foretoken.engine.decode_loop import Rounds
 from foretoken.engine.outputs import Completion, StreamEvent
@@ -51,8 +50,8 @@ class Engine:
             number of nodes, and the fixed one is 8.
         tree: what a drafter does that can grow trees, a model among others: ``"none"`` for chains, ``"static"`` for
             the shape that is best for the number of nodes, drawn, ``"dynamic"`` for the likeliest nodes, or what
-            `foretoken.drafters.growth.plan_of` takes besides, such as a file with measured rates. None leaves it to the
-            drafter; models draft chains then.
+            `foretoken.drafters.tree_plan.plan_of` takes besides, such as a file with measured rates. None leaves it to
+            the drafter; models draft chains then.
         max_batch_size: most rows that are decoded at once; further requests wait for a free row.
         reuse_prefixes: keep what the target has read when the last request of a call has ended, so that the next call's
             requests start from a copy where they begin alike: the same system prompt, or a conversation that goes on.
@@ -97,7 +96,7 @@ class Engine:
         self._budget: Budget | None = None
         self._vocab = vocab
         self._draft_with(drafter, tree)
-        trees = getattr(self.drafter, "trees", False)
+        trees = self.drafter.trees
         self.verifier = verify.get(("traversal" if trees else "token") if verifier == AUTO else verifier)
         self.reuse_prefixes = reuse_prefixes
         self._idle: list[Rounds] = []  # at most one: of the call that ended last
@@ -118,7 +117,7 @@ class Engine:
             ModelError: a model can't be loaded, or does not fit the target.
             ParameterError: a wrong option.
         """
-        name = str(getattr(profile, "target", profile))
+        name = str(profile.target if isinstance(profile, Profile) else profile)
         if not isinstance(profile, Profile):
             profile = read_profile(profile)
         target = profile.target if target is None else target
@@ -167,13 +166,12 @@ class Engine:
 
     def _draft_with(self, drafter: Any, tree: TreePlan | None = None) -> None:
         self._drafter = make_drafter(drafter, self.target, tree=tree, vocab=self._vocab, **self._load_options)
-        trees = getattr(self._drafter, "trees", False)
+        trees = self._drafter.trees
         key = _key_of(self.target, self._drafter)
         self._controller = (TreeController if trees else Controller)(key)
-        if isinstance(self._drafter, CostKeeper):
-            self._drafter.keep_costs(key)
+        self._drafter.keep_costs(key)
         if self._limit is not None:
-            models = [self.target, *getattr(self._drafter, "models", ())]
+            models = [self.target, *self._drafter.models]
             if self._budget is None:
                 self._budget = Budget(self._limit, models)
             self._budget.models = models  # what runs goes on holding its share of the same memory
@@ -400,23 +398,21 @@ def _source(model: Any) -> str | None:
     """What a loaded model was loaded from; None for the shipped target."""
     if is_shipped(model):
         return None
-    return str(getattr(model, "name", None) or getattr(getattr(model, "config", None), "name_or_path", ""))
+    return model.name if isinstance(model, LanguageModel) else str(getattr(model.config, "name_or_path", ""))
 
 
 def _key_of(target: LanguageModel, drafter: Drafter) -> str:
     """What is learnt about models and drafter is kept under this name."""
-    models = [target, *getattr(drafter, "models", ())]
+    models = [target, *drafter.models]
     described = [
-        f"{type(model).__name__} {model.name} {model.dtype} {model.device} {getattr(model, 'quantize', None)} "
-        f"{getattr(getattr(model, 'backend', None), 'name', None)}"
+        f"{type(model).__name__} {model.name} {model.dtype} {model.device} {model.quantize} {model.backend_name}"
         for model in models
     ]
-    plan = getattr(drafter, "tree", None)
-    grown = f"trees {crc32(repr(plan).encode()):08x}" if getattr(plan, "branches", False) else ""
-    parts = getattr(drafter, "drafters", ())
+    plan = drafter.tree
+    grown = f"trees {crc32(repr(plan).encode()):08x}" if plan is not None and plan.branches else ""
     heads = [
-        f"{part.name} {getattr(part, 'head_weights', '')} {getattr(part, 'quantize', None) or ''}".strip()
-        for part in (drafter, *parts)
+        f"{part.name} {part.num_parameters or ''} {part.quantize or ''}".strip()
+        for part in (drafter, *drafter.drafters)
     ]
     return key_of(*described, ",".join(heads), *filter(None, [grown]))
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import huggingface_hub
 
-from foretoken.drafters.growth import TreePlan, plan_of
 from foretoken.drafters.shapes import AcceptanceTable
+from foretoken.drafters.tree_plan import TreePlan, plan_of
 from foretoken.errors import ForetokenError
 from foretoken.models import machine
 from foretoken.models.tiny_pair import tiny_pair_path

@@ -12,9 +12,9 @@ from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier, Verdict, decide, is_coupled
-from foretoken.verify.coupled import CoupledVerifier
+from foretoken.verify.coupled import SharedNoiseVerifier
 
-_FOLLOW = CoupledVerifier()
+_FOLLOW = SharedNoiseVerifier()
 
 # Probabilities of a whole batch are tens of megabytes where the vocabulary is large. Rows are independent, and a few of
 # them at a time stay in a CPU's cache, and in memory that the allocator does not give back in between.

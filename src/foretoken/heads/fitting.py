@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from foretoken.errors import ModelError
-from foretoken.models.base import LanguageModel, Transparent
+from foretoken.models.base import LanguageModel
 
 
 class TrainedFor(Protocol):
@@ -33,7 +33,7 @@ def check_fit(heads: TrainedFor, hidden_size: int, name: str, target: LanguageMo
     Raises:
         ModelError: they were not, or the target does not tell.
     """
-    if not isinstance(target, Transparent):
+    if not target.supports_hidden_states:
         raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")
     cure = f"give one that was trained on this very model, or train one: foretoken train {kind}"
     if hidden_size != target.hidden_size:

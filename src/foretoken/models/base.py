@@ -1,20 +1,24 @@
-"""What the engine and the drafters ask of a model: score tentative tokens, then commit some of them."""
+"""The contract of a model: score tentative tokens in one pass, then commit some of them to the KV cache."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from foretoken.errors import ModelError
+from foretoken.models.chain import Chains, Draws
 
 Keep = Literal["all", "last", "none"]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What one forward pass says.
+    """The result of one forward pass.
 
     Attributes:
         logits: ``[B, N, V]`` at every node of the pass (``keep="all"``), ``[B, 1, V]`` at each row's last node
@@ -26,85 +30,141 @@ class Scores:
     hidden: tuple[Tensor, ...] = ()
 
 
-class Cache(Protocol):
-    """Keys and values (or whatever the model remembers) of a batch of rows.
+class Cache(ABC):
+    """The KV cache (or whatever state the model keeps) of a batch of rows.
 
     A forward pass appends *tentative* nodes, numbered 0, 1, 2, … in each row since the last commit, over as many
-    passes as there are. `commit` makes a path of them part of the row and forgets all others.
+    passes as there are. `commit` makes a path of them part of the row and drops all others.
     """
 
     @property
+    @abstractmethod
     def lengths(self) -> Tensor:
         """``[B]`` int64 on the CPU: committed tokens of each row."""
 
+    @abstractmethod
     def commit(self, path: Tensor, counts: Tensor) -> None:
-        """Keep some tentative nodes of each row, in order, and forget the rest.
+        """Keep some tentative nodes of each row, in order, and drop the rest.
 
         Args:
             path: ``[B, D]`` int64 on any device, tentative node numbers; entries past a row's count mean nothing.
-            counts: ``[B]`` int64, how many of them each row keeps; 0 forgets all of the row's.
+            counts: ``[B]`` int64, how many of them each row keeps; 0 drops all of the row's.
         """
 
+    @abstractmethod
     def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:
         """Rearrange rows: new row i is old row ``rows[i]``, or an empty one where that is -1.
 
-        A row may be named more than once (beam search, shared prefixes). Tentative nodes must have been committed or
-        forgotten.
+        A row may be named more than once (beam search, shared prefixes). There are no tentative nodes: the last pass
+        was followed by a `commit`.
 
         Args:
-            rows: of which old row each new one is made.
+            rows: the old row that each new one is made of.
             keep: how many committed tokens each new row starts with, those of its old row; None for all of them.
+
+        Raises:
+            ValueError: a row is to keep more tokens than it has; `kept_lengths` checks that.
         """
 
     def encode(self, row: int, source: Sequence[int]) -> None:
-        """Give an empty row its encoder input. Encoder-decoder models only."""
+        """Give an empty row its encoder input; for models with a `LanguageModel.decoder_start_token_id`.
+
+        Raises:
+            TypeError: the model is decoder-only (the default).
+        """
+        raise TypeError("a decoder-only model takes no encoder input")
+
+    def defer_prefill(self, rows: Sequence[Sequence[int]]) -> None:
+        """Commit new tokens of each row, which the next forward pass over the row computes along with its nodes.
+
+        For models with `LanguageModel.prefills_with_decode`.
+
+        Args:
+            rows: new tokens of each row; a row without any stays as it is. No row that gets some has tentative nodes.
+
+        Raises:
+            TypeError: the model can't (the default).
+        """
+        raise TypeError(f"{type(self).__name__} defers no prefill: its model does not set prefills_with_decode")
 
 
 def kept_lengths(lengths: Sequence[int], rows: Sequence[int], keep: Sequence[int | None] | None) -> list[int]:
     """Lengths of the rows that `Cache.select` makes of rows of these lengths.
 
     Raises:
-        ValueError: a row is to keep more than it has.
+        ValueError: a row is to keep more tokens than it has.
     """
     result = [lengths[row] if row >= 0 else 0 for row in rows]
-    for place, most in enumerate(keep or ()):
+    for index, most in enumerate(keep or ()):
         if most is not None:
-            if most > result[place]:
-                raise ValueError(f"row {place} can't keep {most} tokens: it has {result[place]}")
-            result[place] = most
+            if most > result[index]:
+                raise ValueError(f"row {index} can't keep {most} tokens: it has {result[index]}")
+            result[index] = most
     return result
 
 
 def cut_rows(rows: Sequence[int], keep: Sequence[int | None] | None) -> list[int]:
-    """Which of the rows that `Cache.select` makes begin like an old one, and need not go on like it."""
-    return [place for place, most in enumerate(keep or ()) if most is not None and rows[place] >= 0]
+    """The rows made by `Cache.select` that share a prefix with an old row but may go on differently."""
+    return [index for index, most in enumerate(keep or ()) if most is not None and rows[index] >= 0]
 
 
-class LanguageModel(Protocol):
-    """A model that scores tokens. `foretoken.load` makes one from a path, a hub id or a transformers model."""
+class LanguageModel(ABC):
+    """A model that scores tokens. `foretoken.load` makes one from a path, a hub id or a transformers model.
+
+    A class of your own sets the attributes without a default, and implements `open`, `cache_bytes` and `forward`. All
+    others are optional features: with the defaults, the engine does without.
+
+    Attributes:
+        name: how messages and reports call the model.
+        vocab_size: number of logits of a node (the padded size of the output layer).
+        max_length: most tokens of a row, prompt and output together.
+        device: where `forward` computes, and where the engine keeps the tensors of a round.
+        dtype: of the logits.
+        tokenizer: a transformers tokenizer, or None for prompts of token ids alone.
+        eos_token_ids: tokens that end the output.
+        decoder_start_token_id: first decoder token of an encoder-decoder model; None for a decoder-only one.
+        supports_trees: `forward` takes several children of one parent.
+        shares_prefixes: the KV cache of a prefix does not depend on the tokens after it, so that other rows with that
+            prefix may start from a copy (`Cache.select`).
+        own_threads: passes don't use torch's threads. Where neither target nor drafter does, the engine limits torch
+            to one thread during a round.
+        prefills_with_decode: a pass may prefill some rows while it decodes others, at little extra cost:
+            `Cache.defer_prefill`.
+        supports_hidden_states: `forward` returns hidden states, and `num_layers`, `hidden_size` and `embeddings` are
+            there: EAGLE-3 and Medusa heads need them.
+        num_layers: layers of the (decoder's) stack, the highest of the `hidden_layers`; 0 where it is not known.
+        supports_early_exit: `exit_after` works.
+        quantize: how the weights were quantised, such as ``"int8"``; None for not at all.
+        backend_name: what computes the passes, where there is a choice, such as ``"openvino"``.
+    """
 
     name: str
     vocab_size: int
-    """Number of scores a node gets (the padded size of the output layer)."""
     max_length: int
-    """Most tokens of a row, prompt and output together."""
     device: torch.device
     dtype: torch.dtype
-    tokenizer: Any | None
-    eos_token_ids: tuple[int, ...]
-    decoder_start_token_id: int | None
-    """First decoder token of an encoder-decoder model; None for a decoder-only one."""
-    supports_trees: bool
-    shares_prefixes: bool
-    """What the cache holds of a text's beginning is the same whatever the text goes on with, so that other texts with
-    that beginning may start from a copy."""
+    tokenizer: Any | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    decoder_start_token_id: int | None = None
+    supports_trees: bool = False
+    shares_prefixes: bool = False
+    own_threads: bool = False
+    prefills_with_decode: bool = False
+    supports_hidden_states: bool = False
+    num_layers: int = 0
+    supports_early_exit: bool = False
+    quantize: str | None = None
+    backend_name: str | None = None
 
+    @abstractmethod
     def open(self, batch_size: int) -> Cache:
-        """A new cache with `batch_size` empty rows."""
+        """A new cache with `batch_size` empty rows; 0 is allowed."""
 
+    @abstractmethod
     def cache_bytes(self, lengths: Sequence[int]) -> int:
-        """Most memory that a cache takes whose rows grow to these lengths, sources included."""
+        """Most memory, in bytes, of a cache whose rows grow to these lengths, encoder inputs included."""
 
+    @abstractmethod
     def forward(
         self,
         tokens: Tensor,
@@ -127,48 +187,63 @@ class LanguageModel(Protocol):
                 another's leave gaps in nobody's numbering: row b's next node is the sum of its counts.
             cache: from `open`.
             keep: which logits are wanted.
-            hidden_layers: layers (0 = embeddings) whose output hidden states are wanted.
+            hidden_layers: layers (0 = embeddings) whose output hidden states are wanted, the last one normalised;
+                always empty unless `supports_hidden_states`.
         """
 
+    def warm_up(self) -> None:
+        """Do now what would make the first drafts slow; called once, for a model that drafts."""
+        return
 
-@runtime_checkable
-class Exits(Protocol):
-    """What a model has besides whose layers can be left early.
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether `chain` works and is faster than a pass for each token."""
+        return False
 
-    Attributes:
-        num_layers: layers of the model.
-    """
+    def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
+        """Commit tokens to rows, then append a chain to each: a token, one that follows it, and so on, in one call.
 
-    num_layers: int
+        The same as `forward` and a commit of the tokens, then `forward` with one node a row, each node the best token
+        of the one before (the lowest id of equal ones) or drawn. Only for models that say so: `drafts_chains`.
+
+        Args:
+            rows: new tokens of each row; rows without any get no chain, and stay as they are.
+            steps: tokens of each chain, at least 1.
+            cache: from `open`, without tentative nodes in rows that get tokens.
+            draws: how tokens are drawn; None for the best ones.
+
+        Returns:
+            Each row's chain; all but its last token are tentative nodes now.
+
+        Raises:
+            ModelError: the model has no such call (the default).
+        """
+        raise ModelError(f"{self.name} ({type(self).__name__}) drafts no chains in one call")
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states; 0 where there are none to be had."""
+        return 0
+
+    def embeddings(self) -> Tensor:
+        """``[V', hidden_size]``, the input embedding table, with a row for every token of the vocabulary at least.
+
+        Raises:
+            ModelError: the model shows no hidden states (the default).
+        """
+        raise ModelError(f"{self.name} ({type(self).__name__}) does not show its embeddings")
 
     def exit_after(self, layers: int) -> LanguageModel:
         """The model's first layers with its last norm and its output layer, over caches of the model's own.
 
-        Nodes that it appends to such a cache have the keys and values of those layers alone: they are to be forgotten
-        (a commit of none) before the model itself goes on, which then overwrites them. The committed text stays as the
-        model has read it.
+        Nodes that it appends to such a cache have the keys and values of those layers alone: they have to be dropped
+        (a commit of none) before the model itself goes on, which then overwrites them. Committed tokens keep the
+        model's own keys and values.
 
         Args:
             layers: at least 1, fewer than `num_layers`.
 
         Raises:
-            ModelError: the layers can't be told apart.
+            ModelError: the layers can't be told apart (the default).
         """
-
-
-@runtime_checkable
-class Transparent(Protocol):
-    """What models of this package tell besides: drafters that are made of a target's insides ask for it.
-
-    Attributes:
-        num_layers: layers of the (decoder's) stack: the highest of the `hidden_layers`.
-    """
-
-    num_layers: int
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the hidden states."""
-
-    def embeddings(self) -> Tensor:
-        """``[V', hidden_size]``, the table that tokens are read with, of at least as many tokens as are known."""
+        raise ModelError(f"{self.name} ({type(self).__name__}) can't be left early")

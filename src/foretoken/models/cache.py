@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
-from foretoken.models.base import cut_rows, kept_lengths
+from foretoken.models.base import Cache, cut_rows, kept_lengths
 from foretoken.models.feed import CHUNK
 
 PAGE = 256
@@ -159,7 +159,7 @@ def slots_bytes(lengths: Sequence[int], slot_bytes: int) -> int:
     return len(lengths) * -(-(longest + longest // 2) // PAGE) * PAGE * slot_bytes
 
 
-class SlotCache(TransformersCache):  # type: ignore[misc]
+class SlotCache(TransformersCache, Cache):  # type: ignore[misc]
     """A `foretoken.models.Cache` that transformers' attention layers write to.
 
     Row b's committed tokens sit in slots ``0 … lengths[b] - 1`` of that row, its tentative node i in slot
@@ -169,10 +169,14 @@ class SlotCache(TransformersCache):  # type: ignore[misc]
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(layers=[])
-        self.lengths = torch.zeros(batch_size, dtype=torch.int64)
         self._lengths = [0] * batch_size
         self._forget()
         self.plan = Append(0, self._lengths, self._done, 0, 0, True, None, None)
+
+    @property
+    def lengths(self) -> Tensor:
+        """See `Cache`."""
+        return torch.tensor(self._lengths, dtype=torch.int64)
 
     def _forget(self) -> None:
         self._done = [0] * len(self._lengths)
@@ -264,7 +268,6 @@ class SlotCache(TransformersCache):  # type: ignore[misc]
             for layer in self.layers:
                 layer.move(rows, sources, targets)
         self._lengths = [length + more for length, more in zip(self._lengths, kept, strict=True)]
-        self.lengths = torch.tensor(self._lengths, dtype=torch.int64)
         self._forget()
 
     @torch.inference_mode()
@@ -278,12 +281,7 @@ class SlotCache(TransformersCache):  # type: ignore[misc]
         for layer in self.layers:
             layer.select(rows, used, lengths, cut)
         self._lengths = lengths
-        self.lengths = torch.tensor(self._lengths, dtype=torch.int64)
         self._forget()
-
-    def encode(self, row: int, source: Sequence[int]) -> None:
-        """Decoder-only models read no source."""
-        raise TypeError("a decoder-only model takes no encoder input")
 
 
 def _continues(parents: Tensor, added: list[int], done: list[int]) -> bool:

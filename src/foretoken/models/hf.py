@@ -25,6 +25,8 @@ class HFModel(traits.Wrapped):
         patterns: which positions its layers see; None reads the config.
     """
 
+    supports_early_exit = True
+
     def __init__(
         self,
         module: Any,
@@ -55,7 +57,7 @@ class HFModel(traits.Wrapped):
         return slots_bytes(lengths, traits.slot_bytes(self.module))
 
     def exit_after(self, layers: int) -> HFModel:
-        """See `Exits`."""
+        """See `LanguageModel.exit_after`."""
         name = f"{self.name} after {layers} of {self.num_layers} layers"
         early = HFModel(traits.first_layers(self.module, layers), self.tokenizer, name, self._patterns)
         early.num_layers = layers

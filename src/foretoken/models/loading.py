@@ -97,7 +97,7 @@ def load(
             return _native_module(model, tokenizer, name, options, runner)
         return wrap(model, tokenizer, name)
     if not isinstance(model, (str, Path)):
-        if all(hasattr(model, part) for part in ("open", "forward", "vocab_size", "max_length")):
+        if isinstance(model, LanguageModel):
             return model
         raise ModelError(
             f"can't load a model from a {type(model).__name__}: give a path, a hub id or a transformers model"

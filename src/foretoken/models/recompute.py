@@ -15,7 +15,7 @@ MAX_TOKENS = 8192
 """Most tokens, padding included, that one pass of the model reads; more are read in several."""
 
 
-class TokenCache:
+class TokenCache(Cache):
     """The committed tokens of each row, and its tentative nodes with their parents."""
 
     def __init__(self, batch_size: int) -> None:
@@ -25,7 +25,12 @@ class TokenCache:
     def _forget(self) -> None:
         self.nodes: list[list[int]] = [[] for _ in self.texts]
         self.parents: list[list[int]] = [[] for _ in self.texts]
-        self.lengths = torch.tensor([len(text) for text in self.texts], dtype=torch.int64)
+        self._lengths = torch.tensor([len(text) for text in self.texts], dtype=torch.int64)
+
+    @property
+    def lengths(self) -> Tensor:
+        """See `Cache`."""
+        return self._lengths
 
     def append(self, tokens: Tensor, parents: Tensor, counts: Tensor) -> list[list[int]]:
         """Add tentative nodes; returns the node numbers that each row got."""
@@ -58,10 +63,6 @@ class TokenCache:
         lengths = kept_lengths([len(text) for text in self.texts], rows, keep)
         self.texts = [self.texts[row][:length] if row >= 0 else [] for row, length in zip(rows, lengths, strict=True)]
         self._forget()
-
-    def encode(self, row: int, source: Sequence[int]) -> None:
-        """Decoder-only models read no source."""
-        raise TypeError("a decoder-only model takes no encoder input")
 
 
 class RecomputeModel(traits.Wrapped):

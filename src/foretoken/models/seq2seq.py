@@ -115,7 +115,7 @@ class Encoder:
         return self._blank
 
 
-class Seq2SeqCache:
+class Seq2SeqCache(Cache):
     """A `SlotCache` for the decoder's own keys and values; those of the source beside it."""
 
     def __init__(self, slots: SlotCache, sources: Sources) -> None:

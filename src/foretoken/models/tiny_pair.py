@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from foretoken.errors import ModelError
-
-if TYPE_CHECKING:
-    from foretoken.models import LanguageModel
+from foretoken.models.base import LanguageModel
 
 Part = Literal["target", "drafter"]
 
@@ -47,7 +45,7 @@ def tiny_pair(dtype: Any = "float32", **load_options: Any) -> tuple[LanguageMode
 
 def is_shipped(model: Any, part: Part = "target") -> bool:
     """Whether a model is one of the two, as `load_part` loads it."""
-    return getattr(model, "name", None) == _name(part)
+    return isinstance(model, LanguageModel) and model.name == _name(part)
 
 
 def _name(part: Part) -> str:

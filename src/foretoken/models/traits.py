@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.errors import ModelError
-from foretoken.models.base import Keep
+from foretoken.models.base import Keep, LanguageModel
 
 NO_LIMIT = 1 << 30
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
@@ -135,7 +135,7 @@ def _replaced(module: nn.Module, path: list[str], part: nn.Module) -> nn.Module:
     return twin
 
 
-class Wrapped:
+class Wrapped(LanguageModel):
     """What all wrappers of transformers models have in common: the descriptive part of `LanguageModel`.
 
     Args:
@@ -144,9 +144,8 @@ class Wrapped:
         name: what messages call it.
     """
 
-    decoder_start_token_id: int | None = None
     supports_trees = True
-    shares_prefixes = False
+    supports_hidden_states = True
 
     def __init__(self, module: Any, tokenizer: Any | None = None, name: str | None = None) -> None:
         self.module = module
@@ -161,11 +160,11 @@ class Wrapped:
 
     @property
     def hidden_size(self) -> int:
-        """See `Transparent`."""
+        """See `LanguageModel`."""
         return int(text_config(self.module).hidden_size)
 
     def embeddings(self) -> Tensor:
-        """See `Transparent`."""
+        """See `LanguageModel`."""
         table: Tensor = self.module.get_input_embeddings().weight
         return table.detach()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.errors import ModelError
 from foretoken.models import load
-from foretoken.models.traits import text_config
+from foretoken.models.traits import Wrapped, text_config
 
 
 class Teacher:
@@ -48,7 +48,8 @@ class Teacher:
         self.model = model
         self.name, self.tokenizer, self.max_length = model.name, model.tokenizer, model.max_length
         self.eos_token_ids = model.eos_token_ids
-        self.module: Any = model.module  # type: ignore[attr-defined]
+        assert isinstance(model, Wrapped)  # of the runner "hf"
+        self.module: Any = model.module
         self.config: Any = text_config(self.module)
         if getattr(self.module.config, "_attn_implementation", "sdpa") != "eager":
             self.module.set_attn_implementation("sdpa")  # whole texts in rows, padded at their ends: no masks of ours

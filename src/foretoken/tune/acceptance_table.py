@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,29 +10,19 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters import Drafter
-from foretoken.drafters.growth import DEPTH, TreePlan
 from foretoken.drafters.shapes import MAX_NODES, AcceptanceTable, TreeShape
+from foretoken.drafters.tree_plan import DEPTH, TreePlan
 from foretoken.engine.engine import Engine
 from foretoken.engine.prompts import Prompt
 from foretoken.errors import ParameterError
 from foretoken.models import LanguageModel
 from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer
+from foretoken.verify.base import Verifier
 from foretoken.verify.tree import TreeVerifier
 from foretoken.verify.trees import child_table
 
 _PRIOR = 10.0  # tries at all depths together that a depth's own tries are mixed with
-
-
-@runtime_checkable
-class GrowsTrees(Protocol):
-    """A drafter whose trees can be told what to look like.
-
-    Attributes:
-        tree: what trees it grows.
-    """
-
-    tree: TreePlan
 
 
 def measure_acceptance(
@@ -72,10 +61,8 @@ def measure_acceptance(
     check_integer(
         "ranks", ranks, 1, MAX_NODES // depth, cure=f"a round drafts depth * ranks nodes, {MAX_NODES} at most"
     )
-    if not isinstance(drafter, GrowsTrees):
-        raise ParameterError(
-            f"drafter {getattr(drafter, 'name', drafter)!r} grows no trees: measure one that takes `tree`"
-        )
+    if drafter.tree is None:
+        raise ParameterError(f"drafter {drafter.name!r} grows no trees: measure one that takes `tree`")
     rule = _Recorder(depth, ranks)
     engine = Engine(target, drafter, rule, depth * ranks, max_batch_size=max_batch_size, reuse_prefixes=False)
     before, drafter.tree = drafter.tree, TreePlan(TreeShape.comb(depth, ranks))
@@ -88,7 +75,7 @@ def measure_acceptance(
     return rule.table()
 
 
-class _Recorder:
+class _Recorder(Verifier):
     """`TreeVerifier`, keeping what it finds."""
 
     name = "tree-recorder"

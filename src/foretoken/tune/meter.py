@@ -7,15 +7,14 @@ from time import perf_counter
 from typing import Any
 
 from foretoken.drafters import Cascade, Drafter
-from foretoken.drafters.base import FeatureReader
 from foretoken.drafters.factory import make_drafter
-from foretoken.drafters.growth import TreePlan, plan_of
 from foretoken.drafters.shapes import AcceptanceTable
+from foretoken.drafters.tree_plan import TreePlan, plan_of
 from foretoken.engine.engine import Engine
 from foretoken.engine.profile import MEASURED
 from foretoken.models import LanguageModel
 from foretoken.sampling import SamplingParams
-from foretoken.tune.acceptance_table import GrowsTrees, measure_acceptance
+from foretoken.tune.acceptance_table import measure_acceptance
 from foretoken.tune.candidates import PLAIN, Candidate
 from foretoken.tune.plan import Turn
 
@@ -50,17 +49,17 @@ class Meter:
         Raises:
             Exception: whatever keeps the drafter from being made.
         """
-        return bool(getattr(self._drafter(drafter), "trees", False))
+        return self._drafter(drafter).trees
 
     def heavy(self, drafter: str) -> bool:
         """Whether a drafter computes with weights: a model, or a head on the target's hidden states."""
         made = self._drafter(drafter)
-        return bool(getattr(made, "models", ())) or isinstance(made, FeatureReader)
+        return bool(made.models or made.hidden_layers)
 
     def grows(self, drafter: str) -> bool:
         """Whether a drafter that drafts chains can be told to grow trees."""
         made = self._drafter(drafter)
-        return isinstance(made, GrowsTrees) and not made.tree.branches
+        return made.tree is not None and not made.tree.branches
 
     def measure(self, drafter: str, turns: Sequence[Turn]) -> Rates:
         """How often the drafter's child of each rank is accepted at each depth, see `measure_acceptance`."""
@@ -111,7 +110,7 @@ class Meter:
         """Set the drafter, or those of a cascade, which other candidates share, to the candidate's trees."""
         made = self._drafter(candidate.drafter)
         for drafter in made.drafters if isinstance(made, Cascade) else (made,):
-            if not isinstance(drafter, GrowsTrees):
+            if drafter.tree is None:
                 continue
             own = self._own.setdefault(id(drafter), drafter.tree)
             if candidate.tree is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from foretoken.errors import ParameterError
 from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, Verifier, is_coupled
 from foretoken.verify.block import BlockVerifier
-from foretoken.verify.coupled import CoupledVerifier as _Coupled
+from foretoken.verify.coupled import SharedNoiseVerifier
 from foretoken.verify.decide import decide
 from foretoken.verify.ensemble import EnsembleVerifier
 from foretoken.verify.kseq import KSeqVerifier
@@ -25,6 +25,7 @@ __all__ = [
     "CoupledVerifier",
     "EnsembleVerifier",
     "LenientVerifier",
+    "SharedNoiseVerifier",
     "TypicalVerifier",
     "Verdict",
     "Verifier",
@@ -43,7 +44,7 @@ _VERIFIERS: dict[str, AnyVerifier] = {
         TreeVerifier(),
         TraversalVerifier(),
         KSeqVerifier(),
-        _Coupled(),
+        SharedNoiseVerifier(),
         TypicalVerifier(),
         LenientVerifier(),
         EnsembleVerifier(),

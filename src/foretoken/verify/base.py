@@ -1,10 +1,10 @@
-"""What a verifier is: a pure function from a draft and the target's law to where to stop and what to say next."""
+"""The contract of a verifier: a pure function of a draft and the target's distributions."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a round keeps.
+    """The outcome of a round's verification.
 
     Attributes:
         path: ``[B, D]`` int64, node numbers of the accepted tokens in order; entries past a row's count are 0.
@@ -33,43 +33,67 @@ class Verdict:
     tokens: Tensor
 
 
-class _Described(Protocol):
-    name: str
-    lossless: bool
-    trees: bool
-    """Whether drafts may branch."""
-    summary: str
-    """One line for people: the rule and its guarantee."""
-    citation: str
+class BaseVerifier:
+    """What verifiers of both kinds tell about themselves. Each attribute is a class attribute with a default.
 
-
-@runtime_checkable
-class Verifier(_Described, Protocol):
-    """A verifier by rejection: two laws, from which a round draws one node and one token.
-
-    Both functions are pure, work in the dtype they are given (float64 in proofs) and never return NaN on a legal
-    input: rows of `target_probs` that sum to 1, and drafted tokens that their q gives a positive probability.
+    Attributes:
+        name: how messages and reports call it; the class's name where a class gives none.
+        lossless: the output is distributed exactly as the target's. Say so only where it can be proven: `verify.exact`
+            checks it. The default, False, keeps the engine from shortcuts that rest on it.
+        trees: drafts may branch. Where False, drafters are asked for chains.
+        drawn_only: siblings have to be drawn independently, with replacement: trees of chosen tokens are refused.
+        summary: one line for people: the rule and its guarantee.
+        citation: the paper.
     """
 
+    name: str = ""
+    lossless: bool = False
+    trees: bool = False
+    drawn_only: bool = False
+    summary: str = ""
+    citation: str = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not cls.name:
+            cls.name = cls.__name__
+
+    def __repr__(self) -> str:
+        return f"<verifier {self.name}>"
+
+
+class Verifier(BaseVerifier, ABC):
+    """A verifier by rejection: two distributions, from which a round draws one node and one token.
+
+    Both functions are pure, batched, work in the dtype they are given (float64 in proofs) and never return NaN on a
+    legal input: rows of `target_probs` that sum to 1, and drafted tokens that their q gives a positive probability.
+    """
+
+    @abstractmethod
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
         """The probability of stopping at each node.
 
         Args:
             draft: ``N`` tokens a row.
-            target_probs: ``[B, N+1, V]``, the target's law after each node's path, sampling parameters applied.
+            target_probs: ``[B, N+1, V]``, the target's distribution p after each node's path, sampling parameters
+                applied.
 
         Returns:
             ``[B, N+1]``, rows sum to 1.
         """
 
+    @abstractmethod
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
-        """The law of the token that follows when the round stops at `node` (``[B]`` int64): ``[B, V]``."""
+        """The distribution ``[B, V]`` of the token that follows when the round stops at `node`, ``[B]`` int64."""
 
 
-@runtime_checkable
-class CoupledVerifier(_Described, Protocol):
-    """A verifier that follows the token which the target itself picks at each node."""
+class CoupledVerifier(BaseVerifier, ABC):
+    """A verifier that follows the token which the target itself picks at each node, with noise shared by the drafter.
 
+    With one seed the output is, token by token, what the target alone would have sampled.
+    """
+
+    @abstractmethod
     def follow(self, draft: Draft, picks: Tensor) -> Verdict:
         """Walk from the root along children that hold the target's pick.
 
@@ -79,14 +103,9 @@ class CoupledVerifier(_Described, Protocol):
         """
 
 
-@cache
-def _follows(rule: type) -> bool:
-    return hasattr(rule, "follow")
-
-
 def is_coupled(verifier: Verifier | CoupledVerifier) -> TypeIs[CoupledVerifier]:
-    """Whether it is a `CoupledVerifier`. Asked in every round, where `isinstance` of a protocol takes too long."""
-    return _follows(type(verifier))
+    """Whether it is a `CoupledVerifier`."""
+    return isinstance(verifier, CoupledVerifier)
 
 
 AnyVerifier = Verifier | CoupledVerifier

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.verify.base import acceptance_ratios, require_chain
+from foretoken.verify.base import Verifier, acceptance_ratios, require_chain
 from foretoken.verify.residual import match_vocabulary, rows_at
 from foretoken.verify.token import replacement_law
 
 
-class BlockVerifier:
+class BlockVerifier(Verifier):
     """Sun et al. 2024, algorithm 2: stop at the last position whose coin succeeds.
 
     ``w_0 = 1``, ``w_i = min(1, w_{i-1} p(x_i)/q(x_i))`` is the share of the prefix's probability that may still be

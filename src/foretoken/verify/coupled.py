@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.verify.base import Verdict
+from foretoken.verify.base import CoupledVerifier, Verdict
 from foretoken.verify.trees import deepest
 
 
-class CoupledVerifier:
+class SharedNoiseVerifier(CoupledVerifier):
     """Follow the branch that holds the target's own pick (Daliri et al. 2024, arXiv 2408.07978).
 
     The text equals, token by token, what the target alone samples with the same seed, whichever drafter ran. With

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.verify.base import acceptance_ratios, require_chain
+from foretoken.verify.base import Verifier, acceptance_ratios, require_chain
 from foretoken.verify.residual import adjusted_without, normalise_or, rows_at, spare_mass
 
 
-class TokenVerifier:
+class TokenVerifier(Verifier):
     """Leviathan et al. 2023, algorithm 1: accept x with ``min(1, p(x)/q(x))``, else draw from the residual."""
 
     name = "token"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.verify.base import Verifier
 from foretoken.verify.block import BlockVerifier
 from foretoken.verify.residual import normalise_or, rows_at, safe_ratio, spare_mass, value_at, without
 from foretoken.verify.tree import laws_at
@@ -14,7 +15,7 @@ from foretoken.verify.trees import child_table, child_tokens, post_order, select
 _block = BlockVerifier()
 
 
-class TraversalVerifier:
+class TraversalVerifier(Verifier):
     """Weng et al. 2025, algorithm 1: depth first, each path is accepted or refused at its leaf.
 
     A node carries a weight a (root: 1; child c of u: ``min(1, a_u p_u(c)/q_u(c))``) and its own working laws. A leaf

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.verify.base import acceptance_ratios
+from foretoken.verify.base import Verifier, acceptance_ratios
 from foretoken.verify.residual import (
     adjusted_without,
     normalise_or,
@@ -24,7 +24,7 @@ from foretoken.verify.trees import child_table, child_tokens, select_nodes
 _token_level = TokenVerifier()
 
 
-class TopDownVerifier(ABC):
+class TopDownVerifier(Verifier):
     """A rule for the children of one node, applied from the root down until no child is accepted.
 
     A rule is not asked about drafts without siblings: they are verified token by token.
@@ -32,8 +32,6 @@ class TopDownVerifier(ABC):
 
     lossless = True
     trees = True
-    name: str
-    summary: str
     citation: str
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
-from foretoken.verify.base import acceptance_ratios
+from foretoken.verify.base import Verifier, acceptance_ratios
 from foretoken.verify.residual import rows_at
 from foretoken.verify.trees import deepest
 
 
-class TypicalVerifier:
+class TypicalVerifier(Verifier):
     """Medusa's typical acceptance (Cai et al. 2024, section 2.3.1): accept x if ``p(x) > min(ε, δ exp(-H(p)))``.
 
     The deepest path whose tokens all pass is kept, then a token is drawn from p. LOSSY. Law at one position of a

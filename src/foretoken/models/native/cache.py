@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foretoken.models.base import cut_rows, kept_lengths
+from foretoken.models.base import Cache, cut_rows, kept_lengths
 
 _FEW = 8
 """Tokens of text that a pass over a tree reads along."""
@@ -108,7 +108,7 @@ class Row:
         return [len(self.tokens) + depth + 1 for depth in depths]
 
 
-class NativeCache:
+class NativeCache(Cache):
     """A `foretoken.models.Cache`.
 
     Slot i of a row holds token i; tentative node i is in slot ``len(tokens) + i``. So a commit of the first nodes moves
@@ -128,7 +128,7 @@ class NativeCache:
         """See `foretoken.models.Cache`."""
         return torch.tensor([len(row.tokens) for row in self.rows], dtype=torch.int64)
 
-    def append(self, rows: Sequence[Sequence[int]]) -> None:
+    def defer_prefill(self, rows: Sequence[Sequence[int]]) -> None:
         """Commit text to rows without tentative nodes; the next pass over a row reads it along with the row's nodes."""
         for row, tokens in zip(self.rows, rows, strict=True):
             row.tokens += tokens
@@ -219,7 +219,3 @@ class NativeCache:
             for row, length in zip(rows, lengths, strict=True)
         ]
         self.store.select(rows, [row.kept for row in self.rows], cut_rows(rows, keep))
-
-    def encode(self, row: int, source: Sequence[int]) -> None:
-        """Decoder-only models read no source."""
-        raise TypeError("a decoder-only model takes no encoder input")

@@ -230,7 +230,7 @@ class OpenVinoBackend:
         return early
 
     def embeddings(self) -> Tensor:
-        """See `Transparent`."""
+        """See `LanguageModel`."""
         return self._weights.embedding()
 
     def open(self, batch_size: int) -> NativeCache:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from foretoken.models.base import Cache, Keep, Scores
+from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.rope import Rotary
@@ -35,7 +35,7 @@ class Backend(Protocol):
         """How the weights were quantised, "auto" resolved."""
 
     def embeddings(self) -> Tensor:
-        """See `Transparent`."""
+        """See `LanguageModel`."""
 
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
@@ -61,7 +61,7 @@ class Backend(Protocol):
         """
 
 
-class NativeModel:
+class NativeModel(LanguageModel):
     """A `LanguageModel`; `foretoken.load` makes one.
 
     Args:
@@ -74,9 +74,10 @@ class NativeModel:
         quantize: how the weights were quantised: the model's law is that of the rounded weights.
     """
 
-    decoder_start_token_id: int | None = None
     supports_trees = True
     shares_prefixes = True
+    supports_hidden_states = True
+    supports_early_exit = True
 
     def __init__(
         self,
@@ -98,16 +99,16 @@ class NativeModel:
         self.num_layers = backend.spec.layers
         self.max_length = backend.spec.max_length
         self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
-        self.own_threads = backend.own_threads
-        self.reads_along = backend.ragged and self._switch is None
+        self.own_threads, self.backend_name = backend.own_threads, backend.name
+        self.prefills_with_decode = backend.ragged and self._switch is None
 
     @property
     def hidden_size(self) -> int:
-        """See `Transparent`."""
+        """See `LanguageModel`."""
         return self.backend.spec.hidden_size
 
     def embeddings(self) -> Tensor:
-        """See `Transparent`."""
+        """See `LanguageModel`."""
         return self.backend.embeddings()
 
     def open(self, batch_size: int) -> Cache:
@@ -173,7 +174,7 @@ class NativeModel:
         return chains.below(self.vocab_size)
 
     def exit_after(self, layers: int) -> NativeModel:
-        """See `Exits`."""
+        """See `LanguageModel.exit_after`."""
         return _Exit(self, layers)
 
     def read_up(self, cache: NativeCache) -> None:

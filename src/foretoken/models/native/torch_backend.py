@@ -92,7 +92,7 @@ class TorchBackend:
         return early
 
     def embeddings(self) -> Tensor:
-        """See `Transparent`."""
+        """See `LanguageModel`."""
         return self._decoder.embedding
 
     def open(self, batch_size: int) -> NativeCache:

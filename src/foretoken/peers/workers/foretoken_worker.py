@@ -80,7 +80,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             "drafted_by_position": stats.drafted_by_position,
             "accepted_by_position": stats.accepted_by_position,
             "parts": longest.seconds,
-            "drafter_quantize": getattr(loaded["drafter"], "quantize", None) if "drafter" in loaded else None,
+            "drafter_quantize": loaded["drafter"].quantize if "drafter" in loaded else None,
         }
 
     versions = {"foretoken": foretoken.__version__, "torch": torch.__version__}
