@@ -86,6 +86,27 @@ def test_inconclusive_is_status_3():
         (["endpoint", "http://127.0.0.1:9", "--target", "a", "--reference", "b"], "one of --world"),
         (["endpoint", "http://127.0.0.1:9", "--world", "nowhere"], "holds no world"),
         (["endpoint", "http://127.0.0.1:9", "--model", "m"], "--tokenizer"),
+        (["endpoint", "http://127.0.0.1:x"], "'http://127.0.0.1:x' is no web address (Port could not be cast"),
+        (["endpoint", "http://127.0.0.1:99999"], "is no web address (Port out of range 0-65535)"),
+        (["endpoint", "http://127.0.0.1:0"], "is no web address (port 0 is none)"),
+        (["endpoint", "http://[::1"], "'http://[::1' is no web address (Invalid IPv6 URL)"),
+        (["endpoint", "http://"], "names no host"),
+        (["endpoint", "http://a b/v1"], "has spaces or control characters"),
+        (["endpoint", "http://a\tb/v1"], "has spaces or control characters"),
+        (["endpoint", "http://127.0.0.1:9/v1\x00"], "has spaces or control characters"),
+        (["endpoint", "http://127.0.0.1:9/?key=1"], "has a query"),
+        (["endpoint", "ftp://127.0.0.1"], "starts with http:// or https://"),
+        (["endpoint", "http://127.0.0.1:9", "--model", "m", "--timeout", "1e400"], "timeout inf: give seconds above 0"),
+        (["endpoint", "http://127.0.0.1:9", "--model", "m", "--timeout", "nan"], "timeout nan"),
+        (["endpoint", "http://127.0.0.1:9", "--model", "m", "--timeout", "0"], "timeout 0"),
+        (["endpoint", "http://127.0.0.1:9", "--model", "m", "--concurrency", "0"], "concurrency 0: give a number"),
+        (["endpoint", "http://127.0.0.1:9", "--field", "a=" + "[" * 100_000], "a is nested more than 32 levels deep"),
+        (["endpoint", "http://127.0.0.1:9", "--field", "a=" + "[" * 33 + "]" * 33], "a is nested more than 32 levels"),
+        (["endpoint", "http://127.0.0.1:9", "--field", "a=b"], "the value as JSON"),
+        (["make-world", "my_samplers.py"], "'my_samplers.py' (it is a file): name another folder"),
+        (["make-world", "my_samplers.py/below"], "(Not a directory): name another folder"),
+        (["make-world", "here", "--seed", "-1"], "seed=-1: give 0 or more"),
+        (["make-world", "here", "-k", "0"], "num_speculative_tokens=0"),
         (["engine", "--target", "no/such/model"], "no/such/model: there is no such folder"),
         (["transformers", "--mode", "plain", "--target", "/nope"], "/nope: there is no such folder"),
     ],
@@ -95,6 +116,11 @@ def test_bad_input_is_status_2(arguments, message):
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split())
     assert result.stdout == ""  # nothing half-reported
+
+
+def test_a_world_of_many_draft_tokens_is_made_at_once(tmp_path):
+    result = run("make-world", "here", "-k", str(10**9))
+    assert result.exit_code == 0, result.output
 
 
 def test_a_world_is_made_served_and_audited(tmp_path):

@@ -8,6 +8,8 @@ from typer.testing import CliRunner, Result
 
 from bench.test_summary import records
 from foretoken.cli.app import app
+from foretoken.cli.bench_progress import watching
+from foretoken.cli.screen import Screen
 from foretoken.models import machine
 from foretoken.peers import kinds
 from foretoken.peers.kinds import EngineKind
@@ -30,6 +32,7 @@ def test_run_measures_and_writes(peers: Path, tmp_path: Path) -> None:
     result = call(*given)
     assert result.exit_code == 0, result.output
     assert "draft-model k=2" in result.stdout
+    assert "left: fake:" in result.stderr
     assert "2.00" in result.stdout
     assert "fake does not decode several prompts in mode prompt-lookup at once" in result.stdout
     assert "<svg" in (tmp_path / "out.html").read_text()
@@ -42,6 +45,21 @@ def test_run_measures_and_writes(peers: Path, tmp_path: Path) -> None:
     other = call(*given, "-n", 16)
     assert other.exit_code == 2
     assert "max_new_tokens 32, and now it is 16" in other.stderr
+
+
+def test_progress_is_told_where_nobody_sees_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = iter([0.0, *(30.0 * made for made in range(41))])
+    with watching(Screen(no_color=True), lambda: next(seconds)) as progress:
+        for made in range(41):
+            if made % 4 == 0 or made == 1:
+                progress(made, 40, "fake:plain")
+            else:
+                next(seconds)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "0 of 40 runs: fake:plain"
+    assert lines[1] == "4 of 40 runs, about 18 min left: fake:plain"
+    assert lines[-1] == "40 of 40 runs: fake:plain"
+    assert len(lines) == 11
 
 
 def test_report_shows_a_file_again(tmp_path: Path) -> None:

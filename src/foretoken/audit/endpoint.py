@@ -9,7 +9,9 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from foretoken.audit.statistics import Floats, Ints
 from foretoken.audit.subjects import Sample, SampleRequest, Speculation
 from foretoken.sampling.params import SamplingParams
 
+MAX_TIMEOUT_SECONDS = 86_400
 _EXTRAS = ("top_k", "min_p", "repetition_penalty")
 
 
@@ -57,8 +60,14 @@ class EndpointSubject:
         end_token: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise AuditError(f"{url!r} is no web address: it starts with http:// or https://")
+        check_url(url)
+        if not 0 < timeout_seconds <= MAX_TIMEOUT_SECONDS:
+            raise AuditError(f"timeout {timeout_seconds:g}: give seconds above 0, at most {MAX_TIMEOUT_SECONDS:,}")
+        for name, value, limit in (("concurrency", concurrency, 256), ("texts_per_request", texts_per_request, 1024)):
+            if not 1 <= value <= limit:
+                raise AuditError(f"{name} {value:,}: give a number from 1 to {limit:,}")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise AuditError("the API key has characters that no HTTP header can carry: check the variable it is in")
         self.url = url.rstrip("/")
         if not self.url.endswith("/v1"):
             self.url += "/v1"
@@ -66,7 +75,7 @@ class EndpointSubject:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._seconds = timeout_seconds
-        self._per_request = max(1, texts_per_request)
+        self._per_request = texts_per_request
         self._end_token = end_token
         self._extra = dict(extra or {})
         self._tokenizer = tokenizer
@@ -74,7 +83,7 @@ class EndpointSubject:
         self.model = model or self._first_model()
         self.name = f"{self.model} at {self.url}"
         self.details = {"endpoint": self.url, "model": self.model}
-        self._pool = ThreadPoolExecutor(max(1, concurrency))
+        self._pool = ThreadPoolExecutor(concurrency)
 
     def _first_model(self) -> str:
         try:
@@ -142,7 +151,7 @@ class EndpointSubject:
             raise AuditError(
                 f"{self.url} can't be reached ({error.reason}): start the server, or check the address"
             ) from error
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, HTTPException, RecursionError) as error:
             raise AuditError(f"{self.url}{path} gave no proper answer: {error}") from error
         if not isinstance(answer, dict):
             raise AuditError(f"{self.url}{path} answered with JSON that is no object: {str(answer)[:100]}")
@@ -202,6 +211,29 @@ class EndpointSubject:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def check_url(url: str) -> None:
+    """See whether this is the address of a web server.
+
+    Raises:
+        AuditError: it is not; the message says why.
+    """
+    example = "write it like http://127.0.0.1:8000/v1"
+    if not url.startswith(("http://", "https://")):
+        raise AuditError(f"{url!r} is no web address: it starts with http:// or https://")
+    if not url.isprintable() or " " in url:
+        raise AuditError(f"{url!r} has spaces or control characters: {example}")
+    try:
+        parts = urlsplit(url)
+        if parts.port == 0:
+            raise ValueError("port 0 is none")
+    except ValueError as error:
+        raise AuditError(f"{url!r} is no web address ({error}): {example}") from error
+    if not parts.hostname:
+        raise AuditError(f"{url!r} names no host: {example}")
+    if parts.query or parts.fragment:
+        raise AuditError(f"{url!r} has a query or a fragment, and paths are to follow it: {example}")
 
 
 def coarse_laws(choice: Mapping[str, Any], top: int, url: str) -> tuple[Floats, Ints]:

@@ -41,6 +41,9 @@ class SampleRequest:
         seed: key of the randomness of this request; `seeds` makes one for each text from it.
         rounds: `Sample.rounds` is wanted, if it can be had.
         logprobs: this many `Sample.top_logprobs` are wanted; None for none.
+
+    Raises:
+        AuditError: `count` or `num_tokens` is below 1.
     """
 
     prompt: tuple[int, ...]
@@ -50,6 +53,11 @@ class SampleRequest:
     seed: int = 0
     rounds: bool = False
     logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("num_tokens", self.num_tokens), ("count", self.count)):
+            if value < 1:
+                raise AuditError(f"{name}={value}: give at least 1")
 
     def seeds(self) -> list[int]:
         """A seed below 2**31 for each text."""

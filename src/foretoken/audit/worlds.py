@@ -136,7 +136,8 @@ def make_worlds(
         seed: of the weights.
 
     Raises:
-        AuditError: a size out of its range, an unknown kind, or a claim that no world separates from its ties.
+        AuditError: a size out of its range, an unknown kind, a folder that can't be written to, or a claim that no
+            world separates from its ties.
     """
     if not 4 <= vocab_size <= len(_LETTERS):
         raise AuditError(f"vocab_size={vocab_size}: a small world has 4 to {len(_LETTERS)} tokens")
@@ -144,10 +145,12 @@ def make_worlds(
         raise AuditError(f"num_speculative_tokens={num_speculative_tokens}: an audit needs at least 1")
     if claims is None:
         claims = [("cousin", SamplingParams()), ("twin", SHAPED), ("stranger", SamplingParams())]
-    depth = num_speculative_tokens + 1
-    while vocab_size**depth > MAX_CELLS:
-        depth -= 1
-    directory = Path(directory)
+    if seed < 0:
+        raise AuditError(f"seed={seed}: give 0 or more")
+    depth = 1
+    while depth <= num_speculative_tokens and vocab_size ** (depth + 1) <= MAX_CELLS:
+        depth += 1
+    directory = _writable(Path(directory))
     pairs: dict[tuple[str, int], tuple[Any, Any]] = {}
     worlds = []
     for kind, params in claims:
@@ -179,6 +182,20 @@ def make_worlds(
     return worlds
 
 
+def _writable(directory: Path) -> Path:
+    """The folder, made if it is not there.
+
+    Raises:
+        AuditError: it is no folder, or can't be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = "it is a file" if isinstance(error, FileExistsError) else getattr(error, "strerror", None) or error
+        raise AuditError(f"worlds can't be saved in {str(directory)!r} ({reason}): name another folder") from error
+    return directory
+
+
 def save_world(world: World) -> Path:
     """Write what is needed to find the world again beside its checkpoints; returns that file."""
     fields = asdict(world.params)
@@ -193,7 +210,7 @@ def save_world(world: World) -> Path:
         },
         indent=1,
     )
-    file = world.path / _FILE
+    file = _writable(world.path) / _FILE
     file.write_text(text, encoding="utf-8")
     return file
 

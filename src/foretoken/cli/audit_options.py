@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _CLAIM, _BUDGET, _OUTPUT = "Claim", "Rigour and budget", "Output"
 
+MAX_DEPTH = 32
+"""Levels of lists and objects in an option that is given as JSON."""
+
 TV, QUICK_TV = 0.1, 0.3
 MAX_SECONDS, QUICK_MAX_SECONDS = 600.0, 120.0
 
@@ -160,12 +163,40 @@ class ServerOptions:
         )
 
 
+def _depth(value: Any) -> int:
+    """Levels of lists and objects, counted up to one more than are allowed."""
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        level = [
+            inner
+            for one in level
+            if isinstance(one, list | dict)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        depth += 1
+    return depth
+
+
 def argument(entry: str) -> tuple[str, Any]:
-    """Name and value of ``NAME=VALUE``, the value as JSON."""
+    """Name and value of ``NAME=VALUE``, the value as JSON.
+
+    Raises:
+        ParameterError: it is written in another way, or nested too deeply.
+    """
     name, mark, value = entry.partition("=")
+    example = f"option {_shortened(entry)}: write NAME=VALUE, the value as JSON, for example num_assistant_tokens=3"
+    if not (mark and name):
+        raise ParameterError(example)
     try:
-        if mark and name:
-            return name, json.loads(value)
-    except ValueError:
-        pass
-    raise ParameterError(f"--option {entry!r}: write NAME=VALUE, the value as JSON, for example num_assistant_tokens=3")
+        told, deep = json.loads(value), False
+    except RecursionError:
+        told, deep = None, True
+    except ValueError as error:
+        raise ParameterError(f"{example} ({error})") from error
+    if deep or _depth(told) > MAX_DEPTH:
+        raise ParameterError(f"option {name} is nested more than {MAX_DEPTH} levels deep: give a simpler value")
+    return name, told
+
+
+def _shortened(entry: str) -> str:
+    return repr(entry if len(entry) <= 60 else f"{entry[:60]}…")

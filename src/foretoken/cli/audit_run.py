@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foretoken.cli.audit_options import ClaimOptions, RealOptions, RunOptions
+from foretoken.cli.bench_progress import duration
 from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ModelError, PromptError
 
@@ -85,14 +86,10 @@ def _progress(screen: Screen, plan: AuditPlan) -> Iterator[Watcher]:
             odds = "certain" if state.log10_odds == float("inf") else f"10^{max(state.log10_odds, -9.0):.1f}"
             words = f"{state.texts:,} texts, odds against {odds} of 10^{state.limit:.0f}"
             if state.seconds_left is not None:
-                words = f"{_duration(state.seconds_left)} left, {words}"
+                words = f"{duration(state.seconds_left)} left, {words}"
             progress.update(task, completed=state.fraction, description=state.scope, state=words)
 
         yield watch
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 def on_worlds(factory: Factory, claim: ClaimOptions, k: int, run: RunOptions) -> None:

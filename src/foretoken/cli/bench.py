@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.bench_options import Peers, PlanOptions
+from foretoken.cli.bench_progress import watching
 from foretoken.cli.options import with_options
 from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ForetokenError
@@ -97,11 +98,8 @@ def run(
 
     chosen = plan.plan()
     store = Store(json, chosen.settings())
-    if screen.notes.is_terminal:
-        with screen.notes.status("starting …") as status:
-            measure(chosen, store, lambda made, all_, what: status.update(f"{made} of {all_}: {what}"))
-    else:
-        measure(chosen, store)
+    with watching(screen) as progress:
+        measure(chosen, store, progress)
     _conclude(Results(store.records, reference), html, screen)
 
 
