@@ -13,6 +13,9 @@ from dataclasses import dataclass, fields
 
 from foretoken.errors import ParameterError
 
+MAX_SPECULATIVE_TOKENS = 256
+"""Most draft tokens of a round, nodes of a tree included: what a user may ask for, and what memory is planned for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -59,9 +62,9 @@ class Limits:
                 raise ParameterError(f"limit {field.name} is {value!r}: give an integer of at least 1")
 
 
-DEFAULT = Limits()
+DEFAULT_LIMITS = Limits()
 
-_current: ContextVar[Limits] = ContextVar("limits", default=DEFAULT)
+_current: ContextVar[Limits] = ContextVar("limits", default=DEFAULT_LIMITS)
 
 
 def current_limits() -> Limits:

@@ -44,11 +44,7 @@ class Sequence:
         return self.tokens if self.source is None else self.source + self.tokens
 
 
-MIN_SHARED_PREFIX = 32
-"""Fewest tokens of a shared prefix for which copying KV cache pays."""
-
-
-def shared_prefix_length(ours: list[int], theirs: list[int], shortest: int = MIN_SHARED_PREFIX) -> int:
+def shared_prefix_length(ours: list[int], theirs: list[int], shortest: int) -> int:
     """Tokens of the longest common prefix of two sequences, their last tokens left out; 0 if it is too short to copy.
 
     The last token of a sequence is its root, which is in no KV cache yet.

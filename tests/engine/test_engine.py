@@ -286,7 +286,7 @@ def test_a_trace_tells_what_became_of_each_drafted_token():
         verifier = "token" if not isinstance(drafter, Tree) else "coupled"
         text = []
         events = list(
-            Engine(target, drafter, verifier, 4).stream(PROMPT, SamplingParams(seed=4, max_new_tokens=30), trace=True)
+            Engine(target, drafter, verifier, 4).stream(PROMPT, SamplingParams(seed=5, max_new_tokens=30), trace=True)
         )
         for event in events:
             accepted = [token.token_id for token in event.drafted if token.accepted]

@@ -12,6 +12,7 @@ from foretoken import verify
 from foretoken.engine import decode_loop as rounds
 from foretoken.engine.engine import Engine
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
+from foretoken.limits import Limits
 from foretoken.models import load
 from foretoken.sampling import SamplingParams
 from tiny import tiny_llama, tiny_t5
@@ -74,10 +75,10 @@ def test_a_cancelled_request_keeps_what_it_has_and_disturbs_nobody():
 
 
 @pytest.mark.parametrize("drafter", ["model", "prompt-lookup", "ngram-storage", None])
-def test_a_long_prompt_is_read_while_others_go_on(monkeypatch, drafter):
-    monkeypatch.setattr(rounds, "CHUNK", 8)
+def test_a_long_prompt_is_read_while_others_go_on(drafter):
     target, small = pair()
-    engine = Engine(target, small if drafter == "model" else drafter, "coupled", 3, max_batch_size=4)
+    drafter = small if drafter == "model" else drafter
+    engine = Engine(target, drafter, "coupled", 3, max_batch_size=4, limits=Limits(prefill_tokens=8))
     params = SamplingParams(seed=4, max_new_tokens=30, ignore_eos=True)
     long = [1 + i % 30 for i in range(70)]
     wanted = [engine.generate(prompt, params).token_ids for prompt in ([3, 4, 5], long)]
@@ -203,10 +204,10 @@ def test_a_request_may_leave_its_number_of_tokens_to_an_engine_of_a_fixed_one(mo
 
 
 @pytest.mark.parametrize("options", [{"runner": "hf"}, {"runner": "native", "backend": "torch"}])
-def test_what_another_text_went_on_with_is_not_copied(monkeypatch, options):
-    monkeypatch.setattr(rounds, "CHUNK", 64)
+def test_what_another_text_went_on_with_is_not_copied(options):
     target = load(tiny_llama(seed=1), **options)
-    engine, params = Engine(target, None, "token", 0), SamplingParams(seed=1, max_new_tokens=30, ignore_eos=True)
+    engine = Engine(target, None, "token", 0, limits=Limits(prefill_tokens=64))
+    params = SamplingParams(seed=1, max_new_tokens=30, ignore_eos=True)
     good = [*SYSTEM[:40], 1, 2]
     wanted = engine.generate(good, params).token_ids
     engine.release()

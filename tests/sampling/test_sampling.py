@@ -19,9 +19,9 @@ from transformers import (
 
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
+from foretoken.limits import Limits, use_limits
 from foretoken.randomness import gumbel, seed_tensor
 from foretoken.sampling import Sampler, SamplingParams, check_finite, draw
-from foretoken.sampling import truncation as truncation_module
 from foretoken.sampling.vocabulary import argmax, topk
 from foretoken.sequence import Sequence
 
@@ -321,7 +321,7 @@ def test_no_law_where_all_that_has_a_score_is_forbidden(options):
     assert not (sampler.best(logits, sequences, Draft.empty(2), count=2)[1][0] > -torch.inf).any()
 
 
-def test_top_p_window_and_histogram_agree(monkeypatch):
+def test_top_p_window_and_histogram_agree():
     """Coarse scores with many ties: the two ways through top-p give one set, that of a stable sort."""
     generator = torch.Generator().manual_seed(0)
     for top_p in (0.2, 0.6, 0.9, 0.97):
@@ -332,8 +332,8 @@ def test_top_p_window_and_histogram_agree(monkeypatch):
         expected = torch.zeros(700, dtype=torch.bool)
         expected[keep] = True
         for window in (8, 64, 512):
-            monkeypatch.setattr(truncation_module, "_WINDOW", window)
-            assert torch.equal(law_of(logits, top_p=top_p) > 0, expected)
+            with use_limits(Limits(window=window)):
+                assert torch.equal(law_of(logits, top_p=top_p) > 0, expected)
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1e-6, 1e6, 1e38, 1e300])

@@ -12,6 +12,7 @@ from urllib.request import getproxies
 
 from foretoken.cli.options import LoadOptions, ModelOptions
 from foretoken.errors import ModelError, ParameterError, did_you_mean
+from foretoken.limits import MAX_SPECULATIVE_TOKENS
 
 DRAFTERS = (
     "none",
@@ -48,7 +49,6 @@ AUTO: Literal["auto"] = "auto"
 _TREES = ("none", "static", "dynamic")
 _VOCABS = ("auto", "same", "intersection", "text")
 _RUNNERS = ("auto", "native", "hf")
-_MAX_SPECULATIVE_TOKENS = 256
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WITH_FILE = ("retrieval", "eagle3", "medusa")  # drafters whose argument is a file or folder
 
@@ -131,14 +131,14 @@ def draft_length(words: str) -> int | Literal["auto"]:
         ParameterError: it is neither.
     """
     text = words.strip()
-    cure = f"give a whole number from 0 (no speculation) to {_MAX_SPECULATIVE_TOKENS}, or auto"
+    cure = f"give a whole number from 0 (no speculation) to {MAX_SPECULATIVE_TOKENS}, or auto"
     if text == AUTO:
         return AUTO
     try:
         number = int(text)
     except ValueError:
         raise ParameterError(f"num_speculative_tokens is {words!r}: {cure}") from None
-    if not 0 <= number <= _MAX_SPECULATIVE_TOKENS:
+    if not 0 <= number <= MAX_SPECULATIVE_TOKENS:
         raise ParameterError(f"num_speculative_tokens is {number}: {cure}")
     return number
 

@@ -16,6 +16,7 @@ from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draw_chains
 from foretoken.drafters.growth import Frontier, Grown, grow
 from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
+from foretoken.limits import current_limits
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.feed import feed
@@ -190,6 +191,7 @@ class DraftModel(Drafter):
             return memory
         places = {row: place for place, row in enumerate(memory.rows)}
         selection, keep = [places.get(row, -1) for row in ids], list[int | None]([None] * len(ids))
+        shortest = current_limits().shortest_shared_prefix
         if self.model.shares_prefixes:
             lengths = memory.cache.lengths.tolist()
             for row, sequence in enumerate(batch.sequences):
@@ -200,7 +202,7 @@ class DraftModel(Drafter):
                     place = places.get(other.id, -1)
                     if place < 0:
                         continue
-                    length = min(shared_prefix_length(sequence.tokens, other.tokens), lengths[place])
+                    length = min(shared_prefix_length(sequence.tokens, other.tokens, shortest), lengths[place])
                     if length > (keep[row] or 0):
                         selection[row], keep[row] = place, length
         memory.cache.select(selection, keep)

@@ -20,9 +20,7 @@ from typing import Any
 import numpy as np
 
 from foretoken.errors import ParameterError
-
-MAX_NODES = 256
-"""Most nodes of a tree."""
+from foretoken.limits import MAX_SPECULATIVE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class TreeShape:
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.parents) > MAX_NODES:
-            raise ParameterError(f"a tree of {len(self.parents)} nodes: at most {MAX_NODES} are drafted")
+        if len(self.parents) > MAX_SPECULATIVE_TOKENS:
+            raise ParameterError(f"a tree of {len(self.parents)} nodes: at most {MAX_SPECULATIVE_TOKENS} are drafted")
         for place, parent in enumerate(self.parents):
             least = self.parents[place - 1] if place else 0
             if not least <= parent <= place:

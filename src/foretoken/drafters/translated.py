@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foretoken.drafters.vocabularies import Reader, Reading
+from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.feed import feed
 
@@ -103,7 +104,7 @@ class TranslatedModel(LanguageModel):
         self.supports_trees = model.supports_trees
         self.shares_prefixes = model.shares_prefixes
         self.own_threads = model.own_threads
-        self.room = min(_ROOM, model.max_length // 2)
+        self.room = min(MAX_SPECULATIVE_TOKENS, model.max_length // 2)
         """Most tokens that may follow a text, which is cut for them where it is too long."""
         self._first = model.eos_token_ids[0] if model.eos_token_ids else 0  # of a text that has nothing to read
 
@@ -209,6 +210,3 @@ def _agreeing(ours: list[int], theirs: list[int]) -> int:
         else:
             high = middle - 1
     return low
-
-
-_ROOM = 256  # tokens, the most that are drafted in a round

@@ -8,11 +8,12 @@ from typing import Protocol
 from weakref import WeakSet
 
 from foretoken.errors import OutOfMemory, ParameterError
+from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models.base import LanguageModel
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
-TENTATIVE = 257
+TENTATIVE = 1 + MAX_SPECULATIVE_TOKENS
 """Tokens that a row is taken to hold beyond its text: the root and what is drafted after it."""
 
 

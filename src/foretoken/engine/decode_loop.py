@@ -24,17 +24,15 @@ from foretoken.engine.prefix_cache import PrefixCache
 from foretoken.engine.row import Row
 from foretoken.engine.verification import decide_batch, join
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
+from foretoken.limits import DEFAULT_LIMITS, MAX_SPECULATIVE_TOKENS, Limits, use_limits
 from foretoken.models.base import Cache, LanguageModel, Scores
-from foretoken.models.feed import CHUNK, feed
+from foretoken.models.feed import feed
 from foretoken.models.threads import one_thread
-from foretoken.policy.controller import AUTO, DEFAULT_K, MAX_SPECULATIVE_TOKENS, Controller
+from foretoken.policy.controller import AUTO, DEFAULT_K, Controller
 from foretoken.policy.costs import Acceptance
 from foretoken.sampling import Sampler, all_finite
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier, Verdict, is_coupled
-
-_FEW_SCORES = 4_000_000
-"""Logits of a round that one thread goes through about as fast as several."""
 
 
 @dataclass
@@ -87,8 +85,10 @@ class Rounds:
         controller: Controller,
         trace: bool = False,
         make_sampler: Callable[[AbstractSequence[Sequence]], Sampler] | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.target = target
+        self.limits = limits
         self.drafter = drafter
         self.k = num_speculative_tokens
         self.controller = controller
@@ -97,7 +97,7 @@ class Rounds:
         self.trace = trace
         self.crowded = False  # other requests wait for a place among the rows
         # A drafter that reads the target's hidden states needs those of every token: there is no copy of them.
-        self._prefixes = PrefixCache(target, shares=not self._hidden_layers)
+        self._prefixes = PrefixCache(target, not self._hidden_layers, limits.shortest_shared_prefix)
         self._places: list[int] = []  # of the rows that take part in the round: their prompts are read
         self._active: list[Row] = []  # those rows
         self._sampler: Sampler | None = None  # of those rows; None when it has to be made anew, and so have the rules
@@ -139,7 +139,8 @@ class Rounds:
         """One round for every row whose prompt is read; rows that finished with it, or were ended before, leave."""
         scores = len(self.rows) * (DEFAULT_K + 1) * self.target.vocab_size
         others = self.target.own_threads and self.drafter.own_threads
-        with torch.inference_mode(), one_thread(others and scores <= _FEW_SCORES):
+        few = scores <= self.limits.one_thread_logits
+        with torch.inference_mode(), one_thread(others and few), use_limits(self.limits):
             self._step()
 
     def _step(self) -> None:
@@ -252,7 +253,10 @@ class Rounds:
             if len(places) == len(self.rows) or (worked and places):
                 break
             waiting = self._prefixes.waiting()
-            chunks = [[] if waits else tokens[:CHUNK] for tokens, waits in zip(missing, waiting, strict=True)]
+            chunks = [
+                [] if waits else tokens[: self.limits.prefill_tokens]
+                for tokens, waits in zip(missing, waiting, strict=True)
+            ]
             self._read(chunks, missing)
             worked = True
         active = [self.rows[place] for place in places]

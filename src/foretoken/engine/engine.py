@@ -22,9 +22,10 @@ from foretoken.engine.prompts import Prompt, check_params, is_single, make_seque
 from foretoken.engine.row import Row
 from foretoken.engine.scheduler import Request, Scheduler
 from foretoken.errors import ForetokenError, ParameterError, PromptError
+from foretoken.limits import DEFAULT_LIMITS, MAX_SPECULATIVE_TOKENS, Limits
 from foretoken.models import LanguageModel, load
 from foretoken.models.tiny_pair import is_shipped, load_part
-from foretoken.policy.controller import AUTO, MAX_SPECULATIVE_TOKENS, Controller, TreeController
+from foretoken.policy.controller import AUTO, Controller, TreeController
 from foretoken.policy.store import key_of
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sampling.params import check_integer
@@ -62,6 +63,7 @@ class Engine:
         vocab: what a drafter model of another vocabulary drafts: ``"intersection"``, the tokens that both have
             (`SharedTokens`); ``"text"``, text that is put into the target's tokens (`DraftedText`); ``"auto"`` the
             first if at least half of the drafter's tokens are shared, else the second; ``"same"`` refuses such a model.
+        limits: sizes at which work is split or takes another way; they bound memory and never change the output.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:
@@ -81,8 +83,10 @@ class Engine:
         reuse_prefixes: bool = True,
         cache_memory: int | str | None = None,
         vocab: Vocab = "auto",
+        limits: Limits = DEFAULT_LIMITS,
         **load_options: Any,
     ) -> None:
+        self.limits = limits
         self.num_speculative_tokens = num_speculative_tokens
         self.max_batch_size = check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
         _check_options(load_options, target, drafter)
@@ -372,7 +376,7 @@ class Engine:
             trace: see `stream`.
             make_sampler: what turns logits into laws, for rows of these sequences; None uses their sampling parameters.
         """
-        return Rounds(self.target, self.drafter, self._k, self._controller, trace, make_sampler)
+        return Rounds(self.target, self.drafter, self._k, self._controller, trace, make_sampler, self.limits)
 
 
 def check_k(value: Any) -> int | Literal["auto"]:

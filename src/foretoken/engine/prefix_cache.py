@@ -6,8 +6,9 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 
 from foretoken.engine.row import Row
+from foretoken.limits import DEFAULT_LIMITS
 from foretoken.models.base import Cache, LanguageModel
-from foretoken.sequence import MIN_SHARED_PREFIX, shared_prefix_length
+from foretoken.sequence import shared_prefix_length
 
 
 @dataclass(eq=False)
@@ -48,7 +49,9 @@ class PrefixCache:
         rows: the running requests.
     """
 
-    def __init__(self, model: LanguageModel, shares: bool, min_shared_prefix: int = MIN_SHARED_PREFIX) -> None:
+    def __init__(
+        self, model: LanguageModel, shares: bool, min_shared_prefix: int = DEFAULT_LIMITS.shortest_shared_prefix
+    ) -> None:
         self._model = model
         self._shares = shares and model.shares_prefixes
         self._min_shared_prefix = min_shared_prefix

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.limits import current_limits
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
@@ -15,10 +16,6 @@ from foretoken.verify import AnyVerifier, Verdict, decide, is_coupled
 from foretoken.verify.coupled import SharedNoiseVerifier
 
 _FOLLOW = SharedNoiseVerifier()
-
-# Probabilities of a whole batch are tens of megabytes where the vocabulary is large. Rows are independent, and a few of
-# them at a time stay in a CPU's cache, and in memory that the allocator does not give back in between.
-_ENTRIES = 1 << 20
 
 
 def decide_batch(
@@ -52,7 +49,8 @@ def decide_batch(
     streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)], device=logits.device)
     coins = uniforms(sampler.seeds, sampler.positions(sequences)[:, None].expand(-1, 2), streams)
     size = len(sequences)
-    at_once = max(1, _ENTRIES // max(1, logits[0].numel())) if logits.device.type == "cpu" and size else max(1, size)
+    most = current_limits().verify_entries
+    at_once = max(1, most // max(1, logits[0].numel())) if logits.device.type == "cpu" and size else max(1, size)
     verdicts, laws = [], []
     for rows, part in sampler.parts(at_once):
         drafted = draft if part is sampler else draft.part(rows)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from foretoken.heads.eagle3 import Eagle3Config, Eagle3Head, RopeConfig
 from foretoken.heads.runner import HeadCache
+from foretoken.limits import current_limits
 from foretoken.models.chain import Chains, Draws
-from foretoken.models.feed import CHUNK
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Layer, Matrix, Weights
 from foretoken.models.native.linear import Quantize
@@ -254,9 +254,10 @@ class OpenVinoRunner:
         slots = cache.slots
         assert isinstance(slots, NativeCache)
         scores = torch.zeros((len(tokens), self._backend.spec.vocab_size))
-        for start in range(0, max(map(len, tokens)), CHUNK):
-            parts = [row[start : start + CHUNK] for row in tokens]
-            fed = [row[start : start + CHUNK] for row in states]
+        chunk = current_limits().prefill_tokens
+        for start in range(0, max(map(len, tokens)), chunk):
+            parts = [row[start : start + chunk] for row in tokens]
+            fed = [row[start : start + chunk] for row in states]
             feeds = cache.feeds(parts, fed)
             ends = [(number, len(feed.tokens) - 1) for number, feed in enumerate(feeds)]
             logits, (outputs,) = self._backend.score(slots, feeds, ends, ())

@@ -10,9 +10,9 @@ from torch.nn.functional import embedding
 
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.runner import HeadCache
+from foretoken.limits import current_limits
 from foretoken.models.cache import SlotCache
 from foretoken.models.chain import Chains, Draws
-from foretoken.models.feed import CHUNK
 from foretoken.models.masks import FULL, MaskBuilder
 from foretoken.models.native.linear import Quantize
 from foretoken.models.traits import NO_LIMIT
@@ -44,8 +44,9 @@ class TorchRunner:
     def read(self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> Tensor:
         """See `Runner`."""
         longest = max(map(len, tokens))
-        for start in range(0, longest, CHUNK):
-            parts = [row[start : start + CHUNK] for row in tokens]
+        chunk = current_limits().prefill_tokens
+        for start in range(0, longest, chunk):
+            parts = [row[start : start + chunk] for row in tokens]
             width = max(map(len, parts))
             padded = torch.tensor([[*part, *[0] * (width - len(part))] for part in parts], device=self._device)
             inputs = torch.zeros((len(parts), width, self._head.config.hidden_size), dtype=self._dtype)

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
+from foretoken.limits import current_limits
 from foretoken.models.base import Cache, cut_rows, kept_lengths
-from foretoken.models.feed import CHUNK
 
 PAGE = 256
 """Slots are allocated in multiples of this many."""
@@ -155,7 +155,7 @@ def slots_bytes(lengths: Sequence[int], slot_bytes: int) -> int:
 
     Where rows are read together, the padding of the shorter ones takes slots as well, for as long as the pass.
     """
-    longest = max(lengths, default=0) + (CHUNK if len(lengths) > 1 else 0)
+    longest = max(lengths, default=0) + (current_limits().prefill_tokens if len(lengths) > 1 else 0)
     return len(lengths) * -(-(longest + longest // 2) // PAGE) * PAGE * slot_bytes
 
 

@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from foretoken.limits import current_limits
 from foretoken.models.base import Cache, Keep, LanguageModel
-
-CHUNK = 512
-"""Most tokens of a row in one prefill pass: bounds the memory of activations and masks."""
-
 
 Heard = Callable[[list[int], list[int], tuple[Tensor, ...]], None]
 """Is told of each pass: committed tokens of each row before it, tokens that it added to each, the hidden states."""
@@ -40,8 +37,9 @@ def feed(
     """
     longest = max((len(row) for row in rows), default=0)
     last: Tensor | None = None
-    for start in range(0, longest, CHUNK):
-        parts = [list(row[start : start + CHUNK]) for row in rows]
+    chunk = current_limits().prefill_tokens
+    for start in range(0, longest, chunk):
+        parts = [list(row[start : start + chunk]) for row in rows]
         counts = torch.tensor([len(part) for part in parts])
         width = max(len(part) for part in parts)
         tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=model.device)

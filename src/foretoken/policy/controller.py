@@ -37,8 +37,6 @@ BUDGETS = (0, 4, 8, 16, 32)
 """Nodes of a tree that are tried."""
 DEFAULT_NODES = 8
 """What `DEFAULT_K` is for drafters of trees."""
-MAX_SPECULATIVE_TOKENS = 256
-"""Most tokens that a round may draft, whoever asks for them."""
 
 _GAIN = 1.02  # how much faster than plain decoding speculation must promise to be
 _PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become useful

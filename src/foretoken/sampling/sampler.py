@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.limits import current_limits
 from foretoken.randomness import gumbel, gumbel_at, seed_tensor
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.penalties import Penalties, node_depths
@@ -17,12 +18,10 @@ from foretoken.sampling.truncation import Filters, Kept, truncate
 from foretoken.sampling.vocabulary import argmax, best_of, zeros_for_none
 from foretoken.sequence import Sequence
 
-_NOISE = 2**17  # numbers of noise made at a time: more would be written to memory and read again between the steps
-
 
 def _noise_rows(size: int) -> int:
     """Rows of noise made at a time, each of so many numbers."""
-    return max(8, _NOISE // size)
+    return max(8, current_limits().noise_numbers // size)
 
 
 class _Group:

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.limits import current_limits
 from foretoken.sampling.vocabulary import topk
 
-_WINDOW = 128  # tokens; real models' top-p rarely needs more
-_TIES = 16  # tokens beyond the k-th that are looked at for ties with it
 _KEY_BITS = 15  # buckets of the histogram of a row whose top-p needs more
 
 
@@ -118,7 +117,7 @@ def _is_one(value: float | Tensor) -> bool:
 def _window_of_k(scores: Tensor, filters: Filters) -> tuple[Kept, Tensor]:
     """The k best tokens. Not done: rows where too many tokens tie with the k-th."""
     k = filters.top_k
-    values, ids = topk(scores, min(k + _TIES, scores.shape[-1]))
+    values, ids = topk(scores, min(k + current_limits().window_ties, scores.shape[-1]))
     kth = values[:, k - 1 : k]
     done = (kth > values[:, -1:]).squeeze(-1)
     if filters.top_p is not None:
@@ -132,7 +131,7 @@ def _window_of_k(scores: Tensor, filters: Filters) -> tuple[Kept, Tensor]:
 def _window_of_p(scores: Tensor, filters: Filters) -> tuple[Kept, Tensor]:
     """The best tokens that top-p keeps. Not done: rows where they, and all that tie with them, overfill a window."""
     assert filters.top_p is not None
-    window = min(_WINDOW, scores.shape[-1])
+    window = min(current_limits().window, scores.shape[-1])
     values, ids = _order(*topk(scores, window))
     best, inverse = values[:, :1].clone(), filters.inverse_temperature
     scaled = _scale(values, best, inverse)

@@ -11,10 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-_BLOCK = 256  # entries, for argmax and sums
-_TOPK_BLOCK = 64  # entries
-_TIES = 8  # that are looked at beyond the best k before whole rows are sorted
-_TOPK_LIMIT = 128  # from here on torch.topk is as fast
+from foretoken.limits import current_limits
 
 
 def check_finite(logits: Tensor) -> Tensor:
@@ -39,15 +36,16 @@ def argmax(x: Tensor) -> Tensor:
     size = x.shape[-1]
     if x.device.type == "cpu" and x.dtype is torch.float32 and size:
         return torch.as_tensor(x.detach().numpy().argmax(-1))  # ten times as fast as torch's own
-    if size < 8 * _BLOCK:
+    width = current_limits().block
+    if size < 8 * width:
         return x.argmax(-1)
-    whole = size // _BLOCK * _BLOCK
-    maxima = x[..., :whole].unflatten(-1, (-1, _BLOCK)).amax(-1)
+    whole = size // width * width
+    maxima = x[..., :whole].unflatten(-1, (-1, width)).amax(-1)
     if whole < size:
         maxima = torch.cat([maxima, x[..., whole:].amax(-1, keepdim=True)], dim=-1)
     block = maxima.argmax(-1, keepdim=True)
     # Past the end of a last, shorter block its last entry repeats, after the maximum that it may be.
-    inside = (block * _BLOCK + torch.arange(_BLOCK, device=x.device)).clamp_(max=size - 1)
+    inside = (block * width + torch.arange(width, device=x.device)).clamp_(max=size - 1)
     return inside.gather(-1, x.gather(-1, inside).argmax(-1, keepdim=True)).squeeze(-1)
 
 
@@ -62,12 +60,14 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         values and indices, ``[…, k]``.
     """
     size = x.shape[-1]
-    if k > _TOPK_LIMIT or size < 8 * _TOPK_BLOCK * k:
+    limits = current_limits()
+    width = limits.topk_block
+    if k > limits.topk_most or size < 8 * width * k:
         values, indices = x.topk(k)
         return values, indices
-    whole = size // _TOPK_BLOCK * _TOPK_BLOCK
-    best = x[..., :whole].unflatten(-1, (-1, _TOPK_BLOCK)).amax(-1).topk(k, sorted=False).indices
-    inside = (best[..., None] * _TOPK_BLOCK + torch.arange(_TOPK_BLOCK, device=x.device)).flatten(-2)
+    whole = size // width * width
+    best = x[..., :whole].unflatten(-1, (-1, width)).amax(-1).topk(k, sorted=False).indices
+    inside = (best[..., None] * width + torch.arange(width, device=x.device)).flatten(-2)
     candidates = x.gather(-1, inside)
     if whole < size:  # the entries of a last, shorter block are candidates always
         rest = torch.arange(whole, size, device=x.device).expand(*x.shape[:-1], -1)
@@ -87,7 +87,7 @@ def best_of(x: Tensor, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tenso
     Returns:
         values and ids, ``[…, k]``.
     """
-    window = min(k + _TIES, x.shape[-1])
+    window = min(k + current_limits().topk_ties, x.shape[-1])
     values, places = topk(x, window)
     values, found = _in_order(values, places if ids is None else ids.gather(-1, places))
     kth = values[..., k - 1]
@@ -126,11 +126,11 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         ``[…]`` int64.
     """
-    size = probs.shape[-1]
-    if size <= _BLOCK:
+    size, width = probs.shape[-1], current_limits().block
+    if size <= width:
         return _invert(probs.to(torch.float64).cumsum(-1), uniforms[..., None]).squeeze(-1)
-    whole = size // _BLOCK * _BLOCK
-    sums = probs[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
+    whole = size // width * width
+    sums = probs[..., :whole].unflatten(-1, (-1, width)).sum(-1, dtype=torch.float64)
     if whole < size:
         sums = torch.cat([sums, probs[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
     ends = sums.cumsum(-1)
@@ -139,7 +139,7 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     start = torch.where(block > 0, ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
     left = uniforms[..., None] * ends[..., -1:] - start
     share = left / (ends.gather(-1, block) - start)
-    inside = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)
+    inside = block * width + torch.arange(width, device=probs.device)
     weights = probs.gather(-1, inside.clamp(max=size - 1)).to(torch.float64).masked_fill_(inside >= size, 0.0)
     return inside.gather(-1, _invert(weights.cumsum(-1), share)).squeeze(-1)
 

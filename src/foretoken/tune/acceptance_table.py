@@ -10,11 +10,12 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters import Drafter
-from foretoken.drafters.shapes import MAX_NODES, AcceptanceTable, TreeShape
+from foretoken.drafters.shapes import AcceptanceTable, TreeShape
 from foretoken.drafters.tree_plan import DEPTH, TreePlan
 from foretoken.engine.engine import Engine
 from foretoken.engine.prompts import Prompt
 from foretoken.errors import ParameterError
+from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models import LanguageModel
 from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer
@@ -57,9 +58,13 @@ def measure_acceptance(
         ParameterError: the drafter grows no trees, or the numbers are out of range.
         ForetokenError: a prompt can't be used.
     """
-    check_integer("depth", depth, 1, MAX_NODES, cure="8 is deep enough for most drafters")
+    check_integer("depth", depth, 1, MAX_SPECULATIVE_TOKENS, cure="8 is deep enough for most drafters")
     check_integer(
-        "ranks", ranks, 1, MAX_NODES // depth, cure=f"a round drafts depth * ranks nodes, {MAX_NODES} at most"
+        "ranks",
+        ranks,
+        1,
+        MAX_SPECULATIVE_TOKENS // depth,
+        cure=f"a round drafts depth * ranks nodes, {MAX_SPECULATIVE_TOKENS} at most",
     )
     if drafter.tree is None:
         raise ParameterError(f"drafter {drafter.name!r} grows no trees: measure one that takes `tree`")

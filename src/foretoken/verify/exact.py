@@ -25,6 +25,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
+from foretoken.limits import current_limits
 from foretoken.verify.base import CoupledVerifier, Verifier
 
 Mode = Literal["chosen", "with replacement", "without replacement"]
@@ -33,9 +34,6 @@ Mode = Literal["chosen", "with replacement", "without replacement"]
 Table = Sequence[Tensor]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-
-# Numbers of a table [rows, N+1, V] that are worked on at once.
-_CHUNK = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -288,7 +286,7 @@ def _run(verifier: Verifier, drafts: Drafts, target: Table) -> tuple[Tensor, tup
     accepted = torch.zeros(drafts.draft.width + 1, dtype=torch.float64)
     malformed = torch.zeros((), dtype=torch.float64)
     nodes = drafts.draft.width + 1
-    size = max(1, _CHUNK // (nodes * vocab_size))
+    size = max(1, current_limits().proof_entries // (nodes * vocab_size))
     for start in range(0, len(drafts.weights), size):
         draft, weights = _rows(drafts.draft, start, start + size), drafts.weights[start : start + size]
         depths = draft.depths()

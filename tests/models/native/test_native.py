@@ -12,6 +12,7 @@ import transformers
 import tiny
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError
+from foretoken.limits import Limits, use_limits
 from foretoken.models import load
 from foretoken.models.hf import HFModel
 from foretoken.models.native import NativeModel
@@ -73,13 +74,11 @@ def test_long_rows_outgrow_pages(backend):
     assert torch.allclose(scores(native(module, backend), text, chunk=300), plain(module, text), atol=1e-4)
 
 
-def test_a_text_that_becomes_long_is_read_anew_in_chunks(backend, monkeypatch):
-    from foretoken.models.native import runner
-
-    monkeypatch.setattr(runner, "CHUNK", 8)
+def test_a_text_that_becomes_long_is_read_anew_in_chunks(backend):
     module = tiny.tiny_phi3(**longrope(original=40, head_dim=8))
     text = [(7 * i) % 29 + 1 for i in range(60)]
-    found = scores(native(module, backend), text, chunk=7)
+    with use_limits(Limits(prefill_tokens=8)):
+        found = scores(native(module, backend), text, chunk=7)
     for length in (1, 39, 40, 41, 42, 60):
         assert torch.allclose(found[length - 1], plain(module, text[:length])[-1], atol=1e-4)
 

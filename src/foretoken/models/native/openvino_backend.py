@@ -16,8 +16,8 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from foretoken.limits import current_limits
 from foretoken.models.chain import Chains, Draws, placed
-from foretoken.models.feed import CHUNK
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.linear import Quantize
@@ -349,8 +349,8 @@ class OpenVinoBackend:
             self._warm_up(draws=True)
             draws = draws.of([feed.row for feed in feeds])
         for feed in feeds:
-            while len(feed.tokens) > CHUNK:
-                self.score(cache, [self._beginning(feed, CHUNK)], [], ())
+            while len(feed.tokens) > (chunk := current_limits().prefill_tokens):
+                self.score(cache, [self._beginning(feed, chunk)], [], ())
         chains: list[list[int]] = [[] for _ in range(rows)]
         laws: list[Tensor] = []
         done = 0

@@ -8,14 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from foretoken.limits import current_limits
 from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.rope import Rotary
 from foretoken.models.native.spec import Spec
-
-CHUNK = 512
-"""Most tokens of a row that are fed again at once."""
 
 
 class Backend(Protocol):
@@ -179,7 +177,7 @@ class NativeModel(LanguageModel):
 
     def read_up(self, cache: NativeCache) -> None:
         """Have the store hold what is committed."""
-        while unread := cache.unread(CHUNK):
+        while unread := cache.unread(current_limits().prefill_tokens):
             self.backend.score(cache, unread, [], ())
             cache.fed(unread)
 
@@ -187,7 +185,7 @@ class NativeModel(LanguageModel):
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]
     ) -> Scores:
         """Logits and hidden states of the nodes that were added last, ``counts[b]`` to row b."""
-        while behind := cache.catch_up(CHUNK):
+        while behind := cache.catch_up(current_limits().prefill_tokens):
             self.backend.score(cache, behind, [], ())
             cache.fed(behind)
         feeds = cache.feeds()
