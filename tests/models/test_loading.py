@@ -9,7 +9,7 @@ import transformers
 
 import tiny
 from foretoken.errors import ModelError, OutOfMemory
-from foretoken.models import check_pair, loading
+from foretoken.models import check_pair, loading, placement
 from foretoken.models.loading import load
 
 
@@ -57,7 +57,7 @@ def test_tokenizer_is_found(folder):
     ],
 )
 def test_dtype(stored, asked, multiplies, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(placement, "multiplies_bfloat16", lambda: multiplies)
     tiny.tiny_llama().to(stored).save_pretrained(tmp_path)
     assert load(tmp_path, dtype=asked, device="cpu").dtype == expected
 
@@ -73,7 +73,7 @@ def test_missing_folder(missing):
 
 
 def test_neither_folder_nor_hub_id(monkeypatch):
-    monkeypatch.setattr(loading, "_hub_resolves", lambda: False)
+    monkeypatch.setattr(loading, "hub_resolves", lambda: False)
     with pytest.raises(ModelError, match="neither a folder here nor a model that the hub could give"):
         load("nobody/no-such-model")
 

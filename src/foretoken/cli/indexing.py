@@ -16,8 +16,8 @@ from foretoken.engine.cache_budget import show_bytes
 def make(files: list[Path], tokenizer: str | None, out: Path, fields: list[str], as_json: bool, screen: Screen) -> None:
     """Index files, and say how large the index is."""
     from foretoken.index import build
-    from foretoken.models.loading import load_tokenizer
     from foretoken.models.tiny_pair import tiny_pair_path
+    from foretoken.models.tokenizers import load_tokenizer
 
     start = perf_counter()
     columns = TextColumn("{task.description:8}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")

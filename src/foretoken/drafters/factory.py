@@ -18,7 +18,7 @@ from foretoken.drafters.tree_plan import TreePlan
 from foretoken.errors import ModelError, ParameterError
 from foretoken.heads import kind_of
 from foretoken.models import LanguageModel, load
-from foretoken.models.loading import check_pair
+from foretoken.models.pairing import check_pair
 from foretoken.models.tiny_pair import head_path, is_shipped, load_part
 
 

@@ -15,7 +15,7 @@ from foretoken.drafters.tree_plan import Tree
 from foretoken.drafters.vocabularies import Reader, Vocabulary
 from foretoken.errors import ModelError, ParameterError
 from foretoken.models.base import LanguageModel
-from foretoken.models.loading import check_kind, check_pair, difference
+from foretoken.models.pairing import check_kind, check_pair, difference
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sequence import Sequence
 

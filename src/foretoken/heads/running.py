@@ -10,7 +10,6 @@ from torch import Tensor
 from foretoken.errors import ModelError
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.runner import Runner
-from foretoken.heads.torch_runner import TorchRunner
 from foretoken.models.native.linear import Quantize, check_quantize
 from foretoken.models.native.loader import openvino_refusal
 
@@ -55,4 +54,6 @@ def make_runner(
         if backend == "torch":
             raise ModelError(f"{what}: use quantize=None, or backend='openvino'")
         warnings.warn(f"{what}: it runs as it is", stacklevel=4)
+    from foretoken.heads.torch_runner import TorchRunner  # imports transformers
+
     return TorchRunner(head, embeddings)

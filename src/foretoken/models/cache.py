@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import proxy
 
@@ -14,105 +13,28 @@ from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
-from foretoken.limits import current_limits
 from foretoken.models.base import Cache, cut_rows, kept_lengths
-
-PAGE = 256
-"""Slots are allocated in multiples of this many."""
+from foretoken.models.slots import Append, SlotBuffers
 
 
-@dataclass(slots=True)
-class Append:
-    """Where one forward pass writes, and what its nodes descend from.
-
-    Attributes:
-        width: nodes that the pass appends to each row, N (padding included).
-        lengths: committed tokens of each row.
-        done: tentative nodes that each row had before the pass.
-        start: slot of the pass's first node where all rows agree on it, else None.
-        end: slots that attention sees, K.
-        chain: every tentative node, of this pass and of those before, follows the one before it.
-        ancestors: ``[B, T, T]`` bool, ``[b, i, j]``: tentative node j is i or above it. None for chains.
-        slots: ``[B, N]`` int64, the slot of each new node; None where `start` says it.
-    """
-
-    width: int
-    lengths: list[int]
-    done: list[int]
-    start: int | None
-    end: int
-    chain: bool
-    ancestors: npt.NDArray[np.bool_] | None
-    slots: Tensor | None
-
-    def depths(self) -> npt.NDArray[np.int64]:
-        """``[B, T]``: committed tokens aside, how many nodes are above each tentative one (trees only)."""
-        assert self.ancestors is not None
-        return self.ancestors.sum(-1) - 1
-
-
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, ``[B, H, S, D]`` each. `SlotCache` does the work."""
+class SlotLayer(SlotBuffers, CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer of a `SlotCache`, as transformers wants a layer."""
 
     is_sliding = False
 
     def __init__(self, cache: SlotCache) -> None:
-        super().__init__()
+        CacheLayerMixin.__init__(self)
+        SlotBuffers.__init__(self)
         # A cache that its layers held on to would keep its memory until the garbage collector looked for cycles.
         self.cache: Any = proxy(cache)
-        self.keys: Any = None
-        self.values: Any = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to prepare: `reserve` allocates."""
+        """Nothing to prepare: `write` allocates."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the pass's new nodes (``[B, H, N, D]``) and return everything that attention may see."""
-        plan = self.cache.plan
-        end, start = plan.end, plan.start
-        if self.keys is None or self.keys.shape[2] < end:
-            self.keys = self._reserve(self.keys, key_states, end)
-            self.values = self._reserve(self.values, value_states, end)
-            self.is_initialized = True
-        if start is not None:
-            self.keys.narrow(2, start, plan.width).copy_(key_states)
-            self.values.narrow(2, start, plan.width).copy_(value_states)
-        else:
-            assert plan.slots is not None
-            slots = plan.slots.to(key_states.device)
-            rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
-            self.keys[rows, :, slots] = key_states.transpose(1, 2)
-            self.values[rows, :, slots] = value_states.transpose(1, 2)
-        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
-
-    def _reserve(self, old: Tensor | None, states: Tensor, slots: int) -> Tensor:
-        """A buffer like `old` with room for `slots`. Zeros, for what is masked must still be finite."""
-        have = 0 if old is None else old.shape[2]
-        slots = -(-max(slots, have + have // 2) // PAGE) * PAGE
-        new = states.new_zeros((states.shape[0], states.shape[1], slots, states.shape[3]))
-        if old is not None:
-            new[:, :, :have] = old
-        return new
-
-    def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
-        """Copy slots `sources` of `rows` to slots `targets`, all at once."""
-        for buffer in (self.keys, self.values):
-            if buffer is not None:
-                buffer[rows, :, targets] = buffer[rows, :, sources]
-
-    def select(self, rows: Sequence[int], used: int, kept: Sequence[int], cut: Sequence[int] = ()) -> None:
-        """Make row i what row ``rows[i]`` is, up to slot `used`; clear it where that is -1.
-
-        New buffers get room for the slots that the longest row has `kept`: a long text that left costs the others
-        nothing. Rows that are `cut` are cleared from there on: what the other text went on with may have been NaN.
-        """
-        if self.keys is None:
-            return
-        longest = max(kept, default=0)
-        self.keys, self.values = (_select(buffer, rows, used, longest) for buffer in (self.keys, self.values))
-        for buffer in (self.keys, self.values):
-            for row in cut:
-                buffer[row, :, kept[row] : used] = 0
+        """Write the pass's new nodes (``[B, H, N, D]``); all keys and values that attention may see."""
+        self.is_initialized = True
+        return self.write(self.cache.plan, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Slots that attention sees, and the first of them."""
@@ -128,35 +50,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
     get_max_cache_shape = get_max_length  # its name in older transformers
-
-
-def _select(buffer: Tensor, rows: Sequence[int], used: int, kept: int) -> Tensor:
-    if len(rows) > buffer.shape[0]:
-        slots = min(buffer.shape[2], -(-max(kept + kept // 2, 1) // PAGE) * PAGE)
-        new = buffer.new_zeros((len(rows), buffer.shape[1], slots, buffer.shape[3]))
-        used = min(used, slots)
-        new[: buffer.shape[0], :, :used] = buffer[:, :, :used]
-        buffer_rows = buffer.shape[0]
-    else:
-        new, buffer_rows = buffer, len(rows)
-    moved = [(i, row) for i, row in enumerate(rows) if row not in (i, -1)]
-    if moved:
-        targets, sources = [i for i, _ in moved], [row for _, row in moved]
-        new[targets, :, :used] = buffer[sources, :, :used]
-    for i in range(buffer_rows):
-        if rows[i] == -1:
-            # A row that left may have held NaN, which no mask hides.
-            new[i, :, :used] = 0
-    return new[: len(rows)]
-
-
-def slots_bytes(lengths: Sequence[int], slot_bytes: int) -> int:
-    """Most memory of buffers whose rows grow to these lengths: they are as long as the longest, and grow by half.
-
-    Where rows are read together, the padding of the shorter ones takes slots as well, for as long as the pass.
-    """
-    longest = max(lengths, default=0) + (current_limits().prefill_tokens if len(lengths) > 1 else 0)
-    return len(lengths) * -(-(longest + longest // 2) // PAGE) * PAGE * slot_bytes
 
 
 class SlotCache(TransformersCache, Cache):  # type: ignore[misc]

@@ -11,8 +11,9 @@ from torch import Tensor
 from foretoken.errors import ModelError
 from foretoken.models import attention, traits
 from foretoken.models.base import Cache, Keep, Scores
-from foretoken.models.cache import Append, SlotCache, slots_bytes
+from foretoken.models.cache import SlotCache
 from foretoken.models.masks import MaskBuilder, Pattern, patterns_of
+from foretoken.models.slots import Append, slots_bytes
 
 
 class HFModel(traits.Wrapped):

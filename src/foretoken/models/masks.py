@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.models.cache import Append
+from foretoken.models.slots import Append
 
 TEMPLATE_ROWS = 64
 """Chains of up to this many nodes under rows of one length read their mask from a stored one."""

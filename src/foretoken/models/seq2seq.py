@@ -15,9 +15,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from foretoken.errors import PromptError
 from foretoken.models import traits
 from foretoken.models.base import Cache, Keep, Scores
-from foretoken.models.cache import Append, SlotCache, slots_bytes
+from foretoken.models.cache import SlotCache
 from foretoken.models.masks import MaskBuilder, Pattern, patterns_of
 from foretoken.models.recompute import RecomputeModel, TokenCache
+from foretoken.models.slots import Append, slots_bytes
 
 
 class Sources:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -34,11 +33,12 @@ class Rotary:
         elif rope_type == "longrope":
             original = parameters["original_max_position_embeddings"]
             self.switch = original if original < config.max_position_embeddings else None
-            short, self._scale = ROPE_INIT_FUNCTIONS[rope_type](config, "cpu", seq_len=original)
-            long, _ = ROPE_INIT_FUNCTIONS[rope_type](config, "cpu", seq_len=original + 1)
+            scaled = _scaled(rope_type)
+            short, self._scale = scaled(config, "cpu", seq_len=original)
+            long, _ = scaled(config, "cpu", seq_len=original + 1)
             self._frequencies = [short, long]
         else:
-            frequencies, self._scale = ROPE_INIT_FUNCTIONS[rope_type](config, "cpu")
+            frequencies, self._scale = _scaled(rope_type)(config, "cpu")
             self._frequencies = [frequencies]
         self._tables: list[Tensor] = [torch.empty(2, 0, rotary_dim) for _ in self._frequencies]
 
@@ -56,3 +56,10 @@ class Rotary:
             table = torch.stack([angles.cos(), angles.sin()]) * self._scale
             self._tables[regime] = table
         return table
+
+
+def _scaled(rope_type: str) -> Any:
+    """Transformers' function for a scaling; most models have none, and transformers takes long to import."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    return ROPE_INIT_FUNCTIONS[rope_type]

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.models.cache import Append, SlotLayer, slots_bytes
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.masks import MaskBuilder, Pattern
 from foretoken.models.native.cache import Feed, NativeCache
@@ -17,6 +16,7 @@ from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.decoder import Between, Decoder
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.rope import Rotary
+from foretoken.models.slots import Append, SlotBuffers, slots_bytes
 
 
 class DenseStore:
@@ -28,7 +28,7 @@ class DenseStore:
 
     def __init__(self, layers: int) -> None:
         self.plan = Append(0, [], [], 0, 0, True, None, None)
-        self.layers = [SlotLayer(self) for _ in range(layers)]  # type: ignore[arg-type]
+        self.layers = [SlotBuffers() for _ in range(layers)]
         self._used = 0
 
     def begin(self, plan: Append) -> None:
@@ -38,7 +38,7 @@ class DenseStore:
 
     def remember(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's new keys and values ``[B, G, N, D]``; all that attention may see."""
-        return self.layers[number].update(keys, values)
+        return self.layers[number].write(self.plan, keys, values)
 
     def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
         """See `Store`."""

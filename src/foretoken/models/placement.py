@@ -1,0 +1,58 @@
+"""Where a model's weights go, and in which dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from foretoken.errors import ModelError
+from foretoken.models.processor import multiplies_bfloat16
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device to load weights to; None means a CUDA device where there is one, else the CPU.
+
+    Raises:
+        ModelError: this machine has no such device.
+    """
+    if device is None or device == "":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(1, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        raise ModelError(
+            f"device {device!r} can't be used here ({str(error).splitlines()[0][:200]}): use cpu"
+            + (f", or cuda:0 to cuda:{torch.cuda.device_count() - 1}" if torch.cuda.is_available() else "")
+        ) from error
+    return found
+
+
+def resolve_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) -> torch.dtype:
+    """The dtype to load weights in.
+
+    Args:
+        dtype: as `foretoken.load` takes it.
+        config: transformers' config, or what stands for it.
+        device: where the model will run.
+
+    Raises:
+        ModelError: there is no such dtype, or it is none to compute in.
+    """
+    if dtype != "auto":
+        found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+        # Eight bits are a format to store weights in, not one to multiply them in.
+        if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
+            raise ModelError(f"dtype {dtype!r} is unknown: use auto, float32, bfloat16 or float16")
+        return found
+    stored = getattr(config, "dtype", None)
+    if stored is None and hasattr(config, "get_text_config"):
+        stored = getattr(config.get_text_config(), "dtype", None)
+    if stored is None:
+        stored = torch.float32
+    if isinstance(stored, str):
+        stored = getattr(torch, stored)
+    if device.type == "cpu" and stored in (torch.bfloat16, torch.float16):
+        return torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    return stored

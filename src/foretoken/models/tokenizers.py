@@ -1,0 +1,132 @@
+"""Loading tokenizers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ModelError
+from foretoken.models.locating import CONFIG, hub_resolves, read_json
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+)
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_GENERIC_FAMILIES = ("llama", "qwen2", "qwen3")
+"""Model types for which `AutoTokenizer` makes of those names the one class that they both are in transformers 5."""
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """See to it that a tokenizer option is None, a tokenizer, or a place to load one from.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if not (tokenizer is None or isinstance(tokenizer, str | Path) or hasattr(tokenizer, "decode")):
+        raise ModelError(
+            f"tokenizer is {tokenizer!r}: give a transformers tokenizer, or the folder or hub id to load one from"
+        )
+
+
+def load_tokenizer(source: str | Path, **hub: Any) -> Any:
+    """The tokenizer of a folder or hub id.
+
+    Args:
+        source: the folder or hub id.
+        hub: options of `from_pretrained`.
+
+    Raises:
+        ModelError: there is none.
+    """
+    path = Path(source).expanduser()
+    if not path.is_dir() and "local_files_only" not in hub and not hub_resolves():
+        hub["local_files_only"] = True
+    with quiet_transformers():
+        try:
+            return _from_pretrained(path if path.is_dir() else str(source), hub)
+        except Exception as error:
+            raise ModelError(
+                f"no tokenizer can be loaded from {str(source)!r} ({first_line(error)}): give the folder or hub id "
+                "of one"
+            ) from error
+
+
+def tokenizer_for(tokenizer: Any | None, source: str, hub: dict[str, Any]) -> Any | None:
+    """A model's tokenizer: the one that was given or named, or the one next to the model.
+
+    Args:
+        tokenizer: a tokenizer, or where to load one from; None for the one next to the model.
+        source: the model's folder or hub id.
+        hub: options of `from_pretrained`.
+
+    Returns:
+        None where there is none next to the model; a warning says why, if its files can't be read.
+    """
+    if tokenizer is not None:
+        return load_tokenizer(tokenizer, **hub) if isinstance(tokenizer, str | Path) else tokenizer
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / file).exists() for file in _FILES):
+        return None
+    with quiet_transformers():
+        try:
+            return _from_pretrained(folder if folder.is_dir() else source, hub)
+        except Exception as error:
+            # Token ids still work; but say what happened, since strings won't.
+            warnings.warn(
+                f"no tokenizer could be loaded from {source} ({first_line(error)}): prompts must be token ids, or "
+                "name a tokenizer",
+                stacklevel=4,
+            )
+            return None
+
+
+def _from_pretrained(source: Path | str, hub: dict[str, Any]) -> Any:
+    """`AutoTokenizer.from_pretrained`, without its imports where a folder's files name the class that it would find."""
+    import transformers
+
+    generic = isinstance(source, Path) and _is_generic(source)
+    kind = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
+    return kind.from_pretrained(str(source), **hub)
+
+
+def _is_generic(folder: Path) -> bool:
+    config, tokenizer = (read_json(folder / name) or {} for name in (CONFIG, "tokenizer_config.json"))
+    return (
+        (folder / "tokenizer.json").is_file()
+        and tokenizer.get("tokenizer_class") in _GENERIC
+        and config.get("model_type") in _GENERIC_FAMILIES
+        and not ("auto_map" in config or "auto_map" in tokenizer)
+    )
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars and advice."""
+    import transformers
+
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def first_line(error: Exception) -> str:
+    """The beginning of an error's message."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    first = lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1].strip()}"
+    return first[:300]

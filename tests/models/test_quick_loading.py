@@ -1,0 +1,167 @@
+"""Loading without transformers' modelling code: the same config, end tokens and tokenizer as with it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+import torch
+import transformers
+
+import tiny
+from foretoken.errors import ModelError
+from foretoken.models import load, transformers_loading
+from foretoken.models.locating import locate
+from foretoken.models.native.config import read_config, read_eos_token_ids
+from foretoken.models.native.spec import spec_of
+from foretoken.models.tiny_pair import tiny_pair_path
+from foretoken.models.tokenizers import load_tokenizer
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+}
+QWEN = {"use_sliding_window": False, "sliding_window": None}
+CERTAIN = {
+    "llama, older words": {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": None, "torch_dtype": "bfloat16"},
+    "llama, new words": {"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}},
+    "llama, biases": {"model_type": "llama", "rope_theta": 1e4, "attention_bias": True, "mlp_bias": True},
+    "llama, heads": {"model_type": "llama", "rope_theta": 1e4, "head_dim": 16, "dtype": "float16", "eos_token_id": 2},
+    "qwen2": {"model_type": "qwen2", "rope_theta": 1e6, **QWEN, "eos_token_id": [1, 2]},
+    "qwen2, window unused": {"model_type": "qwen2", "rope_theta": 1e6, "use_sliding_window": False},
+    "qwen3": {"model_type": "qwen3", "rope_theta": 1e6, "head_dim": 8, **QWEN, "tie_word_embeddings": True},
+    "qwen3, layers": {
+        "model_type": "qwen3",
+        "rope_theta": 1e6,
+        "head_dim": 8,
+        "layer_types": ["full_attention"] * 3,
+        **QWEN,
+    },
+}
+UNCERTAIN = {
+    "another family": {"model_type": "mistral"},
+    "scaled positions": {"model_type": "llama", "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "new words, scaled": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+    },
+    "a window": {"model_type": "qwen2", "rope_theta": 1e6, "use_sliding_window": True, "sliding_window": 16},
+    "a default head size": {"model_type": "qwen3", "rope_theta": 1e6, **QWEN},
+    "code of its own": {"model_type": "llama", "rope_theta": 1e4, "auto_map": {"AutoConfig": "a.B"}},
+    "quantised": {"model_type": "llama", "rope_theta": 1e4, "quantization_config": {"quant_method": "awq"}},
+    "no positions": {"model_type": "llama", "rope_theta": "1e4"},
+    "layers with windows": {"model_type": "qwen2", "rope_theta": 1e6, **QWEN, "layer_types": ["sliding_attention"] * 3},
+}
+
+
+def write(folder, **found):
+    (folder / "config.json").write_text(json.dumps({**SIZES, **found}))
+    return folder
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+@pytest.mark.parametrize("generation", [None, {}, {"eos_token_id": 5}, {"eos_token_id": [5, 6, -1]}])
+def test_config_is_that_of_transformers(name, generation, tmp_path):
+    write(tmp_path, **CERTAIN[name])
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    ours, theirs = read_config(tmp_path), transformers_loading.read_config(str(tmp_path), {})
+    assert ours is not None
+    for field in fields(spec_of(ours)):
+        if field.name != "config":
+            assert getattr(spec_of(ours), field.name) == getattr(spec_of(theirs), field.name), field.name
+    assert ours.rope_parameters == dict(theirs.rope_parameters)
+    assert read_eos_token_ids(tmp_path, ours) == transformers_loading.read_eos_token_ids(str(tmp_path), theirs, {})
+    assert (None if ours.dtype is None else getattr(torch, ours.dtype)) == theirs.dtype
+
+
+@pytest.mark.parametrize("name", [*UNCERTAIN, *(f"without {field}" for field in SIZES)])
+def test_what_is_not_certain_is_left_to_transformers(name, tmp_path):
+    if name in UNCERTAIN:
+        write(tmp_path, **UNCERTAIN[name])
+    else:
+        found = {**SIZES, **CERTAIN["llama, heads"]}
+        del found[name.removeprefix("without ")]
+        (tmp_path / "config.json").write_text(json.dumps(found))
+    assert read_config(tmp_path) is None
+
+
+def test_broken_files_are_left_to_transformers(tmp_path):
+    assert read_config(tmp_path) is None
+    (tmp_path / "config.json").write_text("{")
+    assert read_config(tmp_path) is None
+    config = read_config(write(tmp_path, **CERTAIN["qwen2"]))
+    (tmp_path / "generation_config.json").write_text("{")
+    assert read_eos_token_ids(tmp_path, config) is None
+
+
+def test_tokenizer_is_that_of_transformers():
+    folder = tiny_pair_path() / "target"
+    ours, theirs = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert type(ours) is type(theirs)
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    assert ours.chat_template == theirs.chat_template
+    assert ours.all_special_ids == theirs.all_special_ids
+    assert ours("<|user|>How many?  Two 22.") == theirs("<|user|>How many?  Two 22.")
+
+
+def imported(code):
+    """Modules that a new process has imported after running the code."""
+    program = f"{code}\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_checking_a_path_imports_nothing_heavy():
+    found = imported("from foretoken.models.locating import locate; locate('a/b')")
+    assert not found & {"torch", "transformers", "numpy", "openvino"}
+
+
+def test_the_shipped_pair_generates_without_modelling_code():
+    code = (
+        "import foretoken\n"
+        "engine = foretoken.Engine(*foretoken.tiny_pair())\n"
+        "engine.generate([{'role': 'user', 'content': 'How many?'}], foretoken.SamplingParams(max_new_tokens=2))"
+    )
+    found = imported(code)
+    assert "transformers.tokenization_utils_tokenizers" in found
+    heavy = {"transformers.modeling_utils", "transformers.configuration_utils", "torch._dynamo", "torch._inductor"}
+    assert not found & heavy
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (["config.json", "openvino_model.xml", "openvino_model.bin"], "an OpenVINO export"),
+        (["openvino_language_model.xml"], "an OpenVINO export"),
+        (["config.json", "onnx/model.onnx"], "an ONNX export"),
+        (["config.json", "tf_model.h5"], "TensorFlow weights"),
+        (["consolidated.00.pth", "params.json"], "weights in the layout of their original repository"),
+        (["model-Q4_K_M.gguf"], "a GGUF file"),
+    ],
+)
+def test_other_formats_are_named(files, kind, tmp_path):
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    for look in (locate, load):
+        with pytest.raises(ModelError, match=f"holds {kind} and no safetensors weights.*give the folder") as caught:
+            look(tmp_path)
+        assert "broken" not in str(caught.value)
+
+
+def test_an_export_beside_a_checkpoint_is_no_hindrance(tmp_path):
+    tiny.tiny_llama().save_pretrained(tmp_path)
+    (tmp_path / "openvino_model.xml").write_text("")
+    assert load(tmp_path).name == str(tmp_path)
