@@ -74,9 +74,9 @@ def read_eos_token_ids(folder: Path, config: Any) -> tuple[int, ...] | None:
     fields = read_json(path) if path.is_file() else {}
     if fields is None:
         return None
-    value = fields.get("eos_token_id")
+    value: Any = fields.get("eos_token_id")
     value = config.eos_token_id if value is None else value
-    found = [] if value is None else value if isinstance(value, list) else [value]
+    found: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if not all(_is_a(token, int) for token in found):
         return None
     return tuple(token for token in found if token >= 0)  # some configs say -1 where there is none
