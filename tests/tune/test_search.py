@@ -207,7 +207,7 @@ def test_all_that_is_registered_and_complete_is_tried(monkeypatch):
         "layers": Known(Layers, "has a default", needs_target=True, argument="layers"),
         "new": Known(NgramStorage, "needs nothing"),
     }
-    monkeypatch.setattr("foretoken.drafters._DRAFTERS", more)
+    monkeypatch.setattr("foretoken.drafters.registry._DRAFTERS", more)
     found = candidates.registered()
     assert {"prompt-lookup", "ngram-storage", "layers", "new"} <= set(found)
     assert not {"none", "draft-model", "cascade", "indexed"} & set(found)

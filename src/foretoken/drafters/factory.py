@@ -70,8 +70,13 @@ def make_drafter(
         if tree is not None and tree != (drafter.tree or TreePlan()):
             raise ParameterError("tree= is for drafters that are made here: give it to the drafter itself instead")
         return _checked(drafter, target)
+    if hasattr(drafter, "propose"):
+        raise ParameterError(
+            f"drafter is a {type(drafter).__name__}, which is no Drafter: make it a subclass of "
+            "foretoken.drafters.Drafter"
+        )
     try:
-        # A drafter's rounding changes nothing but how often it is right.
+        # A drafter's rounding changes nothing but its acceptance rate.
         model = load(drafter, **{"quantize": "auto", **load_options})
     except ModelError as error:
         if isinstance(drafter, str) and "/" not in drafter and not os.path.exists(drafter):

@@ -247,3 +247,18 @@ class LanguageModel(ABC):
             ModelError: the layers can't be told apart (the default).
         """
         raise ModelError(f"{self.name} ({type(self).__name__}) can't be left early")
+
+
+def check_attributes(model: LanguageModel) -> LanguageModel:
+    """The model, which has all attributes that have no default.
+
+    Raises:
+        ModelError: it lacks one.
+    """
+    for attribute in ("name", "vocab_size", "max_length", "device", "dtype"):
+        if not hasattr(model, attribute):
+            raise ModelError(
+                f"{type(model).__name__} has no {attribute}: set it in __init__; foretoken.models.LanguageModel says "
+                "what it means"
+            )
+    return model

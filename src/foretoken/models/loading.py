@@ -13,7 +13,7 @@ from torch import nn
 
 from foretoken.errors import ModelError
 from foretoken.models import native
-from foretoken.models.base import LanguageModel
+from foretoken.models.base import LanguageModel, check_attributes
 from foretoken.models.load_errors import translated_errors
 from foretoken.models.locating import hub_resolves, locate
 from foretoken.models.native import config as native_config
@@ -77,7 +77,11 @@ def load(
         return _of_module(model, tokenizer, name, options, runner)
     if not isinstance(model, (str, Path)):
         if isinstance(model, LanguageModel):
-            return model
+            return check_attributes(model)
+        if hasattr(model, "forward") and hasattr(model, "cache_bytes"):
+            raise ModelError(
+                f"a {type(model).__name__} is no model: make it a subclass of foretoken.models.LanguageModel"
+            )
         raise ModelError(
             f"can't load a model from a {type(model).__name__}: give a path, a hub id or a transformers model"
         )

@@ -68,6 +68,10 @@ def get(name: str | AnyVerifier) -> AnyVerifier:
     """
     if isinstance(name, Verifier | CoupledVerifier) and not isinstance(name, type):
         return name
+    if hasattr(name, "stop_probs") or hasattr(name, "follow"):
+        kind = name.__name__ if isinstance(name, type) else type(name).__name__
+        cure = "give an instance of it" if isinstance(name, type) else "make it a subclass of foretoken.verify.Verifier"
+        raise ParameterError(f"verifier is a {kind}: {cure}")
     if not isinstance(name, str) or not name:
         raise ParameterError(
             f"verifier is {name!r}: give an instance of a verifier's class, or a name: one of {', '.join(_VERIFIERS)}"

@@ -55,7 +55,7 @@ class BaseVerifier:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if not cls.name:
+        if cls.name in ("", *(base.__name__ for base in cls.__mro__[1:])):  # nobody chose it
             cls.name = cls.__name__
 
     def __repr__(self) -> str:
