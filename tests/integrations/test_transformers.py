@@ -6,8 +6,11 @@ import torch
 import foretoken
 from foretoken import SamplingParams
 from foretoken.errors import ParameterError, PromptError
+from foretoken.limits import Limits
+from foretoken.sampling import Sampler
 from laws import g_test, joint_law
 from tiny import tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
+from tiny_tokenizers import byte_bpe
 
 PROMPT = torch.tensor([[1, 2, 3, 1, 2, 4, 1, 2]])
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
@@ -175,3 +178,91 @@ def test_processors_with_a_state_are_refused():
         tiny_llama(vocab_size=16, seed=1).generate(
             PROMPT, **GREEDY, guidance_scale=1.5, custom_generate=foretoken.custom_generate("prompt-lookup")
         )
+
+
+@pytest.mark.parametrize("verifier", ["token", "traversal", "coupled"])
+@pytest.mark.parametrize("entries", [1, 1 << 20], ids=["in parts", "whole"])
+def test_processors_reach_every_part_of_a_batch(verifier, entries):
+    """A batch that is verified in parts keeps its processors: with top_k=1, samples are greedy."""
+    model = tiny_llama(vocab_size=16, seed=1)
+    speculate = foretoken.custom_generate(
+        tiny_llama(vocab_size=16, seed=2), verifier, 3, seed=5, limits=Limits(verify_entries=entries)
+    )
+    batch = torch.cat([PROMPT, PROMPT + 3, PROMPT + 5])
+    ours = model.generate(batch, do_sample=True, top_k=1, max_new_tokens=12, custom_generate=speculate)
+    assert torch.equal(ours, model.generate(batch, **GREEDY))
+
+
+def test_processors_reach_every_part_of_a_batch_at_a_real_vocabulary():
+    model = tiny_llama(vocab_size=151_936, seed=1)
+    speculate = foretoken.custom_generate(tiny_llama(vocab_size=151_936, seed=2), "token", 3, seed=5)
+    batch = torch.cat([PROMPT, PROMPT + 3])
+    ours = model.generate(batch, do_sample=True, top_k=1, max_new_tokens=6, custom_generate=speculate)
+    assert torch.equal(ours, model.generate(batch, do_sample=False, max_new_tokens=6))
+
+
+def test_a_sampler_that_could_lose_itself_is_refused():
+    with pytest.raises(TypeError, match="must define select"):
+        type("Other", (Sampler,), {})
+
+
+class Streamer:
+    def __init__(self):
+        self.given, self.ended = [], False
+
+    def put(self, value):
+        self.given += value.flatten().tolist()
+
+    def end(self):
+        self.ended = True
+
+
+def test_a_streamer_gets_prompt_and_tokens():
+    model, streamer = tiny_llama(vocab_size=16, seed=1), Streamer()
+    ours = model.generate(
+        PROMPT, **GREEDY, custom_generate=foretoken.custom_generate("prompt-lookup", streamer=streamer)
+    )
+    assert streamer.given == ours[0].tolist()
+    assert streamer.ended
+
+
+def test_a_streamer_ends_with_an_error():
+    model, streamer = tiny_llama(vocab_size=16, seed=1), Streamer()
+    speculate = foretoken.custom_generate("prompt-lookup", streamer=streamer)
+    with pytest.raises(ParameterError, match="forbid every token"):
+        model.generate(PROMPT, max_new_tokens=2, suppress_tokens=list(range(16)), custom_generate=speculate)
+    assert streamer.ended
+    with pytest.raises(ParameterError, match="takes one row"):
+        model.generate(PROMPT.repeat(2, 1), **GREEDY, custom_generate=speculate)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"streamer": Streamer()}, r"streamer: .*custom_generate\(streamer="),
+        ({"assistant_model": tiny_llama(vocab_size=16, seed=3)}, "assistant_model: .* as the drafter"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
+    ],
+    ids=["streamer", "assistant", "prompt lookup"],
+)
+def test_what_transformers_does_not_hand_on_is_refused(options, named):
+    with pytest.raises(ParameterError, match=named):
+        tiny_llama(vocab_size=16, seed=1).generate(
+            PROMPT, **GREEDY, **options, custom_generate=foretoken.custom_generate("prompt-lookup")
+        )
+    if "streamer" in options:
+        assert options["streamer"].ended
+
+
+def test_stop_strings():
+    model, tokenizer = tiny_llama(vocab_size=320, seed=1), byte_bpe(320)
+    plain = model.generate(PROMPT, do_sample=False, max_new_tokens=40)
+    strings = [tokenizer.decode([token]) for token in plain[0, 12:].tolist()]
+    stop = next(string for string in strings if string.isascii() and string.strip())
+    wanted = model.generate(PROMPT, do_sample=False, max_new_tokens=40, stop_strings=[stop], tokenizer=tokenizer)
+    speculate = foretoken.custom_generate("prompt-lookup", stop_strings=[stop], tokenizer=tokenizer)
+    ours = model.generate(PROMPT, do_sample=False, max_new_tokens=40, custom_generate=speculate)
+    assert torch.equal(ours, wanted)
+    assert ours.shape[1] < 48
+    with pytest.raises(ParameterError, match="needs tokenizer"):
+        foretoken.custom_generate(stop_strings="x")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from inspect import currentframe
+from types import FrameType
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -32,12 +36,18 @@ def custom_generate(
     num_speculative_tokens: int | Literal["auto"] = "auto",
     *,
     seed: int | None = None,
+    streamer: Any = None,
+    stop_strings: str | AbstractSequence[str] | None = None,
+    tokenizer: Any = None,
     **engine_options: Any,
 ) -> Callable[..., Any]:
     """A function for the `custom_generate` argument of transformers' ``generate``.
 
-    Everything that ``generate`` was told is kept: its logits processors run on every drafted position with that
-    position's own text, in their own order, and its stopping criteria see every token.
+    What ``generate`` makes of its arguments is kept: its logits processors run at every drafted position, on the
+    tokens up to that position and in their own order, and its stopping criteria are asked about every token (with
+    ``scores=None``: speculation keeps none). Three arguments of ``generate`` are not handed on to such a function by
+    transformers, and go here instead: `streamer`, and `stop_strings` with `tokenizer`. A drafter takes the place of
+    ``assistant_model`` and of ``prompt_lookup_num_tokens``.
 
     Args:
         drafter: as for `Engine`.
@@ -45,17 +55,22 @@ def custom_generate(
         num_speculative_tokens: as for `Engine`.
         seed: key of all randomness; row b of the batch uses ``seed + b``. None takes a fresh one at every call:
             transformers' ``set_seed`` has no effect, since no global generator is used.
+        streamer: gets the prompt, then every token as soon as it is certain, as from ``generate``; for one row.
+        stop_strings: strings that end the output, as for ``generate``; needs `tokenizer`.
+        tokenizer: the model's tokenizer.
         engine_options: further options of `Engine`.
 
     Returns:
         A callable to pass on. It keeps the drafter between calls, and one engine for each model it meets.
 
     Raises:
-        ParameterError: on a call that asks for more than sampling or greedy search (beams, scores to return, …), or
-            for logits processors that keep a state between calls.
+        ParameterError: on a call that asks for more than sampling or greedy search (beams, scores to return, an
+            assistant, …), for logits processors that keep a state between calls, or for a `streamer` that was given to
+            ``generate``, which would wait for ever.
     """
     if seed is not None:
         seed = check_integer("seed", seed, 0, 2**64 - 1, cure="use None for a fresh one")
+    further_criteria = _stop_string_criteria(stop_strings, tokenizer)
     engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
 
     def generate(
@@ -65,55 +80,32 @@ def custom_generate(
         stopping_criteria: Any,
         generation_config: Any,
         inputs_tensor: Tensor | None = None,
-        synced_gpus: bool = False,
-        streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
+        _refuse_what_transformers_drops(currentframe())
         _refuse_what_is_not_sampling(generation_config, model_kwargs)
         _refuse_stateful(logits_processor)
+        if not len(input_ids):
+            raise PromptError("input_ids holds no rows: give at least one prompt")
+        if streamer is not None and len(input_ids) > 1:
+            raise ParameterError(f"streamer: it takes one row, and input_ids has {len(input_ids):,}; leave it out")
         engine = engines.get(model)
         if engine is None:
             engine = engines[model] = Engine(model, drafter, verifier, num_speculative_tokens, **engine_options)
-        mask = model_kwargs.get("attention_mask")
-        texts = input_ids if inputs_tensor is None or not model.config.is_encoder_decoder else inputs_tensor
-        if mask is None or mask.shape != texts.shape:
-            mask = torch.ones_like(texts)
-        first = fresh_seed() if seed is None else seed
-        budget = generation_config.max_length - input_ids.shape[1]
-        rows = []
-        if not len(input_ids):
-            raise PromptError("input_ids holds no rows: give at least one prompt")
-        for place in range(input_ids.shape[0]):
-            given = input_ids[place].tolist()
-            real = texts[place][mask[place].bool()].tolist()
-            _check_prompt(engine.target, place, real)
-            params = SamplingParams(
-                temperature=1.0 if generation_config.do_sample else 0.0,
-                max_new_tokens=max(budget, 1),
-                seed=(first + place) % 2**63,
-                ignore_eos=True,  # the stopping criteria know the end tokens
-            )
-            if model.config.is_encoder_decoder:
-                sequence = Sequence(given, len(given), params, params.seed or 0, source=real)
-                padding: list[int] = []
-            else:
-                sequence = Sequence(real, len(real), params, params.seed or 0)
-                padding = given[: len(given) - len(real)]
-            rows.append(_Row(sequence, engine, padding, stopping_criteria, streamer))
-        rounds = engine.rounds(
-            make_sampler=lambda sequences: _ProcessorSampler(sequences, rows, logits_processor, engine)
+        rows = _rows(
+            engine,
+            input_ids,
+            inputs_tensor if model.config.is_encoder_decoder else None,
+            model_kwargs.get("attention_mask"),
+            generation_config,
+            seed=fresh_seed() if seed is None else seed,
+            stop=_Stop([*stopping_criteria, *further_criteria], streamer),
         )
-        rounds.join(rows)
-        while rounds.rows:
-            rounds.step()
-        for row in rows:
-            if row.error is not None:
-                raise row.error
-        if streamer is not None:
-            streamer.end()
+        with _streaming(streamer, input_ids):
+            _run(engine, rows, logits_processor)
+        pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else 0
         outputs = [row.sequence.output for row in rows]
         longest = max(map(len, outputs))
-        pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else 0
         padded = torch.tensor([output + [pad] * (longest - len(output)) for output in outputs], device=input_ids.device)
         sequences = torch.cat([input_ids, padded.to(input_ids.dtype)], dim=1)
         if generation_config.return_dict_in_generate:
@@ -126,13 +118,126 @@ def custom_generate(
     return generate
 
 
+def _rows(
+    engine: Engine,
+    input_ids: Tensor,
+    encoder_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    config: Any,
+    *,
+    seed: int,
+    stop: _Stop,
+) -> list[_BatchRow]:
+    """One row for each row of ``input_ids`` ``[B, T]``, whose padding is left out.
+
+    Args:
+        engine: decodes the rows.
+        input_ids: the decoder's tokens.
+        encoder_ids: the encoder's, for encoder-decoder models.
+        attention_mask: which of the prompt's tokens are no padding; None or of another shape means all.
+        config: transformers' generation config.
+        seed: of the first row.
+        stop: what is asked about each token.
+    """
+    prompts = input_ids if encoder_ids is None else encoder_ids
+    if attention_mask is None or attention_mask.shape != prompts.shape:
+        attention_mask = torch.ones_like(prompts)
+    rows = []
+    for number, (given, prompt, mask) in enumerate(zip(input_ids, prompts, attention_mask, strict=True)):
+        given_tokens, tokens = given.tolist(), prompt[mask.bool()].tolist()
+        _check_prompt(engine.target, number, tokens)
+        params = SamplingParams(
+            temperature=1.0 if config.do_sample else 0.0,
+            max_new_tokens=max(config.max_length - input_ids.shape[1], 1),
+            seed=(seed + number) % 2**63,
+            ignore_eos=True,  # the stopping criteria know the end tokens
+        )
+        if encoder_ids is None:
+            sequence = Sequence(tokens, len(tokens), params, params.seed or 0)
+            padding = given_tokens[: len(given_tokens) - len(tokens)]
+        else:
+            sequence = Sequence(given_tokens, len(given_tokens), params, params.seed or 0, source=tokens)
+            padding = []
+        rows.append(_BatchRow(sequence, engine, padding, stop))
+    return rows
+
+
+def _run(engine: Engine, rows: list[_BatchRow], processors: Any) -> None:
+    """Decode all rows to their ends.
+
+    Raises:
+        ForetokenError: a row failed.
+    """
+    rounds = engine.rounds(make_sampler=lambda sequences: _processor_sampler(sequences, rows, processors, engine))
+    rounds.join(rows)
+    while rounds.rows:
+        rounds.step()
+    for row in rows:
+        if row.error is not None:
+            raise row.error
+
+
+@contextmanager
+def _streaming(streamer: Any, input_ids: Tensor) -> Iterator[None]:
+    """Give the prompt to a streamer, and end it whatever happens: somebody may wait for it in another thread."""
+    if streamer is None:
+        yield
+        return
+    try:
+        streamer.put(input_ids.cpu())
+        yield
+    finally:
+        streamer.end()
+
+
+def _stop_string_criteria(stop_strings: Any, tokenizer: Any) -> list[Any]:
+    if stop_strings is None:
+        return []
+    if tokenizer is None:
+        raise ParameterError(
+            "stop_strings needs tokenizer, the model's: custom_generate(…, stop_strings=…, tokenizer=…)"
+        )
+    from transformers import StopStringCriteria
+
+    return [StopStringCriteria(tokenizer, stop_strings)]
+
+
+_DROPPED = {
+    "streamer": "give it to custom_generate(streamer=…)",
+    "assistant_model": "give it to custom_generate as the drafter",
+}
+"""Arguments of transformers' ``generate`` that it does not hand on to a function, and what to do instead."""
+
+
+def _refuse_what_transformers_drops(frame: FrameType | None) -> None:
+    """Look for such arguments where they can be seen alone: in the caller's frame.
+
+    Ignored silently, a streamer would wait for ever, and an assistant would be of no use.
+    """
+    caller = frame.f_back if frame is not None else None
+    if caller is None or caller.f_code.co_name != "generate":
+        return
+    for name, cure in _DROPPED.items():
+        if caller.f_locals.get(name) is not None:
+            if name == "streamer":
+                caller.f_locals[name].end()
+            raise ParameterError(f"{name}: transformers does not hand it on to a custom_generate function: {cure}")
+
+
 def _refuse_what_is_not_sampling(config: Any, model_kwargs: dict[str, Any]) -> None:
     if (config.num_beams or 1) > 1:
         raise ParameterError(f"num_beams={config.num_beams}: custom_generate samples; for beams use beam_search")
     for name in ("penalty_alpha", "dola_layers"):
         if getattr(config, name, None):
             raise ParameterError(
-                f"{name}={getattr(config, name)!r}: custom_generate samples from the model's own law; leave it out"
+                f"{name}={getattr(config, name)!r}: custom_generate samples from the model's own distribution; "
+                "leave it out"
+            )
+    for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
+        if getattr(config, name, None):
+            raise ParameterError(
+                f"{name}={getattr(config, name)!r}: choose the drafter in custom_generate(drafter=…), such as "
+                "'prompt-lookup' or 'early-exit', and leave this out"
             )
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
         if getattr(config, name, None):
@@ -157,44 +262,97 @@ def _check_prompt(model: LanguageModel, place: int, tokens: list[int]) -> None:
         )
 
 
-class _Row(Row):
-    """A row that ends where transformers' stopping criteria say so."""
+class _Stop:
+    """Transformers' stopping criteria, and a streamer that sees the tokens they are asked about."""
 
-    def __init__(self, sequence: Sequence, engine: Engine, padding: list[int], criteria: Any, streamer: Any) -> None:
-        super().__init__(sequence, engine.target, verifier=engine.verifier)
-        self.padding = padding
+    def __init__(self, criteria: list[Any], streamer: Any) -> None:
         self._criteria = criteria
         self._streamer = streamer
 
-    def must_stop(self, token: int) -> bool:
-        """Ask the criteria; they are written for batches, and get one of a single row."""
+    def __call__(self, token: int, tokens: Tensor) -> bool:
+        """Whether to stop after a token; `tokens` ``[1, T]`` ends with it. Criteria take batches: one of one row."""
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token]))
-        text = torch.tensor([self.padding + self.sequence.tokens], device=self._model.device)
-        return bool(torch.as_tensor(self._criteria(text, None)).any())
+        # All are asked: some count their calls.
+        return any([bool(torch.as_tensor(criterion(tokens, None)).any()) for criterion in self._criteria])
+
+
+class _BatchRow(Row):
+    """A row of ``generate``'s batch, which ends where the stopping criteria say so."""
+
+    def __init__(self, sequence: Sequence, engine: Engine, padding: list[int], stop: _Stop) -> None:
+        super().__init__(sequence, engine.target, verifier=engine.verifier)
+        self.padding = padding
+        self._stop = stop
+
+    def must_stop(self, token: int) -> bool:
+        """Ask the criteria about the sequence, which ends with `token`."""
+        return self._stop(token, torch.tensor([self.padding + self.sequence.tokens], device=self._model.device))
+
+
+def _processor_sampler(
+    sequences: AbstractSequence[Sequence], rows: AbstractSequence[_BatchRow], processors: Any, engine: Engine
+) -> _ProcessorSampler:
+    """The sampler of some of a batch's rows."""
+    numbers = {row.sequence.id: number for number, row in enumerate(rows)}
+    steps = {
+        sequence.id: _RowSteps(
+            rows[numbers[sequence.id]].padding, _for_row(processors, numbers[sequence.id], len(rows))
+        )
+        for sequence in sequences
+    }
+    return _ProcessorSampler(
+        [sequence.params for sequence in sequences],
+        [sequence.seed for sequence in sequences],
+        steps,
+        alters=len(processors) > 0,
+        vocab_size=engine.target.vocab_size,
+        device=engine.target.device,
+    )
+
+
+@dataclass(frozen=True)
+class _RowSteps:
+    """What a row's logits go through.
+
+    Attributes:
+        padding: tokens before the row's own, which the processors see as well.
+        processors: as they would be for this row alone.
+    """
+
+    padding: list[int]
+    processors: Any
 
 
 class _ProcessorSampler(Sampler):
     """A sampler that runs transformers' logits processors instead of our own steps.
 
-    They take whole texts, so that each node of each row is a call of its own. What follows a token that they forbid
+    They take whole sequences, so that each node of each row is a call of its own. What follows a token that they forbid
     is never reached, and they are not asked about it: a grammar may have no answer.
     """
 
     def __init__(
-        self, sequences: AbstractSequence[Sequence], rows: AbstractSequence[_Row], processors: Any, engine: Engine
+        self,
+        params: AbstractSequence[SamplingParams],
+        seeds: AbstractSequence[int],
+        steps: Mapping[int, _RowSteps],
+        *,
+        alters: bool,
+        vocab_size: int,
+        device: torch.device | str,
     ) -> None:
-        super().__init__(
-            [sequence.params for sequence in sequences],
-            [sequence.seed for sequence in sequences],
-            vocab_size=engine.target.vocab_size,
-            device=engine.target.device,
+        """Take each row's steps by the id of its sequence."""
+        super().__init__(params, seeds, vocab_size=vocab_size, device=device)
+        self.alters = alters
+        self._altered = frozenset(range(len(self.params)) if alters else ())
+        self._steps = steps
+
+    def select(self, rows: AbstractSequence[int] | Tensor) -> _ProcessorSampler:
+        """The sampler of some of the rows, with their processors."""
+        params, seeds = self._of_rows(rows)
+        return _ProcessorSampler(
+            params, seeds, self._steps, alters=self.alters, vocab_size=self.vocab_size, device=self.device
         )
-        self.alters = len(processors) > 0
-        self._altered = frozenset(range(len(sequences)) if self.alters else ())
-        places = {row.sequence.id: place for place, row in enumerate(rows)}
-        self._padding = {row.sequence.id: row.padding for row in rows}
-        self._processors = {sequence.id: _for_row(processors, places[sequence.id], len(rows)) for sequence in sequences}
 
     def scores(
         self, logits: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None = None
@@ -204,25 +362,26 @@ class _ProcessorSampler(Sampler):
         scores = logits.to(torch.float32, copy=True)
         above = draft.ancestors()
         tokens = torch.cat([torch.zeros_like(draft.counts[:, None]), draft.tokens], dim=1)
-        for place, sequence in enumerate(sequences):
-            before = self._padding[sequence.id] + sequence.tokens
-            parents = [0, *draft.parents[place].tolist()]
+        for row, sequence in enumerate(sequences):
+            steps = self._steps[sequence.id]
+            before = steps.padding + sequence.tokens
+            parents = [0, *draft.parents[row].tolist()]
             unreachable: set[int] = set()
             for column in range(scores.shape[1]):
-                node = column if nodes is None else int(nodes[place, column])
+                node = column if nodes is None else int(nodes[row, column])
                 if nodes is None and node > 0:
                     parent = parents[node]
-                    if parent in unreachable or scores[place, parent, tokens[place, node]] == -torch.inf:
+                    if parent in unreachable or scores[row, parent, tokens[row, node]] == -torch.inf:
                         unreachable.add(node)
                         continue
-                on_path = above[place, node].clone()
+                on_path = above[row, node].clone()
                 on_path[0] = False
-                text = torch.tensor([before + tokens[place][on_path].tolist()], device=scores.device)
-                scores[place, column] = self._processors[sequence.id](text, scores[place, column : column + 1])[0]
+                path = torch.tensor([before + tokens[row][on_path].tolist()], device=scores.device)
+                scores[row, column] = steps.processors(path, scores[row, column : column + 1])[0]
                 # After a drafted token there may be no answer, since the token itself may be rejected yet.
-                if node == 0 and bool((scores[place, column] == -torch.inf).all()):
+                if node == 0 and bool((scores[row, column] == -torch.inf).all()):
                     raise ParameterError(
-                        f"the logits processors forbid every token after the {text.shape[1]:,} there are: allow at "
+                        f"the logits processors forbid every token after the {path.shape[1]:,} there are: allow at "
                         "least one"
                     )
         return scores
@@ -249,8 +408,8 @@ class _ProcessorSampler(Sampler):
         if noise and not self.all_greedy:
             depths = draft.depths()
             depths = depths if nodes is None else depths.gather(1, nodes)
-            places = self.positions(sequences)[:, None] + depths
-            scores = scores + gumbel(self.seeds, places, scores.shape[-1])
+            positions = self.positions(sequences)[:, None] + depths
+            scores = scores + gumbel(self.seeds, positions, scores.shape[-1])
         return scores.argmax(-1)
 
 

@@ -102,16 +102,26 @@ class Sampler:
         self._groups = [_Group(rows, self.params, self.device) for rows in groups.values()]
         self._parts: dict[int, list[tuple[slice, Sampler]]] = {}
 
+    def __init_subclass__(cls) -> None:
+        """Refuse a subclass whose parts would be plain samplers: large batches are verified in parts."""
+        if "select" not in vars(cls):
+            raise TypeError(f"{cls.__name__} must define select(rows), which returns a {cls.__name__} of those rows")
+
     def select(self, rows: AbstractSequence[int] | Tensor) -> Sampler:
-        """The sampler of some of the rows, in this order."""
-        numbers = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        """The sampler of some of the rows, in this order. Subclasses define it: the result is of their own class."""
+        params, seeds = self._of_rows(rows)
         return Sampler(
-            [self.params[row] for row in numbers],
-            [self._seeds[row] for row in numbers],
+            params,
+            seeds,
             vocab_size=self.vocab_size,
             eos_token_ids=self.eos_token_ids,
             device=self.device,
         )
+
+    def _of_rows(self, rows: AbstractSequence[int] | Tensor) -> tuple[list[SamplingParams], list[int]]:
+        """Parameters and seeds of some of the rows."""
+        numbers = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        return [self.params[row] for row in numbers], [self._seeds[row] for row in numbers]
 
     def parts(self, size: int) -> list[tuple[slice, Sampler]]:
         """The sampler in parts of up to `size` rows, with the rows of each; made once."""
