@@ -1,4 +1,4 @@
-"""Does an OpenAI-compatible server sample from the law of the model that it serves?
+"""Does an OpenAI-compatible server sample from the distribution of the model that it serves?
 
     python examples/audit_endpoint.py --serve                      # try it on a little server started here
     python examples/audit_endpoint.py http://127.0.0.1:8000 MODEL  # MODEL: folder or hub id of what the server serves
@@ -13,7 +13,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from foretoken import Engine, SamplingParams
-from foretoken.audit import AuditPlan, ReferenceLaw, audit_model, make_worlds
+from foretoken.audit import AuditPlan, ReferenceModel, audit_model, make_worlds
 from foretoken.audit.endpoint import EndpointSubject, prompts_of
 
 PROMPTS = ["Once upon a time", "The history of the bicycle begins", "def fibonacci(n):\n", "Dear Sir or Madam,"]
@@ -30,8 +30,12 @@ def serve(world, verifier):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seeds = range(body["seed"], body["seed"] + body["n"])
-            law = {"temperature": body["temperature"], "top_p": body["top_p"], "max_new_tokens": body["max_tokens"]}
-            params = [SamplingParams(seed=seed, **law) for seed in seeds]
+            options = {
+                "temperature": body["temperature"],
+                "top_p": body["top_p"],
+                "max_new_tokens": body["max_tokens"],
+            }
+            params = [SamplingParams(seed=seed, **options) for seed in seeds]
             texts = engine.generate([body["prompt"]] * body["n"], params)
             self.answer({"choices": [{"text": "", "token_ids": text.token_ids} for text in texts]})
 
@@ -62,22 +66,22 @@ def main():
     if arguments.serve:
         with tempfile.TemporaryDirectory() as folder:
             (world,) = make_worlds(folder, [("stranger", SamplingParams())])
-            subject = EndpointSubject(serve(world, arguments.verifier), texts_per_request=16, concurrency=1)
-            law = ReferenceLaw(world.target)
-            drafter = ReferenceLaw(world.drafter)
-            report = audit_model(subject, law, world.prompts, SamplingParams(), plan, drafter_law=drafter)
+            subject = EndpointSubject(serve(world, arguments.verifier), samples_per_request=16, concurrency=1)
+            reference = ReferenceModel(world.target)
+            drafter = ReferenceModel(world.drafter)
+            report = audit_model(subject, reference, world.prompts, SamplingParams(), plan, drafter_reference=drafter)
     else:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         if not (arguments.url and arguments.target):
             parser.error("name the server's address and its model, or --serve")
         tokenizer = AutoTokenizer.from_pretrained(arguments.target)
-        law = ReferenceLaw(AutoModelForCausalLM.from_pretrained(arguments.target))
+        reference = ReferenceModel(AutoModelForCausalLM.from_pretrained(arguments.target))
         subject = EndpointSubject(arguments.url, tokenizer=tokenizer, end_token=tokenizer.eos_token_id)
         ends = tokenizer.eos_token_id
         report = audit_model(
             subject,
-            law,
+            reference,
             prompts_of(tokenizer, PROMPTS),
             SamplingParams(),
             plan,

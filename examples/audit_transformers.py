@@ -1,4 +1,6 @@
-"""Does transformers' own speculative `generate` sample from the target's law? Audits each mode in small worlds.
+"""Does transformers' own speculative `generate` sample from the target's distribution?
+
+Audits each mode in small worlds.
 
 python examples/audit_transformers.py                      # all three modes, up to 10 minutes each
 python examples/audit_transformers.py assistant --tv 0.3   # one mode, coarser: about a minute
@@ -24,7 +26,9 @@ for mode in arguments.modes:
     report = audit_worlds(
         lambda world, mode=mode: transformers_subject(world.target, world.drafter, mode),
         plan=AuditPlan(tv=arguments.tv, max_seconds=arguments.max_seconds),
-        watch=lambda state, mode=mode: print(f"{mode}, {state.scope}: {state.texts:,} of about {state.wanted:,} texts"),
+        watch=lambda state, mode=mode: print(
+            f"{mode}, {state.scope}: {state.samples:,} of about {state.wanted:,} samples"
+        ),
     )
     report.show()
     if arguments.html:

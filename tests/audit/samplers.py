@@ -1,24 +1,24 @@
-"""Samplers of known law, right and wrong, to audit the audit with."""
+"""Samplers of known distribution, right and wrong, to audit the audit with."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from foretoken.audit import World
-from foretoken.audit.law import contexts, probabilities, shape
+from foretoken.audit.reference import contexts, probabilities, shape
 
 
-def draw(laws: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A token from each law ``[n, V]``."""
-    cumulative = laws.cumsum(axis=1)
-    uniforms = rng.random(len(laws))[:, None] * cumulative[:, -1:]
+def draw(probs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A token from each distribution ``[n, V]``."""
+    cumulative = probs.cumsum(axis=1)
+    uniforms = rng.random(len(probs))[:, None] * cumulative[:, -1:]
     return (cumulative <= uniforms).sum(axis=1)
 
 
 class PlainSampler:
     """Samples from the target alone, one token at a time, in float64.
 
-    `fault` changes laws ``[n, V]``; its second argument is what the drafter would say.
+    `fault` changes distributions ``[n, V]``; its second argument is what the drafter would say.
     """
 
     def __init__(self, world: World, fault=None) -> None:
@@ -33,43 +33,45 @@ class PlainSampler:
                 codes = np.zeros(count, dtype=np.int64)
                 for i in range(place):
                     codes = codes * self.world.vocab_size + np.array([text[i] for text in texts])
-                laws = self.world.levels[known][place][codes]
+                probs = self.world.levels[known][place][codes]
             else:
-                laws = self._laws(self.world.target_law, prompt, texts, params)
+                probs = self._probs(self.world.target_reference, prompt, texts, params)
                 if self.fault is not None and not params.greedy:
-                    laws = self.fault(laws, lambda now=texts: self._laws(self.world.drafter_law, prompt, now, params))
-            for text, token in zip(texts, draw(laws, rng), strict=True):
+                    probs = self.fault(
+                        probs, lambda now=texts: self._probs(self.world.drafter_reference, prompt, now, params)
+                    )
+            for text, token in zip(texts, draw(probs, rng), strict=True):
                 text.append(int(token))
         return texts
 
-    def _laws(self, law, prompt, texts, params):
-        scores = np.stack([rows[-1] for rows in law.scores(prompt, [[*text, 0] for text in texts])])
+    def _probs(self, p, prompt, texts, params):
+        scores = np.stack([rows[-1] for rows in p.scores(prompt, [[*text, 0] for text in texts])])
         return probabilities(shape(scores, params, [contexts(prompt, [*text, 0])[-1] for text in texts]), params)
 
 
-def colder(laws, drafter):
+def colder(probs, drafter):
     """As with a temperature of 0.8."""
-    powered = laws**1.25
+    powered = probs**1.25
     return powered / powered.sum(axis=1, keepdims=True)
 
 
-def leaning(laws, drafter):
+def leaning(probs, drafter):
     """A fifth of the drafter mixed in."""
-    return 0.8 * laws + 0.2 * drafter()
+    return 0.8 * probs + 0.2 * drafter()
 
 
-def truncated(laws, drafter):
+def truncated(probs, drafter):
     """The likeliest five tokens only."""
-    kept = np.where(laws >= np.sort(laws, axis=1)[:, -5:-4], laws, 0.0)
+    kept = np.where(probs >= np.sort(probs, axis=1)[:, -5:-4], probs, 0.0)
     return kept / kept.sum(axis=1, keepdims=True)
 
 
-def permuted(laws, drafter):
+def permuted(probs, drafter):
     """The two likeliest tokens change places in one context of eight."""
-    result = laws.copy()
-    order = np.argsort(-laws, axis=1)
-    for row in range(len(laws)):
-        if laws[row, 0] > laws[row, 1:].mean():
+    result = probs.copy()
+    order = np.argsort(-probs, axis=1)
+    for row in range(len(probs)):
+        if probs[row, 0] > probs[row, 1:].mean():
             a, b = order[row, :2]
-            result[row, [a, b]] = laws[row, [b, a]]
+            result[row, [a, b]] = probs[row, [b, a]]
     return result

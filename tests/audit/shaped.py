@@ -42,21 +42,21 @@ class ShapedDrafter(Drafter):
         shape, rows = self.mutant.shape, len(limits)
         tokens = torch.zeros((rows, 0), dtype=torch.int64)
         parents = torch.tensor(shape).expand(rows, -1)
-        laws = {}
+        probs = {}
         for node, parent in enumerate(shape):
-            if parent not in laws:
-                laws[parent] = self._law(batch, tokens, shape, parent)
-            law = laws[parent]
+            if parent not in probs:
+                probs[parent] = self._p(batch, tokens, shape, parent)
+            p = probs[parent]
             if self.mutant.mode == "without replacement":
                 for sibling in range(node):
                     if shape[sibling] == parent:
-                        law = law.scatter(1, tokens[:, sibling : sibling + 1], 0.0)
+                        p = p.scatter(1, tokens[:, sibling : sibling + 1], 0.0)
             coins = uniforms(batch.seeds, batch.positions[:, None], Stream.DRAFT + node)[:, 0]
-            tokens = torch.cat([tokens, draw(law, coins)[:, None]], dim=1)
-        size = next(iter(laws.values())).shape[1]
+            tokens = torch.cat([tokens, draw(p, coins)[:, None]], dim=1)
+        size = next(iter(probs.values())).shape[1]
         probs = torch.full((rows, len(shape), size), 1.0 / size)
-        for parent, law in laws.items():
-            probs[:, parent] = law
+        for parent, p in probs.items():
+            probs[:, parent] = p
         draft = Draft(
             tokens,
             parents,
@@ -69,8 +69,8 @@ class ShapedDrafter(Drafter):
             draft = _padded(draft, self.mutant.padding)
         return self.mutant.alter(draft) if self.mutant.alter is not None else draft
 
-    def _law(self, batch, tokens, shape, node):
-        """``[B, V]``: the drafter's law after a node, sampling parameters applied."""
+    def _p(self, batch, tokens, shape, node):
+        """``[B, V]``: the drafter's distribution after a node, sampling parameters applied."""
         path = []
         while node > 0:
             path.append(node - 1)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from audit.samplers import PlainSampler, colder, leaning, permuted, truncated
-from foretoken.audit import AuditError, AuditPlan, CallableSubject, ReferenceLaw, Sample, audit_model, audit_worlds
+from foretoken.audit import AuditError, AuditPlan, CallableSubject, ReferenceModel, Sample, audit_model, audit_worlds
 from foretoken.audit.greedy import Greedy, measured_noise
 from foretoken.audit.indirect import audit_pair
 from foretoken.audit.report import EXIT_STATUS, odds
@@ -43,7 +43,7 @@ def test_a_correct_sampler_passes(passed):
     scopes = {finding.scope for finding in passed.findings}
     assert len(scopes) == 3
     for finding in passed.findings:
-        if finding.name in ("joint law", "transform"):
+        if finding.name in ("joint distribution", "transform"):
             assert finding.detectable_tv <= QUICK.tv
     assert "would have been found with probability 0.99" in passed.summary
 
@@ -57,7 +57,7 @@ def test_a_wrong_sampler_fails(worlds, fault):
 
 
 def test_a_small_budget_is_inconclusive(worlds):
-    report = audit(worlds[:1], AuditPlan(max_texts=200))
+    report = audit(worlds[:1], AuditPlan(max_samples=200))
     assert report.verdict == "INCONCLUSIVE"
     assert "0.1 was asked for" in report.summary
     assert audit(worlds[:1], AuditPlan(max_seconds=1e-6)).verdict == "INCONCLUSIVE"
@@ -99,7 +99,7 @@ def test_the_ledger_never_exceeds_its_level():
     assert ledger.failed  # what was found stays found
 
 
-@pytest.mark.parametrize("fields", [{"level": 0}, {"tv": 1.0}, {"power": 0.4}, {"max_texts": 0}, {"max_seconds": 0}])
+@pytest.mark.parametrize("fields", [{"level": 0}, {"tv": 1.0}, {"power": 0.4}, {"max_samples": 0}, {"max_seconds": 0}])
 def test_bad_plans(fields):
     with pytest.raises(AuditError, match=next(iter(fields))):
         AuditPlan(**fields)
@@ -116,7 +116,7 @@ class GreedyWith(PlainSampler):
     def __call__(self, prompt, count, num_tokens, params, seed):
         texts = super().__call__(prompt, count, num_tokens, params, seed)
         if params.greedy:
-            scores = self.world.target_law.scores(prompt, texts)[0]
+            scores = self.world.target_reference.scores(prompt, texts)[0]
             best, second = np.sort(scores, axis=1)[:, :-3:-1].T
             place = int((best - second).argmin())
             if best[place] - second[place] < self.below:
@@ -143,13 +143,13 @@ def test_ties_are_no_mistakes():
 
 
 def test_noise_is_measured_on_the_subject(world):
-    law, prompt, tokens = world.target_law, world.prompts[0], [1, 2, 3, 4, 5]
-    scores = law.scores(prompt, [tokens])[0]
+    reference, prompt, tokens = world.target_reference, world.prompts[0], [1, 2, 3, 4, 5]
+    scores = reference.scores(prompt, [tokens])[0]
     logs = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
     told = [{t: float(logs[i, t]) + 1e-3} for i, t in enumerate(tokens)]
     told[2] = {3: -50.0}  # one broken place does not excuse the others
-    assert measured_noise(law, prompt, Sample(tokens, None, told), scores) == pytest.approx(8e-3)
-    assert measured_noise(law, prompt, Sample(tokens), scores) < 1e-4
+    assert measured_noise(reference, prompt, Sample(tokens, None, told), scores) == pytest.approx(8e-3)
+    assert measured_noise(reference, prompt, Sample(tokens), scores) < 1e-4
 
 
 def test_impossible_tokens():
@@ -164,14 +164,20 @@ def test_impossible_tokens():
 
 
 def test_a_model_is_audited_token_by_token(world):
-    law = ReferenceLaw(world.target)
+    reference = ReferenceModel(world.target)
     prompts = [list(prompt) for prompt in world.prompts]
     plan = AuditPlan(tv=0.25)
 
     def run(fault):
         subject = CallableSubject(PlainSampler(world, fault), "plain")
         return audit_model(
-            subject, law, prompts, SamplingParams(), plan, drafter_law=ReferenceLaw(world.drafter), num_tokens=16
+            subject,
+            reference,
+            prompts,
+            SamplingParams(),
+            plan,
+            drafter_reference=ReferenceModel(world.drafter),
+            num_tokens=16,
         )
 
     good = run(None)
@@ -190,17 +196,17 @@ def test_rounds_are_looked_into(world):
                 return super().__call__(prompt, count, num_tokens, params, seed)
             rng, texts = np.random.default_rng(seed), [[] for _ in range(count)]
             for place in range(num_tokens):
-                laws = self._laws(self.world.target_law, prompt, texts, params)
+                probs = self._probs(self.world.target_reference, prompt, texts, params)
                 if place % 3 == 2:
-                    laws = np.full_like(laws, 1 / 8)
-                for text, law in zip(texts, laws, strict=True):
-                    text.append(int(rng.choice(8, p=law / law.sum())))
+                    probs = np.full_like(probs, 1 / 8)
+                for text, reference in zip(texts, probs, strict=True):
+                    text.append(int(rng.choice(8, p=reference / reference.sum())))
             return [Sample(text, [3] * (num_tokens // 3)) for text in texts]
 
-    law = ReferenceLaw(world.target)
+    reference = ReferenceModel(world.target)
     report = audit_model(
         CallableSubject(Rounds(world), "rounds"),
-        law,
+        reference,
         world.prompts,
         SamplingParams(),
         AuditPlan(tv=0.1),
@@ -312,7 +318,7 @@ class Slow(PlainSampler):
 
 
 def test_the_time_limit_is_kept(world, monkeypatch):
-    """A batch of 64 texts is not waited for: what is there when the time is up counts."""
+    """A batch of 64 samples is not waited for: what is there when the time is up counts."""
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     report = audit_worlds(
@@ -320,13 +326,13 @@ def test_the_time_limit_is_kept(world, monkeypatch):
     )
     assert report.verdict == "INCONCLUSIVE"
     assert 40 <= report.seconds <= 44
-    assert report.texts == report.seconds
+    assert report.samples == report.seconds
 
 
 def test_progress_is_told(world):
     states = []
     audit([world], watch=states.append)
-    assert 0.5 < states[-1].texts / states[0].wanted < 2
+    assert 0.5 < states[-1].samples / states[0].wanted < 2
     assert states[-1].seconds_left is not None
     fractions = [state.fraction for state in states]
     assert fractions == sorted(fractions)

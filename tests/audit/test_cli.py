@@ -45,7 +45,7 @@ def test_quick_is_coarser_and_shorter():
     result = run("callable", "my_samplers:right", "--quick", "--json", "-t", "1.0")
     plan = json.loads(result.stdout)["plan"]
     assert (result.exit_code, plan["tv"], plan["max_seconds"]) == (0, 0.3, 120.0)
-    assert "texts, 120 seconds at most" in result.stderr
+    assert "samples, 120 seconds at most" in result.stderr
     plan = json.loads(run("callable", "my_samplers:wrong", "--quick", "--tv", "0.4", "--json", "-t", "1.0").stdout)[
         "plan"
     ]
@@ -59,7 +59,7 @@ def test_fail_is_status_1():
 
 
 def test_inconclusive_is_status_3():
-    result = run("callable", "my_samplers:right", "--max-texts", "50", "-t", "1.0")
+    result = run("callable", "my_samplers:right", "--max-samples", "50", "-t", "1.0")
     assert result.exit_code == 3
     assert "INCONCLUSIVE" in result.stdout
 
@@ -130,11 +130,11 @@ def test_a_world_is_made_served_and_audited(tmp_path):
     from foretoken.audit import load_world
 
     with servers.serving(servers.Server(load_world(folder))) as url:
-        result = run("endpoint", url, "--world", str(folder), "--tv", "0.35", "--texts-per-request", "256")
+        result = run("endpoint", url, "--world", str(folder), "--tv", "0.35", "--samples-per-request", "256")
         assert result.exit_code == 0, result.output
         result = run("endpoint", url, "--tokenizer", str(folder / "target"), "--prompts", "none.txt")
         assert result.exit_code == 2
         (tmp_path / "prompts.txt").write_text("a b c a b\nc d e f\n")
-        options = ["--tokenizer", str(folder / "target"), "--prompts", "prompts.txt", "--texts-per-request", "64"]
+        options = ["--tokenizer", str(folder / "target"), "--prompts", "prompts.txt", "--samples-per-request", "64"]
         result = run("endpoint", url, *options, "--tv", "0.35", "--num-tokens", "16")
         assert result.exit_code == 0, result.output

@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from audit.samplers import PlainSampler, colder, leaning
-from foretoken.audit import AuditError, AuditPlan, ReferenceLaw, SampleRequest, audit_model, audit_worlds
+from foretoken.audit import AuditError, AuditPlan, ReferenceModel, SampleRequest, audit_model, audit_worlds
 from foretoken.audit.endpoint import EndpointSubject, prompts_of
 from foretoken.audit.indirect import audit_own_logprobs, audit_pair
 from foretoken.sampling import SamplingParams
@@ -42,8 +42,8 @@ class Server:
         if self.ids:
             choice["token_ids"] = text
         if self.logprobs:
-            laws = self.world.target_law.laws(prompt, [text], SamplingParams())[0]
-            logs = np.log(laws)
+            probs = self.world.target_reference.probs(prompt, [text], SamplingParams())[0]
+            logs = np.log(probs)
             choice["logprobs"] = {
                 "tokens": [names[t] for t in text],
                 "token_logprobs": [float(logs[i, t]) for i, t in enumerate(text)],
@@ -92,7 +92,7 @@ QUICK = AuditPlan(tv=0.35)
 
 
 def subject(url, world=None, **options):
-    options = {"texts_per_request": 256, "concurrency": 1, **options}
+    options = {"samples_per_request": 256, "concurrency": 1, **options}
     tokenizer = AutoTokenizer.from_pretrained(world.target_path) if world is not None else None
     return EndpointSubject(url, None, tokenizer, **options)
 
@@ -109,7 +109,7 @@ def test_a_server_of_a_world(world):
 def test_tokens_by_their_text(world):
     with serving(Server(world, ids=False)) as url:
         report = audit_model(
-            subject(url, world), ReferenceLaw(world.target), world.prompts, SamplingParams(), QUICK, num_tokens=16
+            subject(url, world), ReferenceModel(world.target), world.prompts, SamplingParams(), QUICK, num_tokens=16
         )
         assert report.verdict == "PASS"
 

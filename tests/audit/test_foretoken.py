@@ -14,7 +14,7 @@ from foretoken.audit import AuditPlan, EngineSubject, audit_worlds, make_worlds
 from foretoken.drafters import names as drafter_names
 from foretoken.engine.engine import Engine
 from foretoken.sampling import SamplingParams
-from foretoken.verify.exact import all_drafts, round_law, target_law
+from foretoken.verify.exact import all_drafts, round_law, target_reference
 
 LOSSLESS = tuple(name for name in verify.names() if verify.get(name).lossless)
 LOSSY = tuple(name for name in verify.names() if not verify.get(name).lossless)
@@ -35,9 +35,9 @@ CLAIMS = {
 TINY_FAULTS = {"half precision": 0.001}
 """Faults whose effect is too small for any audit of a minute, and what it is at most; the proof finds them.
 
-bfloat16 moves an acceptance probability by 2^-9 at most, and so the law of a token by 2^-9 = 0.002 in total variation,
-whatever the world. At that distance a token is worth 2 d^2 = 7.6e-6 nats to the best test there is: 600,000 tokens for
-odds of 100, of a world made for this fault alone.
+bfloat16 moves an acceptance probability by 2^-9 at most, and so the distribution of a token by 2^-9 = 0.002 in total
+variation, whatever the world. At that distance a token is worth 2 d^2 = 7.6e-6 nats to the best test there is: 600,000
+tokens for odds of 100, of a world made for this fault alone.
 """
 
 
@@ -133,15 +133,17 @@ def test_faults_that_no_audit_could_find(worlds, name):
         tables = [[level.reshape((8,) * (d + 1)) for d, level in enumerate(levels)] for levels in _tables(world)]
         target, drafter = tables[: len(world.prompts)], tables[len(world.prompts) :]
         for p, q in zip(target, drafter, strict=True):
-            law = round_law(mutant.verifier, all_drafts(mutant.shape, q[: depth_of(mutant.shape)]), p)
-            assert 0 < 0.5 * float((law - target_law(p)).abs().sum()) < TINY_FAULTS[name]
+            reference = round_law(mutant.verifier, all_drafts(mutant.shape, q[: depth_of(mutant.shape)]), p)
+            assert 0 < 0.5 * float((reference - target_reference(p)).abs().sum()) < TINY_FAULTS[name]
 
 
 def _tables(world):
     import torch
 
-    from foretoken.audit.law import enumerate_laws
+    from foretoken.audit.reference import enumerate_probs
 
-    for law in (world.target_law, world.drafter_law):
+    for reference in (world.target_reference, world.drafter_reference):
         for prompt in world.prompts:
-            yield [torch.from_numpy(level) for level in enumerate_laws(law, prompt, world.depth, world.params)[0]]
+            yield [
+                torch.from_numpy(level) for level in enumerate_probs(reference, prompt, world.depth, world.params)[0]
+            ]

@@ -80,29 +80,29 @@ def test_g_test_agrees_with_scipy():
 
 
 def test_pooling_leaves_no_small_cell():
-    law = np.r_[0.5, np.full(50, 0.01)]
-    cells = st.pool(law, 200)
-    assert np.bincount(cells, weights=law).min() * 200 >= st.EXPECTED - 1e-9
-    assert st.g_test(np.r_[100, np.full(50, 2)], law).df == cells.max()
+    p = np.r_[0.5, np.full(50, 0.01)]
+    cells = st.pool(p, 200)
+    assert np.bincount(cells, weights=p).min() * 200 >= st.EXPECTED - 1e-9
+    assert st.g_test(np.r_[100, np.full(50, 2)], p).df == cells.max()
 
 
 @pytest.mark.parametrize("distance", [0.02, 0.1])
 def test_the_worst_case_is_where_it_should_be(distance):
-    law = np.full(40, 1 / 40)
-    other = st.worst_case(law, distance, np.random.default_rng(0))
-    assert 0.5 * np.abs(other - law).sum() == pytest.approx(distance)
-    assert ((other - law) ** 2 / law).sum() == pytest.approx(4 * distance**2)
+    p = np.full(40, 1 / 40)
+    other = st.worst_case(p, distance, np.random.default_rng(0))
+    assert 0.5 * np.abs(other - p).sum() == pytest.approx(distance)
+    assert ((other - p) ** 2 / p).sum() == pytest.approx(4 * distance**2)
 
 
 def test_detectable_distance_is_detected():
-    law = np.full(20, 1 / 20)
+    p = np.full(20, 1 / 20)
     threshold = math.log(1000)
-    reach = st.detectable_tv([(law, 3000)], threshold)
+    reach = st.detectable_tv([(p, 3000)], threshold)
     assert 0.05 < reach < 0.15
-    assert st.detectable_tv([(law, 12000)], threshold) == pytest.approx(reach / 2, rel=0.2)
+    assert st.detectable_tv([(p, 12000)], threshold) == pytest.approx(reach / 2, rel=0.2)
     rng = np.random.default_rng(5)
-    other = st.worst_case(law, reach, rng)
-    found = sum(st.log_mean_exp(st.dirichlet_log_e(rng.multinomial(3000, other), law)) >= threshold for _ in range(300))
+    other = st.worst_case(p, reach, rng)
+    found = sum(st.log_mean_exp(st.dirichlet_log_e(rng.multinomial(3000, other), p)) >= threshold for _ in range(300))
     assert found >= 290
 
 

@@ -35,7 +35,7 @@ def ask(function, world):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda prompt, count, n, params, seed: [[0] * n] * (count - 1), "texts where"),
+        (lambda prompt, count, n, params, seed: [[0] * n] * (count - 1), "samples where"),
         (lambda prompt, count, n, params, seed: [[0] * (n + 1)] * count, "tokens where"),
         (lambda prompt, count, n, params, seed: [[0] * (n - 1)] * count, "end token"),
         (lambda prompt, count, n, params, seed: [[8] * n] * count, "ids 0 to 7"),
@@ -58,7 +58,7 @@ def test_arrays_will_do(world):
 
 
 def test_rounds_must_add_up():
-    with pytest.raises(AuditError, match="rounds of text 0"):
+    with pytest.raises(AuditError, match="rounds of sample 0"):
         check([Sample([0, 0, 0, 0], [1, 2])], SampleRequest((0,), 1, 4), 8)
 
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from laws import joint_law
 from transformers import AutoTokenizer
 
-from foretoken.audit import AuditError, ReferenceLaw, World, load_world, make_worlds, save_world
-from foretoken.audit.law import enumerate_laws, joint, probabilities
+from foretoken.audit import AuditError, ReferenceModel, World, load_world, make_worlds, save_world
+from foretoken.audit.reference import enumerate_probs, joint, probabilities
 from foretoken.sampling import SamplingParams
-from laws import joint_law
 
 CLAIMS = {
     "plain": SamplingParams(),
@@ -24,9 +24,9 @@ CLAIMS = {
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_laws_agree_with_transformers(world, name):
-    """Two ways to the same law, none of them Foretoken's."""
+    """Two ways to the same distribution, none of them Foretoken's."""
     params, prompt = CLAIMS[name], world.prompts[0]
-    levels, _ = enumerate_laws(ReferenceLaw(world.target), prompt, 2, params)
+    levels, _ = enumerate_probs(ReferenceModel(world.target), prompt, 2, params)
     expected = joint_law(world.target, prompt, params, 2)
     assert np.abs(joint(levels) - expected.reshape(-1)).max() < 1e-6
 
@@ -39,10 +39,10 @@ def test_slack_lets_neighbours_in():
 
 
 def test_a_world_is_an_ordinary_checkpoint(world):
-    law = ReferenceLaw(world.target, torch.float64)
+    reference = ReferenceModel(world.target, torch.float64)
     again = World(world.name, world.path, world.params, world.prompts, world.depth, 2)
     assert np.allclose(
-        law.scores(world.prompts[0], [[1, 2]])[0], again.target_law.scores(world.prompts[0], [[1, 2]])[0]
+        reference.scores(world.prompts[0], [[1, 2]])[0], again.target_reference.scores(world.prompts[0], [[1, 2]])[0]
     )
     tokenizer = AutoTokenizer.from_pretrained(world.target_path)
     assert tokenizer("a c b").input_ids == [0, 2, 1]
@@ -55,14 +55,14 @@ def test_a_world_can_be_found_again(worlds):
     again = load_world(shaped.path)
     assert again.params == shaped.params
     assert again.prompts == shaped.prompts
-    assert np.allclose(again.joints[0], shaped.joints[0])
+    assert np.allclose(again.joint_probs[0], shaped.joint_probs[0])
 
 
 def test_target_and_drafter_differ(worlds):
     for one in worlds:
-        for law, drafter in zip(one.joints, one.drafter_joints, strict=True):
-            assert 0.3 < 0.5 * np.abs(law - drafter).sum() < 0.99
-            assert law.max() < 0.7
+        for reference, drafter in zip(one.joint_probs, one.drafter_joint_probs, strict=True):
+            assert 0.3 < 0.5 * np.abs(reference - drafter).sum() < 0.99
+            assert reference.max() < 0.7
 
 
 def test_making_worlds_leaves_the_random_state_alone(tmp_path):
@@ -70,7 +70,7 @@ def test_making_worlds_leaves_the_random_state_alone(tmp_path):
     first = make_worlds(tmp_path / "a", [("cousin", SamplingParams())])
     second = make_worlds(tmp_path / "b", [("cousin", SamplingParams())])
     assert torch.equal(before, torch.random.get_rng_state())
-    assert np.array_equal(first[0].joints[0], second[0].joints[0])
+    assert np.array_equal(first[0].joint_probs[0], second[0].joint_probs[0])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_bad_worlds(tmp_path, arguments, message):
         make_worlds(tmp_path, **arguments)
 
 
-def test_too_many_texts_to_enumerate_are_cut(tmp_path):
+def test_too_many_sequences_to_enumerate_are_cut(tmp_path):
     (one,) = make_worlds(tmp_path, [("cousin", SamplingParams())], num_speculative_tokens=6)
     assert one.num_speculative_tokens == 6
     assert 8**one.depth <= 20_000

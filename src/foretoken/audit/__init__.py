@@ -1,4 +1,4 @@
-"""Does this system sample from the law it claims? PASS, FAIL or INCONCLUSIVE, with evidence.
+"""Does this system sample from the distribution it claims? PASS, FAIL or INCONCLUSIVE, with evidence.
 
 >>> from foretoken import Engine, audit
 >>> report = audit.audit_worlds(
@@ -9,7 +9,7 @@
 """
 
 from foretoken.audit.errors import AuditError
-from foretoken.audit.law import ReferenceLaw
+from foretoken.audit.reference import ReferenceModel
 from foretoken.audit.report import Report
 from foretoken.audit.run import audit_model, audit_worlds
 from foretoken.audit.sequential import AuditPlan, Progress
@@ -30,7 +30,7 @@ __all__ = [
     "CallableSubject",
     "EngineSubject",
     "Progress",
-    "ReferenceLaw",
+    "ReferenceModel",
     "Report",
     "Sample",
     "SampleRequest",

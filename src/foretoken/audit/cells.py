@@ -1,4 +1,4 @@
-"""Evidence from small worlds: how often each of all possible texts was written."""
+"""Evidence from small worlds: how often each of all possible sequences was written."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ FEW = 16
 """Most cells that a plot shows all of."""
 
 
-class Texts:
-    """How often each of the possible first texts was seen: the data of a small world.
+class SequenceCounts:
+    """How often each of the possible first sequences was seen: the data of a small world.
 
     Args:
-        laws: for each prompt, the joint law of the first `depth` tokens, ``[V ** depth]``.
+        probs: for each prompt, the joint distribution of the first `depth` tokens, ``[V ** depth]``.
         vocab_size: V.
         depth: tokens.
     """
 
-    def __init__(self, laws: Sequence[Floats], vocab_size: int, depth: int) -> None:
-        self.laws, self.vocab_size, self.depth = list(laws), vocab_size, depth
-        self.counts = [np.zeros(len(law), dtype=np.int64) for law in laws]
+    def __init__(self, probs: Sequence[Floats], vocab_size: int, depth: int) -> None:
+        self.probs, self.vocab_size, self.depth = list(probs), vocab_size, depth
+        self.counts = [np.zeros(len(p), dtype=np.int64) for p in probs]
 
     def add(self, prompt: int, tokens: Ints) -> None:
-        """Count texts ``[n, depth]`` after prompt number `prompt`."""
+        """Count sequences ``[n, depth]`` after prompt number `prompt`."""
         cells = np.zeros(len(tokens), dtype=np.int64)
         for column in tokens.T:
             cells = cells * self.vocab_size + column
@@ -38,16 +38,16 @@ class Texts:
 
     @property
     def total(self) -> int:
-        """Texts seen."""
+        """Sequences seen."""
         return int(sum(counts.sum() for counts in self.counts))
 
 
 class Cells:
-    """G-test evidence on a grouping of texts into cells.
+    """G-test evidence on a grouping of sequences into cells.
 
     Args:
-        texts: the data.
-        groups: for each prompt, the cell of each text, ``[V ** depth]``.
+        sequences: the data.
+        groups: for each prompt, the cell of each sequence, ``[V ** depth]``.
         name, scope, question: see `Finding`.
         labels: names of the cells, for the plot.
         note: what the plot shows.
@@ -55,7 +55,7 @@ class Cells:
 
     def __init__(
         self,
-        texts: Texts,
+        observed: SequenceCounts,
         groups: Sequence[Ints],
         name: str,
         scope: str,
@@ -63,16 +63,16 @@ class Cells:
         labels: Sequence[str] = (),
         note: str = "",
     ) -> None:
-        self.texts, self.groups, self.note = texts, groups, note
+        self.observed, self.groups, self.note = observed, groups, note
         self.name, self.scope, self.question, self.labels = name, scope, question, labels
 
     def strata(self) -> list[tuple[Ints, Floats]]:
-        """For each prompt, counts and law of the cells."""
+        """For each prompt, counts and distribution of the cells."""
         result = []
-        for counts, law, group in zip(self.texts.counts, self.texts.laws, self.groups, strict=True):
+        for counts, p, group in zip(self.observed.counts, self.observed.probs, self.groups, strict=True):
             size = int(group.max()) + 1
             grouped = np.bincount(group, weights=counts, minlength=size).astype(np.int64)
-            mass = np.bincount(group, weights=law, minlength=size)
+            mass = np.bincount(group, weights=p, minlength=size)
             result.append((grouped, mass / mass.sum()))
         return result
 
@@ -96,10 +96,10 @@ class Cells:
             self.name,
             self.scope,
             self.question,
-            "the texts are independent, and the claimed law is that of the target run plainly in float64",
+            "the sequences are independent, and the claimed distribution is that of the target run plainly in float64",
             self.log_e,
-            self.texts.total,
-            "texts",
+            self.observed.total,
+            "sequences",
             self.detectable_tv(threshold, power),
             sum(w * st.total_variation(n, p) for w, (n, p) in zip(weights, strata, strict=True)),
             sum(w * st.expected_tv(p, int(n.sum())) for w, (n, p) in zip(weights, strata, strict=True)),
@@ -111,25 +111,25 @@ class Cells:
     def _plot(self, strata: Sequence[tuple[Ints, Floats]]) -> dict[str, Any]:
         """All of a few cells in order; of many, the likeliest, and those too far out to be chance."""
         rows: list[dict[str, Any]] = []
-        for number, (counts, law) in enumerate(strata):
+        for number, (counts, p) in enumerate(strata):
             total = int(counts.sum())
             if total == 0:
                 continue
-            spread = np.sqrt(law * (1 - law) / total)
-            chosen = list(range(len(law)))
-            if len(law) > FEW:
-                away = np.abs(counts - total * law) - 6 * np.sqrt(total * law) - 6  # beyond any chance
+            spread = np.sqrt(p * (1 - p) / total)
+            chosen = list(range(len(p)))
+            if len(p) > FEW:
+                away = np.abs(counts - total * p) - 6 * np.sqrt(total * p) - 6  # beyond any chance
                 far = [int(i) for i in np.argsort(-away)[:8] if away[i] > 0]
-                likely = [int(i) for i in np.argsort(-law)[: 20 - len(far)]]
-                chosen = sorted({*likely, *far}, key=lambda i: -law[i])
+                likely = [int(i) for i in np.argsort(-p)[: 20 - len(far)]]
+                chosen = sorted({*likely, *far}, key=lambda i: -p[i])
             for i in chosen:
-                if law[i] > 0 or counts[i] > 0:
+                if p[i] > 0 or counts[i] > 0:
                     label = self.labels[i] if i < len(self.labels) else str(i)
                     rows.append(
                         {
                             "prompt": number,
                             "label": label,
-                            "expected": float(law[i]),
+                            "expected": float(p[i]),
                             "observed": float(counts[i] / total),
                             "sd": float(spread[i]),
                         }
@@ -138,18 +138,18 @@ class Cells:
 
 
 class Positions:
-    """The law of each of the first tokens by itself: where in the first round a deviation sits."""
+    """The distribution of each of the first tokens by itself: where in the first round a deviation sits."""
 
-    def __init__(self, texts: Texts, scope: str, speculative: int) -> None:
+    def __init__(self, observed: SequenceCounts, scope: str, speculative: int) -> None:
         self.scope = scope
         self._speculative = speculative
-        size, depth = texts.vocab_size, texts.depth
+        size, depth = observed.vocab_size, observed.depth
         cells = np.arange(size**depth)
         self.parts = [
-            Cells(texts, [cells // size ** (depth - 1 - t) % size] * len(texts.laws), "", scope, "")
+            Cells(observed, [cells // size ** (depth - 1 - t) % size] * len(observed.probs), "", scope, "")
             for t in range(depth)
         ]
-        self.texts = texts
+        self.observed = observed
 
     @property
     def log_e(self) -> float:
@@ -175,11 +175,11 @@ class Positions:
         return Finding(
             "each position",
             self.scope,
-            "Does each of the first tokens, taken alone, have its law?",
+            "Does each of the first tokens, taken alone, have its distribution?",
             worst.assumption,
             self.log_e,
             worst.samples,
-            "texts",
+            "sequences",
             max(one.detectable_tv or 0.0 for one in found),
             worst.observed_tv,
             worst.expected_tv,
@@ -189,41 +189,41 @@ class Positions:
         )
 
 
-def joint_cells(texts: Texts, scope: str) -> Cells:
-    """All texts, each a cell of its own: evidence against every deviation there is."""
-    size, depth = texts.vocab_size, texts.depth
+def joint_cells(observed: SequenceCounts, scope: str) -> Cells:
+    """All sequences, each a cell of its own: evidence against every deviation there is."""
+    size, depth = observed.vocab_size, observed.depth
     identity = np.arange(size**depth)
     letters = "abcdefghijklmnopqrstuvwxyz"
     labels = [" ".join(letters[i // size ** (depth - 1 - t) % size] for t in range(depth)) for i in identity]
     return Cells(
-        texts,
-        [identity] * len(texts.laws),
-        "joint law",
+        observed,
+        [identity] * len(observed.probs),
+        "joint distribution",
         scope,
-        f"Do the first {depth} tokens together have the law that was written down for them?",
+        f"Do the first {depth} tokens together have the distribution that was written down for them?",
         labels,
-        "Share of texts after the first prompt: the likeliest ones, and any that are far off",
+        "Share of sequences after the first prompt: the likeliest ones, and any that are far off",
     )
 
 
-def drafter_cells(texts: Texts, drafter_laws: Sequence[Floats], scope: str, groups: int = 10) -> Cells:
-    """Texts grouped by how much likelier the drafter finds them: few cells, and the direction that most faults have."""
+def drafter_cells(observed: SequenceCounts, drafter_probs: Sequence[Floats], scope: str, groups: int = 10) -> Cells:
+    """Sequences grouped by how much likelier the drafter finds them than the target: the direction of most faults."""
     grouped = []
-    for law, drafter in zip(texts.laws, drafter_laws, strict=True):
-        ratio = np.log(np.maximum(drafter, 1e-300)) - np.log(np.maximum(law, 1e-300))
-        order = np.argsort(-np.where(law > 0, ratio, np.inf), kind="stable")
-        reached = law[order].cumsum()
-        group = np.zeros(len(law), dtype=np.int64)
-        group[order] = np.minimum((reached - law[order] / 2) * groups, groups - 1).astype(np.int64)
-        group[law <= 0] = 0
+    for p, drafter in zip(observed.probs, drafter_probs, strict=True):
+        ratio = np.log(np.maximum(drafter, 1e-300)) - np.log(np.maximum(p, 1e-300))
+        order = np.argsort(-np.where(p > 0, ratio, np.inf), kind="stable")
+        reached = p[order].cumsum()
+        group = np.zeros(len(p), dtype=np.int64)
+        group[order] = np.minimum((reached - p[order] / 2) * groups, groups - 1).astype(np.int64)
+        group[p <= 0] = 0
         _, group = np.unique(group, return_inverse=True)
         grouped.append(group.reshape(-1).astype(np.int64))
     return Cells(
-        texts,
+        observed,
         grouped,
         "towards the drafter",
         scope,
-        "Are texts that the drafter likes written more often, or less often, than they should be?",
+        "Are sequences that the drafter likes written more often, or less often, than they should be?",
         [f"group {i + 1}" for i in range(groups)],
-        f"Share of texts; group 1: what the drafter overrates most, group {groups}: what it underrates most",
+        f"Share of sequences; group 1: what the drafter overrates most, group {groups}: what it underrates most",
     )

@@ -37,8 +37,8 @@ class EndpointSubject:
         api_key: sent as a bearer token.
         timeout_seconds: for each request.
         concurrency: requests under way at once.
-        texts_per_request: the ``n`` of a request.
-        end_token: what ends a text; put back where the server leaves it out.
+        samples_per_request: the ``n`` of a request.
+        end_token: what ends an output; put back where the server leaves it out.
         extra: further fields of every request, such as ``{"ignore_eos": true}``.
 
     Raises:
@@ -56,14 +56,17 @@ class EndpointSubject:
         api_key: str | None = None,
         timeout_seconds: float = 60.0,
         concurrency: int = 4,
-        texts_per_request: int = 1,
+        samples_per_request: int = 1,
         end_token: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         check_url(url)
         if not 0 < timeout_seconds <= MAX_TIMEOUT_SECONDS:
             raise AuditError(f"timeout {timeout_seconds:g}: give seconds above 0, at most {MAX_TIMEOUT_SECONDS:,}")
-        for name, value, limit in (("concurrency", concurrency, 256), ("texts_per_request", texts_per_request, 1024)):
+        for name, value, limit in (
+            ("concurrency", concurrency, 256),
+            ("samples_per_request", samples_per_request, 1024),
+        ):
             if not 1 <= value <= limit:
                 raise AuditError(f"{name} {value:,}: give a number from 1 to {limit:,}")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
@@ -75,7 +78,7 @@ class EndpointSubject:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._seconds = timeout_seconds
-        self._per_request = texts_per_request
+        self._per_request = samples_per_request
         self._end_token = end_token
         self._extra = dict(extra or {})
         self._tokenizer = tokenizer
@@ -92,11 +95,11 @@ class EndpointSubject:
             raise AuditError(f"{self.url}/models names no model: say which with --model") from error
 
     def sample(self, request: SampleRequest) -> list[Sample]:
-        """One HTTP request for each text, or for `texts_per_request` of them."""
+        """One HTTP request for each sample, or for `samples_per_request` of them."""
         return [self._sample(choice, request) for choice in self.choices(request)]
 
     def choices(self, request: SampleRequest) -> list[dict[str, Any]]:
-        """The server's own answers, one a text."""
+        """The server's own answers, one a sample."""
         seeds = request.seeds()[:: self._per_request]
         counts = [min(self._per_request, request.count - i * self._per_request) for i in range(len(seeds))]
         bodies = [self._body(request, seed, count) for seed, count in zip(seeds, counts, strict=True)]
@@ -236,41 +239,41 @@ def check_url(url: str) -> None:
         raise AuditError(f"{url!r} has a query or a fragment, and paths are to follow it: {example}")
 
 
-def coarse_laws(choice: Mapping[str, Any], top: int, url: str) -> tuple[Floats, Ints]:
-    """A server's own law of each token of one choice, as far as it tells.
+def reported_probs(choice: Mapping[str, Any], top: int, url: str) -> tuple[Floats, Ints]:
+    """A server's own distribution of each token of one choice, as far as it tells.
 
     Cells 0 … top - 1 are the likeliest tokens, likeliest first; the last one is all others together.
 
     Returns:
-        laws ``[T, top + 1]``, and the cell ``[T]`` of each token.
+        probabilities ``[T, top + 1]``, and the cell ``[T]`` of each token.
 
     Raises:
-        AuditError: there are no logprobs, or they are not those of a law.
+        AuditError: there are no logprobs, or they are not those of a distribution.
     """
     told = choice.get("logprobs") or {}
     tables, tokens, values = told.get("top_logprobs"), told.get("tokens"), told.get("token_logprobs")
     if not tables or not tokens or values is None or not len(tables) == len(tokens) == len(values):
         raise AuditError(
-            f"{url} returns no logprobs: they are needed for its own law; switch them on in the server, or give "
-            "--target or --reference"
+            f"{url} returns no logprobs: they are needed for its own distribution; switch them on in the server, "
+            "or give --target or --reference"
         )
-    laws, cells = np.zeros((len(tokens), top + 1)), np.zeros(len(tokens), dtype=np.int64)
+    probs, cells = np.zeros((len(tokens), top + 1)), np.zeros(len(tokens), dtype=np.int64)
     for place, (table, token) in enumerate(zip(tables, tokens, strict=True)):
         best = sorted(table.items(), key=lambda item: -item[1])[:top]
         mass = [math.exp(value) for _, value in best]
         if sum(mass) > 1.001:
             raise AuditError(
-                f"{url} returns logprobs of total probability {sum(mass):.3f}: they are not those of a law"
+                f"{url} returns logprobs of total probability {sum(mass):.3f}: they are not those of a distribution"
             )
-        laws[place, : len(mass)] = mass
-        laws[place, top] = max(0.0, 1.0 - sum(mass))
+        probs[place, : len(mass)] = mass
+        probs[place, top] = max(0.0, 1.0 - sum(mass))
         names = [name for name, _ in best]
         cells[place] = names.index(token) if token in names else top
-    return laws / laws.sum(axis=1, keepdims=True), cells
+    return probs / probs.sum(axis=1, keepdims=True), cells
 
 
 def plain(params: SamplingParams) -> bool:
-    """Whether the sampled law is the model's own, unshaped."""
+    """Whether the sampled distribution is the model's own, unshaped."""
     return replace(params, seed=None, max_new_tokens=1, min_new_tokens=0, logprobs=None) == SamplingParams(
         max_new_tokens=1, stop=params.stop, stop_token_ids=params.stop_token_ids, ignore_eos=params.ignore_eos
     )

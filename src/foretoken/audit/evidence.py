@@ -1,7 +1,7 @@
 """What evidence is: it gathers data, and says how strongly these speak against the claim.
 
 Every kind of it is an e-process (see `statistics`): nonnegative, with a mean of at most 1 under the claim at any time.
-`cells` counts whole texts, `tokens` judges them token by token; `greedy` is about temperature 0, `pair` about two
+`cells` counts whole samples, `tokens` judges them token by token; `greedy` is about temperature 0, `pair` about two
 samples.
 """
 

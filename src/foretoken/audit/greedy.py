@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from foretoken.audit.evidence import Finding
-from foretoken.audit.law import ReferenceLaw, contexts, shape
+from foretoken.audit.reference import ReferenceModel, contexts, shape
 from foretoken.audit.session import Run
 from foretoken.audit.statistics import Floats
 from foretoken.audit.subjects import Sample, SampleRequest, Subject
@@ -85,30 +85,32 @@ def greedy_world(run: Run, subject: Subject, world: World) -> None:
         prompts.append(tuple(int(token) for token in rng.integers(0, world.vocab_size, 8)))
     greedy = Greedy(world.name)
     run.ledger.add([greedy])
-    _gather(run, subject, greedy, world.target_law, prompts, replace(world.params, temperature=0.0), GREEDY_TOKENS)
+    _gather(
+        run, subject, greedy, world.target_reference, prompts, replace(world.params, temperature=0.0), GREEDY_TOKENS
+    )
 
 
 def greedy_model(
     run: Run,
     subject: Subject,
-    law: ReferenceLaw,
+    reference: ReferenceModel,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     num_tokens: int,
     ends: Sequence[int],
 ) -> None:
     """Test greedy decoding of a real model."""
-    greedy = Greedy(law.name)
+    greedy = Greedy(reference.name)
     run.ledger.add([greedy])
     chosen = [tuple(prompt) for prompt in prompts[:6]]
-    _gather(run, subject, greedy, law, chosen, replace(params, temperature=0.0), num_tokens, ends)
+    _gather(run, subject, greedy, reference, chosen, replace(params, temperature=0.0), num_tokens, ends)
 
 
 def _gather(
     run: Run,
     subject: Subject,
     greedy: Greedy,
-    law: ReferenceLaw,
+    reference: ReferenceModel,
     prompts: Sequence[tuple[int, ...]],
     params: SamplingParams,
     num_tokens: int,
@@ -117,16 +119,16 @@ def _gather(
     params = replace(params, top_k=0, top_p=1.0, min_p=0.0)
     for prompt in prompts:
         request = SampleRequest(prompt, 1, num_tokens, params, logprobs=0)
-        (sample,) = run.ask(subject, request, law.vocab_size, ends)
+        (sample,) = run.ask(subject, request, reference.vocab_size, ends)
         if not sample.tokens:
             continue
-        raw = law.scores(prompt, [sample.tokens])[0]
+        raw = reference.scores(prompt, [sample.tokens])[0]
         scores = shape(raw, params, contexts(prompt, sample.tokens))
         gaps = scores.max(axis=1) - scores[np.arange(len(sample.tokens)), sample.tokens]
-        greedy.add(gaps.tolist(), measured_noise(law, prompt, sample, raw))
+        greedy.add(gaps.tolist(), measured_noise(reference, prompt, sample, raw))
 
 
-def measured_noise(law: ReferenceLaw, prompt: Sequence[int], sample: Sample, scores: Floats) -> float:
+def measured_noise(reference: ReferenceModel, prompt: Sequence[int], sample: Sample, scores: Floats) -> float:
     """How much a subject's logits may differ from the reference's.
 
     From the subject's own log-probabilities where it reports them (their median difference from the reference's, which
@@ -141,8 +143,8 @@ def measured_noise(law: ReferenceLaw, prompt: Sequence[int], sample: Sample, sco
                 differences.append(abs(told[token] - float(logs[place, token])))
     if not differences:
         with torch.inference_mode():
-            text = torch.tensor([[*prompt, *sample.tokens[:-1]]], device=law.module.device)
-            again = law.module(text, use_cache=False).logits[0, len(prompt) - 1 :, : law.vocab_size]
+            ids = torch.tensor([[*prompt, *sample.tokens[:-1]]], device=reference.module.device)
+            again = reference.module(ids, use_cache=False).logits[0, len(prompt) - 1 :, : reference.vocab_size]
             rounded = again.float().double().cpu().numpy()
         differences.extend(np.abs(rounded - scores).max(axis=1).tolist())
     return float(min(max(NOISE_FACTOR * float(np.median(differences)), LEAST_NOISE), MOST_NOISE))

@@ -60,8 +60,9 @@ _KEY = (
 
 
 _WORLDS = """<p>A <b>small world</b> is a pair of tiny random models that the audit makes: for its first tokens (the
-letters in the plots) the law can be written down. The drafter is a <b>twin</b> of the target, mostly accepted, a
-<b>cousin</b>, accepted about half of the time, or a <b>stranger</b>, mostly rejected: other faults show in each.</p>"""
+letters in the plots) the distribution can be written down. The drafter is a <b>twin</b> of the target, mostly
+accepted, a <b>cousin</b>, accepted about half of the time, or a <b>stranger</b>, mostly rejected: other faults show in
+each.</p>"""
 
 
 def page(report: Report) -> str:
@@ -76,8 +77,8 @@ def page(report: Report) -> str:
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(report.verdict)}: {escape(report.subject)}</title><style>{_STYLE}</style></head><body><main>
-<h1>Does {escape(report.subject)} sample from the law it claims?</h1>
-<p class="soft">Speculative decoding is <em>lossless</em> if the text is distributed exactly as the target model alone
+<h1>Does {escape(report.subject)} sample from the distribution it claims?</h1>
+<p class="soft">Speculative decoding is <em>lossless</em> if the output is distributed exactly as the target model alone
 would have written it, under the same sampling parameters. This page tests that.</p>
 <div class="verdict {report.verdict}"><b>{report.verdict}</b><p>{escape(report.summary)}</p></div>
 <dl>{about}</dl>
@@ -92,11 +93,11 @@ def _reading(report: Report) -> str:
     power = report.plan.power
     worlds = _WORLDS if "small world" in report.claim else ""
     return f"""<details><summary>How to read the numbers</summary>{worlds}
-<p><b>distance</b> is the total variation distance between what was observed and what was claimed: 0 is the same law, 1
-has nothing in common. Even a perfect system shows some distance in a finite sample: that is <b>by chance</b>.
-<b>can find</b> is the smallest true distance that this test would have found with probability {power:g}, whatever its
-form.</p><p><b>odds against</b> is an e-value: how much likelier the data are under a mixture of other laws than under
-the claim. Below 1 they speak for
+<p><b>distance</b> is the total variation distance between what was observed and what was claimed: 0 is the same
+distribution, 1 has nothing in common. Even a perfect system shows some distance in a finite sample: that is <b>by
+chance</b>. <b>can find</b> is the smallest true distance that this test would have found with probability {power:g},
+whatever its form.</p><p><b>odds against</b> is an e-value: how much likelier the data are under a mixture of other distributions
+than under the claim. Below 1 they speak for
 the claim. A lossless system reaches odds of 100 at any time with probability 1/100 at most. A single finding fails the
 audit at {math.exp(report.threshold):,.0f}: the error level, shared out over all planned tests. <b>p</b> is the p-value
 of the textbook test (G-test or z-score), for orientation; no verdict rests on it.</p></details>"""

@@ -1,4 +1,4 @@
-"""Audits of systems whose law nobody computes here: against a second system, or a server's own logprobs."""
+"""Audits of systems whose distribution nobody computes here: against a second system, or a server's own logprobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretoken.audit.endpoint import EndpointSubject, coarse_laws, plain
+from foretoken.audit.endpoint import EndpointSubject, plain, reported_probs
 from foretoken.audit.errors import AuditError
 from foretoken.audit.pair import views
 from foretoken.audit.report import Report
@@ -39,8 +39,8 @@ def audit_pair(
         params: the sampling parameters that both are asked for.
         plan: error level, wanted power (of telling first tokens apart), budget.
         watch: called as the audit goes on.
-        num_tokens: tokens of each text.
-        ends: the tokens that end a text.
+        num_tokens: tokens of each sample.
+        ends: the tokens that end a sample.
 
     Raises:
         AuditError: see `audit_worlds`.
@@ -57,7 +57,7 @@ def audit_pair(
     ledger.add(looks)
     count, reach, wanted = 16, 1.0, 256
     enough = False
-    while not enough and not ledger.out_of_time and run.texts < 2 * plan.max_texts:
+    while not enough and not ledger.out_of_time and run.samples < 2 * plan.max_samples:
         began = time.monotonic()
         for number, prompt in enumerate(prompts):
             request = SampleRequest(tuple(prompt), count, num_tokens, params)
@@ -75,7 +75,7 @@ def audit_pair(
         run.progress(min(1.0, (plan.tv / reach) ** 2) if reach < 1 else 0.0)
         if time.monotonic() - began < SECONDS_PER_BATCH:
             count = min(2 * count, 512)
-    return run.report(f"the law of {reference.name} at {describe(params)}", enough)
+    return run.report(f"the distribution of {reference.name} at {describe(params)}", enough)
 
 
 def audit_own_logprobs(
@@ -90,27 +90,28 @@ def audit_own_logprobs(
 ) -> Report:
     """Audit a server by the log-probabilities that it reports itself.
 
-    A server that reports another law than its target's, and samples from that, passes.
+    A server that reports another distribution than its target's, and samples from that, passes.
 
     Args:
         subject: the server.
         prompts: token ids; taken in turn.
-        params: the sampling parameters; temperature 1 without truncation, for what is reported is the model's own law.
+        params: the sampling parameters; temperature 1 without truncation, for servers report the model's own
+            distribution.
         plan: error level, wanted power, budget.
         watch: called as the audit goes on.
-        num_tokens: tokens of each text.
+        num_tokens: tokens of each sample.
         top: log-probabilities to ask for at each place.
 
     Raises:
-        AuditError: see `audit_worlds`; also parameters that shape the law.
+        AuditError: see `audit_worlds`; also parameters that shape the distribution.
     """
     plan = plan or AuditPlan()
     if not prompts:
         raise AuditError("no prompts: give at least one")
     if not plain(params):
         raise AuditError(
-            f"claim {describe(params)}: a server's logprobs are those of the model's own law; audit it at temperature "
-            "1 without filters or penalties, or give the target with --target"
+            f"claim {describe(params)}: a server's logprobs are those of the model's own distribution; audit it at "
+            "temperature 1 without filters or penalties, or give the target with --target"
         )
     scope = f"{subject.model}, its own logprobs"
     ledger = Ledger(plan, planned=4)
@@ -120,15 +121,15 @@ def audit_own_logprobs(
     tokens = Tokens(scope, plan.seed, False, 0)
     ledger.add(tokens.parts())
     count, reach, turn, enough = 4, 1.0, 0, False
-    while not enough and not ledger.failed and not ledger.out_of_time and run.texts < plan.max_texts:
+    while not enough and not ledger.failed and not ledger.out_of_time and run.samples < plan.max_samples:
         began = time.monotonic()
         prompt = tuple(prompts[turn % len(prompts)])
         turn += 1
         seed = int(np.random.SeedSequence([plan.seed, turn]).generate_state(1)[0]) >> 1
         for choice in subject.choices(SampleRequest(prompt, count, num_tokens, params, seed, logprobs=top)):
-            laws, cells = coarse_laws(choice, top, subject.url)
-            tokens.add(laws, cells)
-            run.texts += 1
+            probs, cells = reported_probs(choice, top, subject.url)
+            tokens.add(probs, cells)
+            run.samples += 1
             run.tokens += len(cells)
         if int(tokens.likely.counts.sum()) >= 200:
             reach = tokens.likely.detectable_tv(ledger.threshold, plan.power)
@@ -136,4 +137,4 @@ def audit_own_logprobs(
         run.progress(min(1.0, (plan.tv / reach) ** 2) if reach < 1 else 0.0)
         if time.monotonic() - began < SECONDS_PER_BATCH:
             count = min(2 * count, 64)
-    return run.report(f"the law that {subject.model} reports in its own logprobs", enough)
+    return run.report(f"the distribution that {subject.model} reports in its own logprobs", enough)

@@ -1,4 +1,4 @@
-"""Two samples, and whether they have one law: for subjects whose law nobody can compute."""
+"""Two samples, and whether they have one distribution: for subjects whose distribution nobody can compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRIOR = 2.0
 
 
 class View:
-    """Evidence from one way of looking at a text: its first token, its first two, …, or each token by itself.
+    """Evidence from one way of looking at a sequence: its first token, its first two, …, or each token by itself.
 
     What distinguishes the two systems is learned from earlier pairs and tested on later ones (`statistics.swap_log_e`).
     """
@@ -32,13 +32,13 @@ class View:
         self._logs = np.zeros(len(SHARPNESS))
         self.pairs = 0
 
-    def _keys(self, prompt: int, text: Sequence[int]) -> list[Hashable]:
+    def _keys(self, prompt: int, sequence: Sequence[int]) -> list[Hashable]:
         if self._joint:
-            return [(prompt, *text[: self.length])]
-        return [(prompt, place, token) for place, token in enumerate(text[: self.length])]
+            return [(prompt, *sequence[: self.length])]
+        return [(prompt, place, token) for place, token in enumerate(sequence[: self.length])]
 
-    def _ratio(self, prompt: int, text: Sequence[int]) -> float:
-        keys = self._keys(prompt, text)
+    def _ratio(self, prompt: int, sequence: Sequence[int]) -> float:
+        keys = self._keys(prompt, sequence)
         return float(sum(np.log((self._first[key] + PRIOR) / (self._second[key] + PRIOR)) for key in keys))
 
     def add(self, prompt: int, first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> None:
@@ -68,16 +68,16 @@ class View:
         """Distance that would have been found, by simulation with the shares seen and both samples' sizes."""
         if self.pairs < 50 or not self._joint:
             return 1.0
-        law = np.array([(a + b) / 2 for _, a, b in self.shares()])
-        law /= law.sum()
+        p = np.array([(a + b) / 2 for _, a, b in self.shares()])
+        p /= p.sum()
         margin = NormalDist().inv_cdf(power)
 
         def found(distance: float) -> bool:
             rng = np.random.default_rng(0)
             results = []
             for _ in range(12):
-                other = st.worst_case(law, distance, rng)
-                results.append(_replay(law, other, self.pairs, rng))
+                other = st.worst_case(p, distance, rng)
+                results.append(_replay(p, other, self.pairs, rng))
             values = np.array(results)
             return bool(values.mean() - margin * values.std() >= threshold)
 
@@ -93,8 +93,8 @@ class View:
         """See `evidence.Evidence`."""
         rows = self.shares()
         observed = 0.5 * sum(abs(a - b) for _, a, b in rows)
-        law = np.array([(a + b) / 2 for _, a, b in rows])
-        expected = float(np.sqrt(2) * st.expected_tv(law / law.sum(), self.pairs)) if rows and self.pairs else None
+        p = np.array([(a + b) / 2 for _, a, b in rows])
+        expected = float(np.sqrt(2) * st.expected_tv(p / p.sum(), self.pairs)) if rows and self.pairs else None
         plot = {
             "kind": "cells",
             "rows": [
@@ -112,7 +112,7 @@ class View:
             self.name,
             self.scope,
             self.question,
-            "the texts of both systems are independent; the reference is lossless",
+            "the sequences of both systems are independent; the reference is lossless",
             self.log_e,
             self.pairs,
             "pairs",
@@ -144,7 +144,7 @@ def _replay(first: st.Floats, second: st.Floats, pairs: int, rng: np.random.Gene
 def views(scope: str, num_tokens: int) -> list[View]:
     """The usual four."""
     return [
-        View("two samples", scope, "Do both systems begin texts with the same tokens, as often?", 1, True),
+        View("two samples", scope, "Do both systems begin sequences with the same tokens, as often?", 1, True),
         View(
             "two samples, 2 tokens",
             scope,

@@ -33,7 +33,7 @@ class Report:
         plan: what was fixed beforehand.
         log_e: logarithm of the audit's e-value.
         threshold: log E with which a single finding fails the audit.
-        texts: texts that the subject wrote.
+        samples: outputs that the subject sampled.
         tokens: tokens that were judged.
         seconds: wall-clock time.
         findings: all evidence.
@@ -48,7 +48,7 @@ class Report:
     plan: AuditPlan
     log_e: float
     threshold: float
-    texts: int
+    samples: int
     tokens: int
     seconds: float
     findings: list[Finding]
@@ -128,7 +128,8 @@ def render(report: Report, width: int = 100) -> Group:
                 table.add_row(*row(report, finding), style="red" if report.guilty(finding) else "")
         tables.extend([Text(), table])
     note = Text(
-        "distance: total variation from the claimed law. by chance: what a lossless system shows with so much data. "
+        "distance: total variation from the claimed distribution. by chance: what a lossless system shows with so much "
+        "data. "
         f"can find: distance that is found with probability {report.plan.power:g}, in the worst case. p: textbook "
         f"test, for orientation. odds against: e-value; one line fails the audit at {math.exp(report.threshold):,.0f}.",
         style="dim",
@@ -150,7 +151,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("versions", ", ".join(versions)),
         ("claim", report.claim),
         ("speculation", speculated(report.speculation)),
-        ("data", f"{report.texts:,} texts, {report.tokens:,} tokens, {report.seconds:,.0f} seconds"),
+        ("data", f"{report.samples:,} samples, {report.tokens:,} tokens, {report.seconds:,.0f} seconds"),
         (
             "error level",
             f"a lossless system fails with probability {report.plan.level:g} at most, over all tests and looks",

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from foretoken.audit.cells import Positions, Texts, drafter_cells, joint_cells
+from foretoken.audit.cells import Positions, SequenceCounts, drafter_cells, joint_cells
 from foretoken.audit.errors import AuditError
 from foretoken.audit.evidence import Evidence
 from foretoken.audit.greedy import greedy_model, greedy_world
-from foretoken.audit.law import ReferenceLaw, contexts, probabilities, shape
+from foretoken.audit.reference import ReferenceModel, contexts, probabilities, shape
 from foretoken.audit.report import Report
 from foretoken.audit.sequential import AuditPlan, Ledger, Watcher
 from foretoken.audit.session import SECONDS_PER_BATCH, Run
@@ -27,16 +27,16 @@ Factory = Callable[[World], Subject]
 """Makes the subject for a world: loads ``world.target_path`` and ``world.drafter_path``, or takes ``world.target``."""
 
 LONG = 24
-"""Tokens of the longer texts of a small world."""
+"""Tokens of the longer samples of a small world."""
 
-ROUNDS_TEXTS = 48
-"""Most longer texts of a world that rounds are asked for: many subjects tell them for one text at a time only, and they
-say where a deviation sits rather than whether there is one."""
+ROUNDS_SAMPLES = 48
+"""Most longer samples of a world that rounds are asked for: many subjects tell them for one sample at a time only, and
+they say where a deviation sits rather than whether there is one."""
 
 SLACK = 0.02
 """How much filters are loosened before a token counts as impossible, in logits and in probability."""
 
-PICTURE_TEXTS, PICTURE_SECONDS = 1500, 8.0
+PICTURE_SAMPLES, PICTURE_SECONDS = 1500, 8.0
 """How much more is drawn, at most, once the answer is FAIL: it changes nothing but shows more clearly where."""
 
 
@@ -65,7 +65,7 @@ def audit_worlds(
             return audit_worlds(factory, make_worlds(folder), plan, watch, greedy=greedy)
     plan = plan or AuditPlan()
     sampled = [world for world in worlds if not world.params.greedy]
-    # Cells, positions, drafter's cells, four kinds on longer texts, places in the round; greedy.
+    # Cells, positions, drafter's cells, four kinds on longer samples, places in the round; greedy.
     ledger = Ledger(plan, planned=max(1, 8 * len(sampled) + len(worlds)))
     run = Run(ledger, watch, len(worlds), sum(sum(_wanted(world, ledger)) for world in sampled))
     enough = True
@@ -89,19 +89,19 @@ def audit_worlds(
                 break
     finally:
         _close(subjects)
-    claim = f"the target's law in {len(worlds)} small worlds: " + "; ".join(world.name for world in worlds)
+    claim = f"the target's distribution in {len(worlds)} small worlds: " + "; ".join(world.name for world in worlds)
     return run.report(claim, enough)
 
 
 def audit_model(
     subject: Subject,
-    law: ReferenceLaw,
+    reference: ReferenceModel,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     plan: AuditPlan | None = None,
     watch: Watcher | None = None,
     *,
-    drafter_law: ReferenceLaw | None = None,
+    drafter_reference: ReferenceModel | None = None,
     num_tokens: int = 64,
     num_speculative_tokens: int = 0,
     greedy: bool = True,
@@ -111,16 +111,16 @@ def audit_model(
 
     Args:
         subject: the system.
-        law: the claim: the target, run plainly.
+        reference: the claim: the target, run plainly.
         prompts: token ids; taken in turn.
         params: the claimed sampling parameters.
         plan: error level, wanted power, budget; `AuditPlan.tv` is about the transform of single tokens.
         watch: called as the audit goes on.
-        drafter_law: the drafter, if it is at hand: sharpens the audit.
-        num_tokens: tokens of each text.
+        drafter_reference: the drafter, if it is at hand: sharpens the audit.
+        num_tokens: tokens of each sample.
         num_speculative_tokens: k, for the places in a round; 0 if the subject does not tell its rounds.
         greedy: also test greedy decoding.
-        ends: the tokens that end a text.
+        ends: the tokens that end a sample.
 
     Raises:
         AuditError: see `audit_worlds`; also an empty list of prompts.
@@ -128,30 +128,30 @@ def audit_model(
     plan = plan or AuditPlan()
     if not prompts:
         raise AuditError("no prompts: give at least one")
-    scope = law.name
+    scope = reference.name
     ledger = Ledger(plan, planned=6)
     run = Run(ledger, watch, 1)
     run.begin(scope, 0)
     run.meet(subject)
     if greedy or params.greedy:
-        greedy_model(run, subject, law, prompts, params, num_tokens, ends)
+        greedy_model(run, subject, reference, prompts, params, num_tokens, ends)
     enough = True
     if not params.greedy and not ledger.failed:
-        tokens = Tokens(scope, plan.seed, drafter_law is not None, num_speculative_tokens + 1)
+        tokens = Tokens(scope, plan.seed, drafter_reference is not None, num_speculative_tokens + 1)
         ledger.add(tokens.parts())
         enough = _sample_model(
             run,
             subject,
-            law,
+            reference,
             prompts,
             params,
             tokens,
-            drafter_law=drafter_law,
+            drafter_reference=drafter_reference,
             num_tokens=num_tokens,
             wants_rounds=num_speculative_tokens > 0,
             ends=ends,
         )
-    return run.report(f"the law of {law.name} at {describe(params)}", enough and not ledger.out_of_time)
+    return run.report(f"the distribution of {reference.name} at {describe(params)}", enough and not ledger.out_of_time)
 
 
 def _close(subjects: dict[tuple[Path, int], Subject]) -> None:
@@ -160,13 +160,15 @@ def _close(subjects: dict[tuple[Path, int], Subject]) -> None:
 
 
 def _wanted(world: World, ledger: Ledger) -> tuple[int, int]:
-    """About how many short and how many longer texts of a world reach the wanted power.
+    """About how many short and how many longer samples of a world reach the wanted power.
 
     Worked out for a number that is likely to be near: distances fall with the root of it.
     """
     plan, guess = ledger.plan, 4000
-    reach = detectable_tv([(law, guess // len(world.joints)) for law in world.joints], ledger.threshold, plan.power)
-    short = min(max(500, int(1.15 * guess * (reach / plan.tv) ** 2)), plan.max_texts)
+    reach = detectable_tv(
+        [(p, guess // len(world.joint_probs)) for p in world.joint_probs], ledger.threshold, plan.power
+    )
+    short = min(max(500, int(1.15 * guess * (reach / plan.tv) ** 2)), plan.max_samples)
     reach = detectable_tv([(np.full(BINS, 1 / BINS), guess)], ledger.threshold, plan.power)
     return short, int(1.15 * guess * (reach / plan.tv) ** 2 / LONG) + 1
 
@@ -182,10 +184,10 @@ def _sample_world(run: Run, subject: Subject, world: World, until: float) -> boo
     """
     ledger, plan, params = run.ledger, run.ledger.plan, world.params
     size, prompts = world.vocab_size, world.prompts
-    texts = Texts(world.joints, size, world.depth)
-    cells = joint_cells(texts, world.name)
-    positions = Positions(texts, world.name, world.num_speculative_tokens)
-    leaning = drafter_cells(texts, world.drafter_joints, world.name)
+    observed = SequenceCounts(world.joint_probs, size, world.depth)
+    cells = joint_cells(observed, world.name)
+    positions = Positions(observed, world.name, world.num_speculative_tokens)
+    leaning = drafter_cells(observed, world.drafter_joint_probs, world.name)
     tokens = Tokens(world.name, plan.seed, True, world.num_speculative_tokens + 1)
     evidence: list[Evidence] = [cells, positions, leaning, *tokens.parts()]
     ledger.add(evidence)
@@ -198,22 +200,22 @@ def _sample_world(run: Run, subject: Subject, world: World, until: float) -> boo
         for number, prompt in enumerate(prompts):
             request = SampleRequest(prompt, batch // len(prompts), world.depth, params)
             samples = run.ask(subject, request, size)
-            texts.add(number, np.array([sample.tokens for sample in samples]))
+            observed.add(number, np.array([sample.tokens for sample in samples]))
             done += len(samples)
         if long_done < long_wanted:
             share = max(2, min(long_wanted - long_done, long_wanted * batch // wanted + 1))
             for prompt in prompts:
-                rounds = long_done < ROUNDS_TEXTS
+                rounds = long_done < ROUNDS_SAMPLES
                 request = SampleRequest(prompt, max(1, share // len(prompts)), LONG, params, rounds=rounds)
                 samples = run.ask(subject, request, size)
-                _add_tokens(tokens, world.target_law, world.drafter_law, prompt, samples, params)
+                _add_tokens(tokens, world.target_reference, world.drafter_reference, prompt, samples, params)
                 long_done += len(samples)
         run.progress(done / wanted)
         if ledger.failed:
             refuted = refuted or time.monotonic()
-            if done >= PICTURE_TEXTS or time.monotonic() - refuted > PICTURE_SECONDS or ledger.out_of_time:
+            if done >= PICTURE_SAMPLES or time.monotonic() - refuted > PICTURE_SECONDS or ledger.out_of_time:
                 return True
-        out_of_budget = ledger.seconds >= until or done >= plan.max_texts
+        out_of_budget = ledger.seconds >= until or done >= plan.max_samples
         if out_of_budget or (done >= wanted and long_done >= long_wanted):
             reached = cells.detectable_tv(ledger.threshold, plan.power)
             reached = max(reached, tokens.likely.detectable_tv(ledger.threshold, plan.power))
@@ -223,53 +225,53 @@ def _sample_world(run: Run, subject: Subject, world: World, until: float) -> boo
             long_wanted = int(long_wanted * 1.2)
         seconds = max(time.monotonic() - began, 1e-3)
         batch = int(min(2 * batch, max(16, batch * SECONDS_PER_BATCH / seconds), 4096))
-        batch = max(2 * len(prompts), min(batch, max(wanted, plan.max_texts) - done, max(wanted - done, 64)))
+        batch = max(2 * len(prompts), min(batch, max(wanted, plan.max_samples) - done, max(wanted - done, 64)))
 
 
 def _add_tokens(
     tokens: Tokens,
-    law: ReferenceLaw,
-    drafter_law: ReferenceLaw | None,
+    reference: ReferenceModel,
+    drafter_reference: ReferenceModel | None,
     prompt: Sequence[int],
     samples: Sequence[Sample],
     params: SamplingParams,
 ) -> None:
     outputs = [sample.tokens for sample in samples]
-    scores = law.scores(prompt, outputs)
-    drafters = drafter_law.scores(prompt, outputs) if drafter_law is not None else [None] * len(outputs)
+    scores = reference.scores(prompt, outputs)
+    drafters = drafter_reference.scores(prompt, outputs) if drafter_reference is not None else [None] * len(outputs)
     for sample, score, drafter in zip(samples, scores, drafters, strict=True):
         if not sample.tokens:
             continue
-        texts = contexts(prompt, sample.tokens)
-        shaped = shape(score, params, texts)
-        drafter_laws = None
+        histories = contexts(prompt, sample.tokens)
+        shaped = shape(score, params, histories)
+        drafter_probs = None
         if drafter is not None:
-            drafter_laws = _fit(probabilities(shape(drafter, params, texts), params), shaped.shape[1])
+            drafter_probs = _fit(probabilities(shape(drafter, params, histories), params), shaped.shape[1])
         tokens.add(
             probabilities(shaped, params),
             np.array(sample.tokens),
-            drafter_laws,
+            drafter_probs,
             sample.rounds,
             probabilities(shaped, params, SLACK),
         )
 
 
-def _fit(laws: Floats, size: int) -> Floats:
-    """A law over another padded size of the same vocabulary."""
-    if laws.shape[1] >= size:
-        return laws[:, :size]
-    return np.pad(laws, ((0, 0), (0, size - laws.shape[1])))
+def _fit(probs: Floats, size: int) -> Floats:
+    """A distribution over another padded size of the same vocabulary."""
+    if probs.shape[1] >= size:
+        return probs[:, :size]
+    return np.pad(probs, ((0, 0), (0, size - probs.shape[1])))
 
 
 def _sample_model(
     run: Run,
     subject: Subject,
-    law: ReferenceLaw,
+    reference: ReferenceModel,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     tokens: Tokens,
     *,
-    drafter_law: ReferenceLaw | None,
+    drafter_reference: ReferenceModel | None,
     num_tokens: int,
     wants_rounds: bool,
     ends: Sequence[int],
@@ -282,8 +284,8 @@ def _sample_model(
         prompt = tuple(prompts[turn % len(prompts)])
         turn += 1
         request = SampleRequest(prompt, count, num_tokens, params, rounds=wants_rounds)
-        samples = run.ask(subject, request, law.vocab_size, ends)
-        _add_tokens(tokens, law, drafter_law, prompt, samples, params)
+        samples = run.ask(subject, request, reference.vocab_size, ends)
+        _add_tokens(tokens, reference, drafter_reference, prompt, samples, params)
         done += len(samples)
         seen = int(tokens.likely.counts.sum())
         if seen >= 200:
@@ -291,7 +293,7 @@ def _sample_model(
         run.progress(min(1.0, (plan.tv / reach) ** 2) if reach < 1 else 0.0)
         if ledger.failed or reach <= plan.tv:
             return True
-        if ledger.out_of_time or done >= plan.max_texts:
+        if ledger.out_of_time or done >= plan.max_samples:
             return False
         if turn >= len(prompts) and time.monotonic() - began < SECONDS_PER_BATCH / 2:
             count = min(2 * count, 64)

@@ -23,7 +23,7 @@ class AuditPlan:
         tv: total variation distance that must not go unnoticed.
         power: probability of noticing it, in the worst case.
         max_seconds: wall-clock time after which the audit gives up.
-        max_texts: texts of a small world, or of a model, after which it gives up.
+        max_samples: samples of a small world, or of a model, after which it gives up.
         seed: of everything random in the audit.
 
     Raises:
@@ -34,7 +34,7 @@ class AuditPlan:
     tv: float = 0.1
     power: float = 0.99
     max_seconds: float = 600.0
-    max_texts: int = 100_000
+    max_samples: int = 100_000
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -44,8 +44,8 @@ class AuditPlan:
                 raise AuditError(f"{name}={value}: must be between {low:g} and {high:g}")
         if self.seed < 0:
             raise AuditError(f"seed={self.seed}: must be 0 or more")
-        if not self.max_seconds > 0 or self.max_texts < 1:
-            raise AuditError("max_seconds and max_texts must be positive: nothing can be said without a sample")
+        if not self.max_seconds > 0 or self.max_samples < 1:
+            raise AuditError("max_seconds and max_samples must be positive: nothing can be said without a sample")
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class Progress:
     Attributes:
         scope: what is being looked at.
         fraction: share of the whole, by data that are wanted.
-        texts: texts seen so far.
+        samples: samples seen so far.
         log10_odds: evidence against the claim, as a decimal logarithm.
         limit: value of `log10_odds` that fails the audit.
-        wanted: about how many texts are wanted in all; 0 where that is not known beforehand.
+        wanted: about how many samples are wanted in all; 0 where that is not known beforehand.
         seconds_left: about how long the rest takes; None as long as nobody knows.
     """
 
     scope: str
     fraction: float
-    texts: int
+    samples: int
     log10_odds: float
     limit: float
     wanted: int = 0

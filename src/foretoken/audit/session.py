@@ -21,7 +21,7 @@ PIECE_SECONDS = 2.0
 """About how long a subject samples before the clock is looked at: so much later than told an audit may end."""
 
 FIRST_PIECE = 8
-"""Texts asked for at first, while nobody knows how fast a subject is."""
+"""Samples asked for at first, while nobody knows how fast a subject is."""
 
 PER_DECIMAL = 1 / math.log(10)
 
@@ -33,7 +33,7 @@ class Run:
         ledger: where evidence is kept.
         watch: who is told of progress.
         parts: worlds, or 1.
-        wanted: texts that are wanted in all, as far as that is known beforehand; 0 if it is not.
+        wanted: samples that are wanted in all, as far as that is known beforehand; 0 if it is not.
     """
 
     def __init__(self, ledger: Ledger, watch: Watcher | None, parts: int, wanted: int = 0) -> None:
@@ -41,7 +41,7 @@ class Run:
         self.until = ledger.plan.max_seconds
         """Seconds of the audit after which `ask` gives back what it has."""
         self.speculation: Speculation | None = Speculation()
-        self.texts = 0
+        self.samples = 0
         self.tokens = 0
         self.subject = ""
         self.details: dict[str, str] = {}
@@ -65,12 +65,12 @@ class Run:
         if self._watch is not None:
             share = (self._part + min(fraction, 1.0)) / self._parts
             odds, limit = self.ledger.log_e * PER_DECIMAL, self.ledger.limit * PER_DECIMAL
-            self._watch(Progress(self._scope, share, self.texts, odds, limit, self._wanted, self._left(share)))
+            self._watch(Progress(self._scope, share, self.samples, odds, limit, self._wanted, self._left(share)))
 
     def _left(self, share: float) -> float | None:
         """Seconds that the rest takes, if it goes on like this."""
         seconds, plan = self.ledger.seconds, self.ledger.plan
-        if share < 0.01 or self.texts == 0:
+        if share < 0.01 or self.samples == 0:
             return None
         return max(0.0, min(seconds * (1 - share) / share, plan.max_seconds - seconds))
 
@@ -99,9 +99,9 @@ class Run:
         samples = subject.sample(request)
         check(samples, request, vocab_size, ends)
         tokens = sum(len(sample.tokens) for sample in samples)
-        if not request.rounds:  # where these are told, texts come one by one: that says little about the others
+        if not request.rounds:  # where these are told, samples come one by one: that says little about the others
             self._tokens_per_second = tokens / max(time.monotonic() - began, 1e-6)
-        self.texts += len(samples)
+        self.samples += len(samples)
         self.tokens += tokens
         if self.speculation is not None:
             after = subject.speculation
@@ -122,7 +122,7 @@ class Run:
             ledger.plan,
             max(ledger.log_e, ledger.peak),
             ledger.threshold,
-            self.texts,
+            self.samples,
             self.tokens,
             ledger.seconds,
             findings,
@@ -136,19 +136,20 @@ def summary(verdict: AuditVerdict, ledger: Ledger, findings: Sequence[Finding], 
     if verdict == "FAIL":
         worst = max(findings, key=lambda finding: finding.log_e)
         if worst.plot.get("kind") == "count":
-            return f"It does not sample from the claimed law: {worst.plot['found']:,} wrong tokens ({worst.name})."
+            wrong = f"{worst.plot['found']:,} wrong tokens ({worst.name})"
+            return f"It does not sample from the claimed distribution: {wrong}."
         sized = [one for one in findings if one.observed_tv is not None and one.log_e >= ledger.threshold]
-        sized.sort(key=lambda one: (one.name != "joint law", -one.log_e))
+        sized.sort(key=lambda one: (one.name != "joint distribution", -one.log_e))
         if not sized:
-            return f"It does not sample from the claimed law ({worst.name}, {worst.scope})."
+            return f"It does not sample from the claimed distribution ({worst.name}, {worst.scope})."
         first = sized[0]
         return (
-            f"It does not sample from the claimed law. Its texts ({first.name}, {first.scope}) are "
+            f"It does not sample from the claimed distribution. Its samples ({first.name}, {first.scope}) are "
             f"{first.observed_tv:.2f} away from it in total variation, where {first.expected_tv or 0.0:.2f} would be "
             "chance."
         )
     seen = [one.detectable_tv for one in findings if one.detectable_tv is not None]
-    joint = [one.detectable_tv for one in findings if one.name in ("joint law", "transform", "two samples")]
+    joint = [one.detectable_tv for one in findings if one.name in ("joint distribution", "transform", "two samples")]
     reach = max((value for value in joint or seen if value is not None), default=None)
     if verdict == "PASS":
         idle = speculation is not None and speculation.drafted == 0

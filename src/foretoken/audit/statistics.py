@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 TILTS = (-0.8, -0.4, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""Exponents of `tilt_log_e`: the law p^(1 + tilt), as a temperature of 1 / (1 + tilt) would make it."""
+"""Exponents of `tilt_log_e`: the distribution p^(1 + tilt), as a temperature of 1 / (1 + tilt) would make it."""
 
 DISTANCES = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 """Total variation distances that `concentrations` spreads its prior over."""
@@ -50,7 +50,7 @@ def log_mean_exp(x: Sequence[float] | Floats) -> float:
 
 
 def chi2_sf(x: float, df: int) -> float:
-    """Upper tail of the chi-squared law with `df` degrees of freedom."""
+    """Upper tail of the chi-squared distribution with `df` degrees of freedom."""
     if df <= 0:
         return 1.0
     half = torch.tensor([df / 2, max(x, 0.0) / 2], dtype=torch.float64)
@@ -65,17 +65,17 @@ def normal_tails(z: float) -> float:
 def concentrations(cells: int) -> Floats:
     """Prior concentrations for `dirichlet_log_e`, one for each of `DISTANCES`.
 
-    A Dirichlet law with parameters ``c p`` has a mean chi-squared divergence from p of ``(K - 1)/(c + 1)``, and a
-    deviation of total variation d has a divergence of at least ``4 d²`` (Cauchy and Schwarz).
+    A Dirichlet distribution with parameters ``c p`` has a mean chi-squared divergence from p of ``(K - 1)/(c + 1)``,
+    and a deviation of total variation d has a divergence of at least ``4 d²`` (Cauchy and Schwarz).
     """
     return np.array([max(cells - 1, 1) / (4 * d * d) for d in DISTANCES])
 
 
 def dirichlet_log_e(counts: Ints, probs: Floats) -> Floats:
-    """Evidence that counts do not come from a known multinomial law, against all others at once.
+    """Evidence that counts do not come from a known multinomial distribution, against all others at once.
 
-    The likelihood under a Dirichlet mixture of laws, centred at the claimed one, over the likelihood under the claimed
-    law: a test martingale in the number of samples, exact for any counts, however small.
+    The likelihood under a Dirichlet mixture of distributions, centred at the claimed one, over that under the claimed
+    distribution: a test martingale in the number of samples, exact for any counts, however small.
     (Lindon and Malek 2022, "Anytime-valid inference for multinomial count data", arXiv 2011.03567.)
 
     Args:
@@ -131,9 +131,10 @@ def pool(probs: Floats, total: int, least: float = EXPECTED) -> Ints:
 
 
 def g_test(counts: Ints, probs: Floats) -> GTest:
-    """G-test of counts ``[K]`` against a known law ``[K]``, small cells pooled (Sokal and Rohlf, *Biometry*, ch. 17).
+    """G-test of counts ``[K]`` against a known distribution ``[K]``, small cells pooled.
 
-    With Williams' correction, which brings the small-sample law closer to chi-squared.
+    Sokal and Rohlf, *Biometry*, ch. 17. With Williams' correction, which brings the small-sample distribution closer
+    to chi-squared.
     """
     total = int(counts.sum())
     if total == 0:
@@ -153,75 +154,75 @@ def g_test(counts: Ints, probs: Floats) -> GTest:
 
 
 def total_variation(counts: Ints, probs: Floats) -> float:
-    """Total variation distance of the observed shares from a law; biased upwards, see `expected_tv`."""
+    """Total variation distance of the observed shares from a distribution; biased upwards, see `expected_tv`."""
     total = max(int(counts.sum()), 1)
     return 0.5 * float(np.abs(counts / total - probs).sum())
 
 
 def expected_tv(probs: Floats, total: int) -> float:
-    """What `total_variation` is about, for `total` samples of the law itself (normal approximation of each cell)."""
+    """Mean `total_variation` for `total` samples of the distribution itself (normal approximation of each cell)."""
     if total == 0:
         return 1.0
     spread = np.minimum(np.sqrt(2 / math.pi * probs * (1 - probs) / total), 2 * probs * (1 - probs))
     return 0.5 * float(spread.sum())
 
 
-def pit(laws: Floats, tokens: Ints, order: Ints, uniforms: Floats) -> Floats:
-    """Randomised probability integral transform of tokens, each under its own law.
+def pit(probs: Floats, tokens: Ints, order: Ints, uniforms: Floats) -> Floats:
+    """Randomised probability integral transform of tokens, each under its own distribution.
 
-    ``F(x-) + u p(x)``, F the cumulative law in the given order: uniform on [0, 1] and independent over tokens if
-    each token has its law (Smith 1985; Czado, Gneiting and Held 2009).
+    ``F(x-) + u p(x)``, F the cumulative distribution in the given order: uniform on [0, 1] and independent over tokens
+    if each token has its distribution (Smith 1985; Czado, Gneiting and Held 2009).
 
     Args:
-        laws: ``[n, V]``.
+        probs: ``[n, V]``.
         tokens: ``[n]``.
         order: ``[n, V]``, token ids in the order in which F adds them up.
         uniforms: ``[n]`` in [0, 1).
     """
     rows = np.arange(len(tokens))
-    sorted_laws = np.take_along_axis(laws, order, axis=1)
-    cumulative = sorted_laws.cumsum(axis=1)
+    sorted_probs = np.take_along_axis(probs, order, axis=1)
+    cumulative = sorted_probs.cumsum(axis=1)
     place = (order == tokens[:, None]).argmax(axis=1)
-    width = sorted_laws[rows, place]
+    width = sorted_probs[rows, place]
     return np.clip(cumulative[rows, place] - width + uniforms * width, 0.0, np.nextafter(1.0, 0.0))
 
 
-def tilt_log_e(laws: Floats, tokens: Ints) -> Floats:
-    """Evidence that tokens are likelier, or less likely, than their laws say.
+def tilt_log_e(probs: Floats, tokens: Ints) -> Floats:
+    """Evidence that tokens are likelier, or less likely, than their distributions say.
 
     The likelihood ratio of ``p^(1+t)`` (normalised) to p: ``t log p(x) - log sum p^(1+t)``, for each t of `TILTS`.
 
     Args:
-        laws: ``[n, V]``.
+        probs: ``[n, V]``.
         tokens: ``[n]``, each of positive probability.
 
     Returns:
         ``[n, T]`` log-factors; sums over tokens are log e-values, one for each tilt.
     """
     rows = np.arange(len(tokens))
-    logs = np.log(np.where(laws > 0, laws, 1.0))
+    logs = np.log(np.where(probs > 0, probs, 1.0))
     chosen = logs[rows, tokens]
-    norms = [np.log(np.where(laws > 0, np.exp((1 + t) * logs), 0.0).sum(axis=1)) for t in TILTS]
+    norms = [np.log(np.where(probs > 0, np.exp((1 + t) * logs), 0.0).sum(axis=1)) for t in TILTS]
     return np.stack([t * chosen - norm for t, norm in zip(TILTS, norms, strict=True)], axis=1)
 
 
-def log_likelihood_score(laws: Floats, tokens: Ints) -> tuple[Floats, Floats]:
+def log_likelihood_score(probs: Floats, tokens: Ints) -> tuple[Floats, Floats]:
     """``log p(x) - E[log p]`` of each token, and the variance that p gives it: a martingale difference.
 
     The sum of the first over the root of the sum of the second is standard normal for many tokens.
     """
     rows = np.arange(len(tokens))
-    logs = np.log(np.where(laws > 0, laws, 1.0))
-    mean = (laws * logs).sum(axis=1)
-    variance = (laws * logs * logs).sum(axis=1) - mean * mean
+    logs = np.log(np.where(probs > 0, probs, 1.0))
+    mean = (probs * logs).sum(axis=1)
+    variance = (probs * logs * logs).sum(axis=1) - mean * mean
     return logs[rows, tokens] - mean, np.maximum(variance, 0.0)
 
 
 def swap_log_e(first: Ints, second: Ints, log_ratio: Floats) -> float:
-    """Evidence that paired samples come from two different laws, whatever these are.
+    """Evidence that paired samples come from two different distributions, whatever these are.
 
-    If both have one law, the pairs ``(x, y)`` and ``(y, x)`` are equally likely, so that for any positive function r
-    fixed beforehand ``2 r(x) / (r(x) + r(y))`` has mean 1. It is large when r is the ratio of the two laws.
+    If both have one distribution, ``(x, y)`` and ``(y, x)`` are equally likely, so that for any positive function r
+    fixed beforehand ``2 r(x) / (r(x) + r(y))`` has mean 1. It is large when r is the ratio of the two distributions.
 
     Args:
         first: ``[n]`` outcomes of the one.
@@ -233,11 +234,11 @@ def swap_log_e(first: Ints, second: Ints, log_ratio: Floats) -> float:
 
 
 def worst_case(probs: Floats, distance: float, rng: np.random.Generator) -> Floats:
-    """A law at that total variation distance from p, as hard to tell from p as any.
+    """A distribution at that total variation distance from p, as hard to tell from p as any.
 
     Half of p's mass, picked at random, grows by the factor ``1 + 2d``, the other half shrinks by ``1 - 2d``: the
-    chi-squared divergence is then ``4 d²``, the least that a distance of d can have. A sharp law that does not split
-    into halves is split as evenly as its outcomes allow.
+    chi-squared divergence is then ``4 d²``, the least that a distance of d can have. A sharp distribution that does not
+    split into halves is split as evenly as its outcomes allow.
     """
     order = rng.permutation(len(probs))
     # Largest first into the lighter half: as even a split as a greedy rule makes, random among small outcomes.
@@ -251,9 +252,9 @@ def worst_case(probs: Floats, distance: float, rng: np.random.Generator) -> Floa
     heavy = probs[up].sum()
     if heavy in (0.0, 1.0):
         return probs
-    law = np.where(up, probs * (1 + distance / heavy), probs * (1 - distance / (1 - heavy)))
-    law = np.maximum(law, 0.0)
-    return law / law.sum()
+    p = np.where(up, probs * (1 + distance / heavy), probs * (1 - distance / (1 - heavy)))
+    p = np.maximum(p, 0.0)
+    return p / p.sum()
 
 
 def detectable_tv(
@@ -261,11 +262,11 @@ def detectable_tv(
 ) -> float:
     """Smallest total variation distance that `dirichlet_log_e` finds with the wanted power, in the worst case.
 
-    Simulated: `worst_case` laws at a trial distance, `draws` data sets of the audit's own size, and the distance
-    bisected until the mean log E is enough standard deviations above the threshold.
+    Simulated: `worst_case` distributions at a trial distance, `draws` data sets of the audit's own size, and the
+    distance bisected until the mean log E is enough standard deviations above the threshold.
 
     Args:
-        strata: pairs of a law and how many samples of it there are; the evidence is their sum.
+        strata: pairs of a distribution and how many samples of it there are; the evidence is their sum.
         threshold: log E that counts as a finding.
         power: probability of a finding, above 0.5.
         seed: of the simulation.
@@ -280,15 +281,15 @@ def detectable_tv(
 
 @lru_cache(maxsize=256)
 def _detectable_tv(key: tuple[tuple[bytes, int], ...], threshold: float, power: float, seed: int, draws: int) -> float:
-    strata = [(np.frombuffer(law), total) for law, total in key]
+    strata = [(np.frombuffer(p), total) for p, total in key]
     margin = NormalDist().inv_cdf(power)
 
     def found(distance: float) -> bool:
         rng = np.random.default_rng(seed)
         log_e = np.zeros((draws, len(DISTANCES)))
         for probs, total in strata:
-            law = worst_case(probs, distance, rng)
-            log_e += dirichlet_log_e(rng.multinomial(total, law, size=draws), probs)
+            p = worst_case(probs, distance, rng)
+            log_e += dirichlet_log_e(rng.multinomial(total, p, size=draws), probs)
         values = np.array([log_mean_exp(row) for row in log_e])
         return bool(values.mean() - margin * values.std() >= threshold)
 

@@ -15,7 +15,7 @@ from foretoken.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class Sample:
-    """One sampled text.
+    """One sampled sample.
 
     Attributes:
         tokens: its token ids; an end token, if one ended it, included.
@@ -35,10 +35,10 @@ class SampleRequest:
 
     Attributes:
         prompt: token ids.
-        count: texts wanted.
+        count: samples wanted.
         num_tokens: tokens of each, unless an end token comes first.
         params: how to sample; its `seed`, `max_new_tokens` and `logprobs` are to be ignored.
-        seed: key of the randomness of this request; `seeds` makes one for each text from it.
+        seed: key of the randomness of this request; `seeds` makes one for each sample from it.
         rounds: `Sample.rounds` is wanted, if it can be had.
         logprobs: this many `Sample.top_logprobs` are wanted; None for none.
 
@@ -60,7 +60,7 @@ class SampleRequest:
                 raise AuditError(f"{name}={value}: give at least 1")
 
     def seeds(self) -> list[int]:
-        """A seed below 2**31 for each text."""
+        """A seed below 2**31 for each sample."""
         rng = np.random.default_rng(self.seed)
         return [int(seed) for seed in rng.integers(0, 2**31, size=self.count)]
 
@@ -114,29 +114,29 @@ def check(samples: Sequence[Sample], request: SampleRequest, vocab_size: int | N
         samples: what the subject returned.
         request: what it was asked.
         vocab_size: token ids are below it; None where that is not known.
-        ends: tokens that may end a text early.
+        ends: tokens that may end a sample early.
 
     Raises:
         AuditError: names the first thing that is wrong.
     """
     if len(samples) != request.count:
-        raise AuditError(f"the subject returned {len(samples)} texts where {request.count} were asked for")
+        raise AuditError(f"the subject returned {len(samples)} samples where {request.count} were asked for")
     for place, sample in enumerate(samples):
         tokens = sample.tokens
         for token in tokens:
             if token < 0 or (vocab_size is not None and token >= vocab_size):
                 raise AuditError(
-                    f"text {place} holds the token {token}: the vocabulary has the ids 0 to {(vocab_size or 0) - 1}"
+                    f"sample {place} holds the token {token}: the vocabulary has the ids 0 to {(vocab_size or 0) - 1}"
                 )
         if len(tokens) > request.num_tokens:
-            raise AuditError(f"text {place} has {len(tokens)} tokens where {request.num_tokens} were asked for")
+            raise AuditError(f"sample {place} has {len(tokens)} tokens where {request.num_tokens} were asked for")
         if len(tokens) < request.num_tokens and not (tokens and tokens[-1] in ends):
             raise AuditError(
-                f"text {place} has {len(tokens)} tokens where {request.num_tokens} were asked for, and the last is no "
-                "end token: the subject must return all tokens that it sampled, the end token included"
+                f"sample {place} has {len(tokens)} tokens where {request.num_tokens} were asked for, and the last is "
+                "no end token: the subject must return all tokens that it sampled, the end token included"
             )
         if sample.rounds is not None and sum(sample.rounds) != len(tokens):
-            raise AuditError(f"the rounds of text {place} add up to {sum(sample.rounds)}, its tokens are {len(tokens)}")
+            raise AuditError(f"rounds of sample {place} add up to {sum(sample.rounds)}, its tokens are {len(tokens)}")
 
 
 Function = Callable[[list[int], int, int, SamplingParams, int], Any]
@@ -171,7 +171,7 @@ class CallableSubject:
             if result.ndim != 2:
                 raise AuditError(
                     f"the callable {self.name} returned an array of shape {list(result.shape)}: it must be "
-                    f"[{request.count}, {request.num_tokens}], a row of token ids for each text"
+                    f"[{request.count}, {request.num_tokens}], a row of token ids for each sample"
                 )
             result = result.tolist()
         try:
@@ -210,7 +210,7 @@ class EngineSubject:
         self.speculation: Speculation | None = Speculation()
 
     def sample(self, request: SampleRequest) -> list[Sample]:
-        """Generate in batches, or text by text where rounds are wanted: only a stream tells them."""
+        """Generate in batches, or sample by sample where rounds are wanted: only a stream tells them."""
         params = [
             replace(
                 request.params,

@@ -1,4 +1,4 @@
-"""Evidence from longer texts: every token judged under its own context."""
+"""Evidence from longer samples: every token judged under its own context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pit:
     def __init__(self, name: str, scope: str, question: str, note: str = "") -> None:
         self.name, self.scope, self.question, self.note = name, scope, question, note
         self.counts = np.zeros(BINS, dtype=np.int64)
-        self._law = np.full(BINS, 1 / BINS)
+        self._p = np.full(BINS, 1 / BINS)
 
     def add(self, values: Floats) -> None:
         """Count values in [0, 1)."""
@@ -29,11 +29,11 @@ class Pit:
     @property
     def log_e(self) -> float:
         """See `Evidence`."""
-        return st.log_mean_exp(st.dirichlet_log_e(self.counts, self._law))
+        return st.log_mean_exp(st.dirichlet_log_e(self.counts, self._p))
 
     def detectable_tv(self, threshold: float, power: float) -> float:
         """Distance of the transform from uniform that would have been found."""
-        return st.detectable_tv([(self._law, int(self.counts.sum()))], threshold, power)
+        return st.detectable_tv([(self._p, int(self.counts.sum()))], threshold, power)
 
     def finding(self, threshold: float, power: float) -> Finding:
         """See `Evidence`."""
@@ -42,21 +42,22 @@ class Pit:
             self.name,
             self.scope,
             self.question,
-            "the law of each token is known from its context; deviations that cancel out over contexts are not seen",
+            "the distribution of each token is known from its context; deviations that cancel out over contexts "
+            "are not seen",
             self.log_e,
             total,
             "tokens",
             self.detectable_tv(threshold, power),
-            st.total_variation(self.counts, self._law) if total else None,
-            st.expected_tv(self._law, total) if total else None,
-            st.g_test(self.counts, self._law),
+            st.total_variation(self.counts, self._p) if total else None,
+            st.expected_tv(self._p, total) if total else None,
+            st.g_test(self.counts, self._p),
             None,
             {"kind": "pit", "counts": self.counts.tolist(), "note": self.note},
         )
 
 
 class LogLikelihood:
-    """Whether tokens are as likely, on average, as their laws say."""
+    """Whether tokens are as likely, on average, as their distributions say."""
 
     name = "log-likelihood"
 
@@ -65,10 +66,10 @@ class LogLikelihood:
         self._tilts = np.zeros(len(st.TILTS))
         self._score, self._variance, self._count = 0.0, 0.0, 0
 
-    def add(self, laws: Floats, tokens: Ints) -> None:
-        """Count tokens ``[n]`` under laws ``[n, V]``."""
-        self._tilts += st.tilt_log_e(laws, tokens).sum(axis=0)
-        score, variance = st.log_likelihood_score(laws, tokens)
+    def add(self, probs: Floats, tokens: Ints) -> None:
+        """Count tokens ``[n]`` under distributions ``[n, V]``."""
+        self._tilts += st.tilt_log_e(probs, tokens).sum(axis=0)
+        score, variance = st.log_likelihood_score(probs, tokens)
         self._score += float(score.sum())
         self._variance += float(variance.sum())
         self._count += len(tokens)
@@ -88,8 +89,8 @@ class LogLikelihood:
         return Finding(
             self.name,
             self.scope,
-            "Are tokens as likely, on average, as their laws say? (Too likely: too cold, truncated, greedy.)",
-            "the law of each token is known from its context",
+            "Are tokens as likely, on average, as their distributions say? (Too likely: too cold, truncated, greedy.)",
+            "the distribution of each token is known from its context",
             self.log_e,
             self._count,
             "tokens",
@@ -100,9 +101,9 @@ class LogLikelihood:
 class Offsets:
     """The transform by distance from the beginning of a round.
 
-    The d-th token after a round began has the target's law whatever the rounds after it do, and whichever verifier
-    runs: how the next rounds fall is decided after it. Grouping by how a token came about instead (accepted, residual,
-    bonus) would not be a test: an accepted token has another law than the target's by design.
+    The d-th token after a round began has the target's distribution whatever the rounds after it do, and whichever
+    verifier runs: how the next rounds fall is decided after it. Grouping by how a token came about instead (accepted,
+    residual, bonus) would not be a test: an accepted token has another distribution than the target's by design.
     """
 
     name = "place in the round"
@@ -112,14 +113,14 @@ class Offsets:
         self.parts = [Pit("", scope, "") for _ in range(width)]
         self._likelihoods = [LogLikelihood(scope) for _ in range(width)]
 
-    def add(self, rounds: Sequence[int], values: Floats, laws: Floats, tokens: Ints) -> None:
-        """Count one text: its rounds, and transform, law and token of each place."""
+    def add(self, rounds: Sequence[int], values: Floats, probs: Floats, tokens: Ints) -> None:
+        """Count one sample: its rounds, and transform, distribution and token of each place."""
         starts = np.cumsum([0, *rounds[:-1]])
         for d, (part, likelihood) in enumerate(zip(self.parts, self._likelihoods, strict=True)):
             places = starts + d
             places = places[places < len(values)]
             part.add(values[places])
-            likelihood.add(laws[places], tokens[places])
+            likelihood.add(probs[places], tokens[places])
 
     @property
     def log_e(self) -> float:
@@ -146,7 +147,7 @@ class Offsets:
         return Finding(
             self.name,
             self.scope,
-            "Does the d-th token after a round began have its law?",
+            "Does the d-th token after a round began have its distribution?",
             worst.assumption,
             self.log_e,
             found[0].samples,
@@ -161,12 +162,12 @@ class Offsets:
 
 
 class Tokens:
-    """Token-by-token evidence on longer texts: transforms, log-likelihood, places in the round.
+    """Token-by-token evidence on longer samples: transforms, log-likelihood, places in the round.
 
     Args:
         scope: on what.
         seed: of the randomisation of the transform.
-        drafter: the drafter's law is known too: a second transform puts first what the drafter prefers.
+        drafter: the drafter's distribution is known too: a second transform puts first what the drafter prefers.
         width: places of a round that are told apart; 0 for none.
     """
 
@@ -174,14 +175,14 @@ class Tokens:
         self.likely = Pit(
             "transform",
             scope,
-            "Are probable and improbable tokens drawn as often as their laws say?",
+            "Are probable and improbable tokens drawn as often as their distributions say?",
             "Flat if they are; left: the likeliest tokens of each context, right: the least likely ones",
         )
         self.leaning = (
             Pit(
                 "drafter's order",
                 scope,
-                "Are tokens that the drafter prefers drawn more often, or less often, than their laws say?",
+                "Are tokens that the drafter prefers drawn more often, or less often, than their distributions say?",
                 "Flat if not; left: what the drafter overrates most, right: what it underrates most",
             )
             if drafter
@@ -194,37 +195,37 @@ class Tokens:
 
     def add(
         self,
-        laws: Floats,
+        probs: Floats,
         tokens: Ints,
-        drafter_laws: Floats | None = None,
+        drafter_probs: Floats | None = None,
         rounds: Sequence[int] | None = None,
         loose: Floats | None = None,
     ) -> None:
-        """Count one text.
+        """Count one sample.
 
         Args:
-            laws: ``[T, V]``, the claimed law of each token.
+            probs: ``[T, V]``, the claimed distribution of each token.
             tokens: ``[T]``.
-            drafter_laws: ``[T, V]``.
+            drafter_probs: ``[T, V]``.
             rounds: how many tokens each round added.
-            loose: ``[T, V]``, laws with limits loosened by more than rounding (`law.probabilities`).
+            loose: ``[T, V]``, distributions with limits loosened by more than rounding (`reference.probabilities`).
         """
         rows = np.arange(len(tokens))
-        good = laws[rows, tokens] > 0
+        good = probs[rows, tokens] > 0
         border = ~good if loose is None else ~good & (loose[rows, tokens] > 0)
         if loose is None:
             border = np.zeros_like(good)
         self.possible.add(len(tokens), int((~good & ~border).sum()), int(border.sum()))
         uniforms = self._rng.random(len(tokens))
-        values = st.pit(laws, tokens, np.argsort(-laws, axis=1, kind="stable"), uniforms)
+        values = st.pit(probs, tokens, np.argsort(-probs, axis=1, kind="stable"), uniforms)
         self.likely.add(values[good])
-        self.likelihood.add(laws[good], tokens[good])
-        if self.leaning is not None and drafter_laws is not None:
-            ratio = np.log(np.maximum(drafter_laws, 1e-300)) - np.log(np.maximum(laws, 1e-300))
-            order = np.argsort(-np.where(laws > 0, ratio, -np.inf), axis=1, kind="stable")
-            self.leaning.add(st.pit(laws, tokens, order, uniforms)[good])
+        self.likelihood.add(probs[good], tokens[good])
+        if self.leaning is not None and drafter_probs is not None:
+            ratio = np.log(np.maximum(drafter_probs, 1e-300)) - np.log(np.maximum(probs, 1e-300))
+            order = np.argsort(-np.where(probs > 0, ratio, -np.inf), axis=1, kind="stable")
+            self.leaning.add(st.pit(probs, tokens, order, uniforms)[good])
         if self.offsets is not None and rounds is not None and good.all():
-            self.offsets.add(rounds, values, laws, tokens)
+            self.offsets.add(rounds, values, probs, tokens)
 
     def parts(self) -> list[Evidence]:
         """The pieces of evidence."""

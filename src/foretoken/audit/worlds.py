@@ -1,4 +1,4 @@
-"""Small worlds: pairs of tiny random models whose joint law of the first tokens can be written down.
+"""Small worlds: pairs of tiny random models whose joint distribution of the first tokens can be written down.
 
 A world is an ordinary pair of checkpoints (Llama, 8 tokens, head size 32, so that every engine loads it), two prompts
 and a claim. The target is sharp, and the drafter is wrong about it in a way that makes faults show: a *stranger* was
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 from foretoken.audit.errors import AuditError
-from foretoken.audit.law import ReferenceLaw, enumerate_laws, joint
+from foretoken.audit.reference import ReferenceModel, enumerate_probs, joint
 from foretoken.audit.statistics import Floats
 from foretoken.sampling.params import SamplingParams
 
 VOCAB_SIZE = 8
 NUM_SPECULATIVE_TOKENS = 2
 MAX_CELLS = 20_000
-"""Most texts whose joint law is enumerated."""
+"""Most sequences whose joint distribution is enumerated."""
 
 PROMPT_LENGTH = 12
 MARGIN = 3e-4
@@ -55,7 +55,7 @@ class World:
         path: a folder with the checkpoints ``target`` and ``drafter``, tokenizer included.
         params: the claimed sampling parameters.
         prompts: token ids.
-        depth: tokens whose joint law is tested: one whole round, k drafted tokens and the one after them.
+        depth: tokens whose joint distribution is tested: one whole round, k drafted tokens and the one after them.
         num_speculative_tokens: k, what the subject should be set to.
     """
 
@@ -87,35 +87,35 @@ class World:
         return _load(self.drafter_path)
 
     @cached_property
-    def target_law(self) -> ReferenceLaw:
+    def target_reference(self) -> ReferenceModel:
         """The target in float64."""
-        return ReferenceLaw(self.target, torch.float64)
+        return ReferenceModel(self.target, torch.float64)
 
     @cached_property
-    def drafter_law(self) -> ReferenceLaw:
+    def drafter_reference(self) -> ReferenceModel:
         """The drafter in float64."""
-        return ReferenceLaw(self.drafter, torch.float64)
+        return ReferenceModel(self.drafter, torch.float64)
 
     @property
     def vocab_size(self) -> int:
         """Tokens, V."""
-        return self.target_law.vocab_size
+        return self.target_reference.vocab_size
 
     @cached_property
     def levels(self) -> list[list[Floats]]:
-        """For each prompt, the target's laws after every text shorter than `depth`: ``[V ** d, V]``."""
-        return [enumerate_laws(self.target_law, prompt, self.depth, self.params)[0] for prompt in self.prompts]
+        """For each prompt, the target's distributions after every sequence shorter than `depth`: ``[V ** d, V]``."""
+        return [enumerate_probs(self.target_reference, prompt, self.depth, self.params)[0] for prompt in self.prompts]
 
     @cached_property
-    def joints(self) -> list[Floats]:
-        """For each prompt, the law of the first `depth` tokens, ``[V ** depth]``."""
+    def joint_probs(self) -> list[Floats]:
+        """For each prompt, the distribution of the first `depth` tokens, ``[V ** depth]``."""
         return [joint(levels) for levels in self.levels]
 
     @cached_property
-    def drafter_joints(self) -> list[Floats]:
-        """For each prompt, the law of the first `depth` tokens that the drafter alone would write."""
-        laws = [enumerate_laws(self.drafter_law, prompt, self.depth, self.params)[0] for prompt in self.prompts]
-        return [joint(levels) for levels in laws]
+    def drafter_joint_probs(self) -> list[Floats]:
+        """For each prompt, the distribution of the first `depth` tokens that the drafter alone would write."""
+        probs = [enumerate_probs(self.drafter_reference, prompt, self.depth, self.params)[0] for prompt in self.prompts]
+        return [joint(levels) for levels in probs]
 
 
 def make_worlds(
@@ -131,7 +131,7 @@ def make_worlds(
         directory: a folder for the checkpoints; made if it is not there.
         claims: pairs of a kind, ``twin``, ``cousin`` or ``stranger``, and sampling parameters; None means a cousin at
             temperature 1, a twin with temperature, top-k and top-p, and a stranger at temperature 1.
-        num_speculative_tokens: k. The joint law of k + 1 tokens is tested, or of as many as can be enumerated.
+        num_speculative_tokens: k. The joint distribution of k + 1 tokens is tested, or of as many as can be enumerated.
         vocab_size: tokens, 4 to 26.
         seed: of the weights.
 
@@ -161,13 +161,13 @@ def make_worlds(
             if (kind, attempt) not in pairs:
                 pairs[kind, attempt] = _pair(kind, vocab_size, attempt)
             target, drafter = pairs[kind, attempt]
-            law = ReferenceLaw(target, torch.float64)
-            prompts = _prompts(law, params, attempt)
-            margin = min(enumerate_laws(law, prompt, depth, params)[1] for prompt in prompts)
+            reference = ReferenceModel(target, torch.float64)
+            prompts = _prompts(reference, params, attempt)
+            margin = min(enumerate_probs(reference, prompt, depth, params)[1] for prompt in prompts)
             if best is None or margin > best[0]:
                 path = directory / f"{kind}-{attempt}"
                 world = World(f"{kind} · {describe(params)}", path, params, prompts, depth, num_speculative_tokens)
-                world.__dict__.update(target=target, drafter=drafter, target_law=law)
+                world.__dict__.update(target=target, drafter=drafter, target_reference=reference)
                 best = (margin, world)
             if margin >= MARGIN:
                 break
@@ -236,7 +236,7 @@ def load_world(path: str | Path) -> World:
 
 
 def describe(params: SamplingParams) -> str:
-    """The parameters that shape the law, in a few words."""
+    """The parameters that shape the distribution, in a few words."""
     if params.greedy:
         return "greedy"
     default = SamplingParams()
@@ -249,7 +249,7 @@ def describe(params: SamplingParams) -> str:
     return ", ".join(said)
 
 
-def _prompts(law: ReferenceLaw, params: SamplingParams, seed: int) -> tuple[tuple[int, ...], ...]:
+def _prompts(reference: ReferenceModel, params: SamplingParams, seed: int) -> tuple[tuple[int, ...], ...]:
     """Two prompts with repeated pairs in them, so that n-gram lookup has something to find.
 
     Of several candidates, those after which the first token is most open.
@@ -257,10 +257,10 @@ def _prompts(law: ReferenceLaw, params: SamplingParams, seed: int) -> tuple[tupl
     rng = np.random.default_rng([seed, 1])
     candidates = []
     for _ in range(8):
-        piece = rng.permutation(law.vocab_size)[:4].tolist()
-        tail = rng.integers(0, law.vocab_size, PROMPT_LENGTH - 10).tolist()
+        piece = rng.permutation(reference.vocab_size)[:4].tolist()
+        tail = rng.integers(0, reference.vocab_size, PROMPT_LENGTH - 10).tolist()
         prompt = (*piece, *tail, *piece, *piece[:2])
-        first = law.laws(prompt, [[0]], params)[0][0]
+        first = reference.probs(prompt, [[0]], params)[0][0]
         candidates.append((-float(np.log(np.where(first > 0, first, 1.0)) @ first), prompt))
     return tuple(prompt for _, prompt in sorted(candidates, reverse=True)[:2])
 
@@ -306,7 +306,7 @@ def _save_pair(world: World) -> None:
 
 
 def _model(vocab_size: int, seed: list[int]) -> Any:
-    """A Llama of two layers whose laws are sharp: about one nat of entropy."""
+    """A Llama of two layers whose distributions are sharp: about one nat of entropy."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -1,4 +1,4 @@
-"""``foretoken audit``: does a system sample from the law it claims?"""
+"""``foretoken audit``: does a system sample from the distribution it claims?"""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from foretoken.cli.audit_options import ClaimOptions, RealOptions, RunOptions, S
 from foretoken.cli.audit_run import (
     conclude,
     end_tokens,
-    load_law,
     load_module,
+    load_reference,
     load_tokenizer,
     on_model,
     on_worlds,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 audit_app = typer.Typer(
     name="audit",
-    help="Does a system sample from the law it claims? PASS (status 0), FAIL (1) or INCONCLUSIVE (3), with evidence.",
+    help="Does a system sample from the distribution it claims? PASS (status 0), FAIL (1) or INCONCLUSIVE (3).",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -250,7 +250,8 @@ def endpoint(
         Path | None, typer.Option(metavar="DIR", help="It serves the target of this world (from make-world).")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="It serves this model: the claimed law is computed here.")
+        str | None,
+        typer.Option(metavar="MODEL", help="It serves this model: the claimed distribution is computed here."),
     ] = None,
     reference: Annotated[
         str | None, typer.Option(metavar="URL", help="A server of the same model without speculation.")
@@ -259,7 +260,7 @@ def endpoint(
         str | None, typer.Option(metavar="MODEL", help="Tokenizer of the prompts. Default: the target's.")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one a line.")] = None,
-    num_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 32,
+    num_tokens: Annotated[int, typer.Option(help="Tokens of each sample.")] = 32,
     server: ServerOptions,
     claim: ClaimOptions,
     run: RunOptions,
@@ -281,11 +282,11 @@ def endpoint(
             words = load_tokenizer(here.target_path)
             return audit_worlds(lambda _: server.subject(url, words), [here], plan, watch)
         if target is not None:
-            law, words = load_law(target)
-            ends = end_tokens(law)
+            model, words = load_reference(target)
+            ends = end_tokens(model)
             subject = server.subject(url, words, ends[0] if ends else None)
             ids = read_prompts(words, prompts)
-            return audit_model(subject, law, ids, params, plan, watch, num_tokens=num_tokens, ends=ends)
+            return audit_model(subject, model, ids, params, plan, watch, num_tokens=num_tokens, ends=ends)
         subject = server.subject(url)
         if tokenizer is None:
             raise ParameterError("prompts are sent as token ids: name the model's tokenizer with --tokenizer")

@@ -65,7 +65,7 @@ class RealOptions:
         Path | None,
         typer.Option(metavar="FILE", help="With --target: prompts, one a line.", rich_help_panel=_CLAIM),
     ] = None
-    num_tokens: Annotated[int, typer.Option(help="With --target: tokens of each text.", rich_help_panel=_CLAIM)] = 48
+    num_tokens: Annotated[int, typer.Option(help="With --target: tokens of each sample.", rich_help_panel=_CLAIM)] = 48
     num_speculative_tokens: Annotated[
         int, typer.Option("--num-speculative-tokens", "-k", help="Tokens drafted a round.", rich_help_panel=_CLAIM)
     ] = 2
@@ -82,7 +82,7 @@ class RunOptions:
         bool,
         typer.Option(
             "--quick",
-            help=f"Coarse: --tv {QUICK_TV:g}, --max-seconds {QUICK_MAX_SECONDS:g}. About a tenth of the texts.",
+            help=f"Coarse: --tv {QUICK_TV:g}, --max-seconds {QUICK_MAX_SECONDS:g}. About a tenth of the samples.",
             rich_help_panel=_BUDGET,
         ),
     ] = False
@@ -101,7 +101,7 @@ class RunOptions:
             help=f"Give up after so long. Default: {MAX_SECONDS:g}.", show_default=False, rich_help_panel=_BUDGET
         ),
     ] = None
-    max_texts: Annotated[int, typer.Option(help="Give up after so many texts.", rich_help_panel=_BUDGET)] = 100_000
+    max_samples: Annotated[int, typer.Option(help="Give up after so many samples.", rich_help_panel=_BUDGET)] = 100_000
     audit_seed: Annotated[int, typer.Option(help="Of all that is random in it.", rich_help_panel=_BUDGET)] = 0
     json: Annotated[
         bool, typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=_OUTPUT)
@@ -121,7 +121,7 @@ class RunOptions:
             tv=tv if self.tv is None else self.tv,
             power=self.power,
             max_seconds=seconds if self.max_seconds is None else self.max_seconds,
-            max_texts=self.max_texts,
+            max_samples=self.max_samples,
             seed=self.audit_seed,
         )
 
@@ -136,7 +136,7 @@ class ServerOptions:
     ] = None
     timeout: Annotated[float, typer.Option(help="Seconds for each request.")] = 60.0
     concurrency: Annotated[int, typer.Option(help="Requests under way at once.")] = 4
-    texts_per_request: Annotated[int, typer.Option(help="The n of a request.")] = 1
+    samples_per_request: Annotated[int, typer.Option(help="The n of a request.")] = 1
     field: Annotated[
         list[str], typer.Option(metavar="NAME=VALUE", help="A further field of each request, as JSON. Repeatable.")
     ] = field(default_factory=list)
@@ -157,7 +157,7 @@ class ServerOptions:
             api_key=key,
             timeout_seconds=self.timeout,
             concurrency=self.concurrency,
-            texts_per_request=self.texts_per_request,
+            samples_per_request=self.samples_per_request,
             end_token=end_token,
             extra=dict(map(argument, self.field)),
         )

@@ -18,7 +18,7 @@ from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ModelError, PromptError
 
 if TYPE_CHECKING:
-    from foretoken.audit import AuditPlan, ReferenceLaw, Report, Subject
+    from foretoken.audit import AuditPlan, ReferenceModel, Report, Subject
     from foretoken.audit.run import Factory
     from foretoken.audit.sequential import Progress as State
     from foretoken.audit.sequential import Watcher
@@ -70,7 +70,7 @@ def _progress(screen: Screen, plan: AuditPlan) -> Iterator[Watcher]:
         if not told and state.wanted:
             told = True
             screen.note(
-                f"about {state.wanted:,} texts, {plan.max_seconds:,.0f} seconds at most; how long that takes depends "
+                f"about {state.wanted:,} samples, {plan.max_seconds:,.0f} seconds at most; how long that takes depends "
                 "on the system (--tv or --quick for fewer, --max-seconds for the limit)"
             )
 
@@ -84,7 +84,7 @@ def _progress(screen: Screen, plan: AuditPlan) -> Iterator[Watcher]:
         def watch(state: State) -> None:
             foretell(state)
             odds = "certain" if state.log10_odds == float("inf") else f"10^{max(state.log10_odds, -9.0):.1f}"
-            words = f"{state.texts:,} texts, odds against {odds} of 10^{state.limit:.0f}"
+            words = f"{state.samples:,} samples, odds against {odds} of 10^{state.limit:.0f}"
             if state.seconds_left is not None:
                 words = f"{duration(state.seconds_left)} left, {words}"
             progress.update(task, completed=state.fraction, description=state.scope, state=words)
@@ -125,24 +125,24 @@ def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions
     target = real.target
 
     def audit(plan: AuditPlan, watch: Watcher) -> Report:
-        law, tokenizer = load_law(target)
-        drafter_law = None
+        reference, tokenizer = load_reference(target)
+        drafter_reference = None
         if real.drafter is not None and os.path.isdir(real.drafter):
-            drafter_law, _ = load_law(real.drafter)
+            drafter_reference, _ = load_reference(real.drafter)
         prompts = read_prompts(tokenizer, real.prompts)
         subject = make()
         try:
             return audit_model(
                 subject,
-                law,
+                reference,
                 prompts,
                 claim.params() or SamplingParams(),
                 plan,
                 watch,
-                drafter_law=drafter_law,
+                drafter_reference=drafter_reference,
                 num_tokens=real.num_tokens,
                 num_speculative_tokens=real.num_speculative_tokens,
-                ends=end_tokens(law),
+                ends=end_tokens(reference),
             )
         finally:
             subject.close()
@@ -150,12 +150,12 @@ def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions
     conclude(audit, run)
 
 
-def load_law(path: str) -> tuple[ReferenceLaw, Any]:
-    """A model's law, computed in float32, and its tokenizer."""
+def load_reference(path: str) -> tuple[ReferenceModel, Any]:
+    """A model's distribution, computed in float32, and its tokenizer."""
     module, tokenizer = load_module(path)
-    from foretoken.audit import ReferenceLaw
+    from foretoken.audit import ReferenceModel
 
-    return ReferenceLaw(module), tokenizer
+    return ReferenceModel(module), tokenizer
 
 
 def load_module(path: str) -> tuple[Any, Any]:
@@ -195,11 +195,11 @@ def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
         raise ModelError(f"{path} can't be loaded: {str(error).splitlines()[0]}") from error
 
 
-def end_tokens(law: ReferenceLaw) -> tuple[int, ...]:
-    """The tokens that end a text of this model."""
+def end_tokens(reference: ReferenceModel) -> tuple[int, ...]:
+    """The tokens that end a sample of this model."""
     from foretoken.models.traits import eos_token_ids
 
-    return eos_token_ids(law.module)
+    return eos_token_ids(reference.module)
 
 
 def read_prompts(tokenizer: Any, file: Path | None) -> list[list[int]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken.cli.bench_drafters import DrafterOptions
 from foretoken.cli.bench_options import Peers, PlanOptions
 from foretoken.cli.bench_progress import watching
 from foretoken.cli.options import with_options
@@ -101,6 +102,42 @@ def run(
     with watching(screen) as progress:
         measure(chosen, store, progress)
     _conclude(Results(store.records, reference), html, screen)
+
+
+@command("drafters")
+def drafters(
+    *,
+    plan: DrafterOptions,
+    json: Json = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the tables there, too.", show_default=False)
+    ] = None,
+    no_color: NoColor = False,
+) -> None:
+    """Measure every drafter on every workload: acceptance, what a round costs, and speed over plain decoding."""
+    from foretoken.cli.setup import keep_quiet
+
+    screen = Screen(no_color)
+    keep_quiet(screen)
+    for file in (json, markdown):
+        if file is not None:
+            check_writable(file)
+    from foretoken.bench import drafter_table
+    from foretoken.bench.drafter_runs import measure_drafters
+    from foretoken.bench.records import Store
+
+    chosen = plan.plan()
+    store = Store(json, chosen.settings())
+
+    def leave_out(word: str, error: ForetokenError) -> None:
+        screen.note(f"not run: {word}: {error}", style="yellow")
+
+    with watching(screen) as progress:
+        measure_drafters(chosen, store, progress, leave_out)
+    cells = drafter_table.cells(store.of("run"))
+    drafter_table.show(cells, screen.out)
+    if markdown is not None:
+        markdown.write_text(drafter_table.markdown(cells), encoding="utf-8")
 
 
 @command("report")

@@ -155,7 +155,7 @@ class PlanOptions:
             if folder is not None and not (folder / "config.json").is_file():
                 raise ParameterError(f"{str(folder)!r} holds no config.json: name a checkpoint's folder")
         cache = self.cache or cache_folder("bench")
-        ks = [engines.check_k(k) for k in _listed(self.k, str, "k")]
+        ks = [engines.check_k(k) for k in listed(self.k, str, "k")]
         words = engines.split(self.engines)
         if not words:
             raise ParameterError("engines is empty: give at least one value")
@@ -163,10 +163,10 @@ class PlanOptions:
         dtype = self.dtype or ("bfloat16" if self.device != "cpu" or _multiplies_bfloat16() else "float32")
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ParameterError(f"dtype {dtype!r}: choose float32, bfloat16 or float16")
-        sizes = _listed(self.batch, int, "batch")
+        sizes = listed(self.batch, int, "batch")
         if not all(1 <= size <= 1024 for size in sizes):
             raise ParameterError(f"batch is {self.batch!r}: give sizes from 1 to 1,024, such as 1,4")
-        temperatures = _listed(self.temperature, float, "temperature")
+        temperatures = listed(self.temperature, float, "temperature")
         if not all(0 <= value <= 100 for value in temperatures):
             raise ParameterError(f"temperature is {self.temperature!r}: give numbers from 0 to 100, such as 0,1")
         if self.widen is not None:  # last, for it takes its time
@@ -194,7 +194,7 @@ class PlanOptions:
         from foretoken import workloads
 
         items = workloads.load(self.workload, self.data)
-        items = workloads.select(items, self.limit, _listed(self.category, str, "category") if self.category else ())
+        items = workloads.select(items, self.limit, listed(self.category, str, "category") if self.category else ())
         context = json.loads((target / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings", 2048)
         try:
             tokenizer = AutoTokenizer.from_pretrained(target)
@@ -204,7 +204,7 @@ class PlanOptions:
         return workloads.encode(items, tokenizer, context - self.max_new_tokens - 32, self.prompt_tokens)
 
 
-def _listed(text: str, kind: Callable[[str], _Value], name: str) -> list[_Value]:
+def listed(text: str, kind: Callable[[str], _Value], name: str) -> list[_Value]:
     """The values of a list with commas.
 
     Raises:

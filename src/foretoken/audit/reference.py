@@ -1,4 +1,4 @@
-"""The law that a subject claims: a model's next-token law under sampling parameters, computed plainly.
+"""What a subject claims: a model's next-token distribution under sampling parameters, computed plainly.
 
 This is written anew, in float64 and without anything from `foretoken.sampling`, so that the audit of Foretoken is not
 Foretoken's word against its own.
@@ -21,13 +21,13 @@ CHUNK = 1 << 25
 """Most float64 scores of one forward pass (256 MiB)."""
 
 
-def shape(logits: Floats, params: SamplingParams, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Floats:
+def shape(logits: Floats, params: SamplingParams, histories: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Floats:
     """Logits with bias and penalties, before temperature.
 
     Args:
         logits: ``[n, V]``.
         params: the claim; `min_new_tokens` is not considered.
-        texts: prompt and output so far of each row.
+        sequences: prompt and output so far of each row.
     """
     penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
     if not params.logit_bias and not penalised:
@@ -38,7 +38,7 @@ def shape(logits: Floats, params: SamplingParams, texts: Sequence[tuple[Sequence
             scores[:, token] += bias
     if penalised:
         size = scores.shape[1]
-        for row, (prompt, output) in enumerate(texts):
+        for row, (prompt, output) in enumerate(histories):
             counts = np.bincount(np.asarray(output, dtype=np.int64), minlength=size)[:size]
             seen = np.zeros(size, dtype=bool)
             seen[np.asarray(prompt, dtype=np.int64)] = True
@@ -51,37 +51,37 @@ def shape(logits: Floats, params: SamplingParams, texts: Sequence[tuple[Sequence
 
 
 def probabilities(scores: Floats, params: SamplingParams, slack: float = 0.0) -> Floats:
-    """Scores ``[n, V]`` to laws: temperature, top-k, top-p, min-p, each on what those before it left.
+    """Scores ``[n, V]`` to distributions: temperature, top-k, top-p, min-p, each on what those before it left.
 
     top-k keeps all that tie with the k-th; top-p takes equal tokens by rising id.
 
     Args:
         scores: from `shape`.
         params: the claim.
-        slack: loosen every limit by this much: the laws then also hold tokens that rounding might let in.
+        slack: loosen every limit by this much: the distributions then also hold tokens that rounding might let in.
     """
     scores = scores - scores.max(axis=1, keepdims=True)
     if params.greedy:
-        laws = np.where(scores >= -slack, 1.0, 0.0)
-        return laws / laws.sum(axis=1, keepdims=True)
+        probs = np.where(scores >= -slack, 1.0, 0.0)
+        return probs / probs.sum(axis=1, keepdims=True)
     size = scores.shape[1]
     scores = scores / params.temperature
     keep = np.ones(scores.shape, dtype=bool)
     if params.top_k and params.top_k < size:
         kth = np.partition(scores, size - params.top_k, axis=1)[:, size - params.top_k, None]
         keep &= scores >= kth - slack
-    laws = np.where(keep, np.exp(scores), 0.0)
+    probs = np.where(keep, np.exp(scores), 0.0)
     if params.top_p < 1.0:
-        order = np.argsort(-laws, axis=1, kind="stable")
-        ordered = np.take_along_axis(laws, order, axis=1)
+        order = np.argsort(-probs, axis=1, kind="stable")
+        ordered = np.take_along_axis(probs, order, axis=1)
         before = (ordered.cumsum(axis=1) - ordered) / ordered.sum(axis=1, keepdims=True)
         inside = before < params.top_p + slack
         inside[:, 0] = True
         np.put_along_axis(keep, order, inside & np.take_along_axis(keep, order, axis=1), axis=1)
-        laws = np.where(keep, laws, 0.0)
+        probs = np.where(keep, probs, 0.0)
     if params.min_p > 0.0:
-        laws = np.where(laws >= params.min_p * (1 - slack) * laws.max(axis=1, keepdims=True), laws, 0.0)
-    return laws / laws.sum(axis=1, keepdims=True)
+        probs = np.where(probs >= params.min_p * (1 - slack) * probs.max(axis=1, keepdims=True), probs, 0.0)
+    return probs / probs.sum(axis=1, keepdims=True)
 
 
 def filter_margin(scores: Floats, params: SamplingParams) -> float:
@@ -113,7 +113,7 @@ def filter_margin(scores: Floats, params: SamplingParams) -> float:
     return min(margins)
 
 
-class ReferenceLaw:
+class ReferenceModel:
     """A transformers model run plainly: one pass over prompt and output, no cache, no speculation.
 
     Args:
@@ -128,14 +128,14 @@ class ReferenceLaw:
         config = module.config
         if getattr(config, "is_encoder_decoder", False):
             raise AuditError(
-                f"{type(module).__name__} is an encoder-decoder model: the audit computes laws of decoder-only models "
-                "alone; audit it as a callable, or against a second endpoint"
+                f"{type(module).__name__} is an encoder-decoder model: the audit computes those of decoder-only "
+                "models alone; audit it as a callable, or against a second endpoint"
             )
         if dtype is not None and module.dtype != dtype:
             module = deepcopy(module).to(dtype)
         self.module = module.eval()
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        self.vocab_size = int(text.vocab_size)
+        text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.vocab_size = int(text_config.vocab_size)
         self.name = str(getattr(config, "name_or_path", "") or type(module).__name__)
 
     def scores(self, prompt: Sequence[int], outputs: Sequence[Sequence[int]]) -> list[Floats]:
@@ -149,16 +149,16 @@ class ReferenceLaw:
         for start in range(0, len(outputs), rows):
             part = outputs[start : start + rows]
             # The padding on the right is seen by no token that counts: the model is causal.
-            texts = [[*prompt, *output[:-1], *[0] * (longest - max(len(output), 1))] for output in part]
+            histories = [[*prompt, *output[:-1], *[0] * (longest - max(len(output), 1))] for output in part]
             with torch.inference_mode():
-                tokens = torch.tensor(texts, device=self.module.device)
+                tokens = torch.tensor(histories, device=self.module.device)
                 logits = self.module(tokens, use_cache=False).logits[:, len(prompt) - 1 :, : self.vocab_size]
             values = logits.double().cpu().numpy()
             result.extend(values[row, : len(output)] for row, output in enumerate(part))
         return result
 
-    def laws(self, prompt: Sequence[int], outputs: Sequence[Sequence[int]], params: SamplingParams) -> list[Floats]:
-        """The claimed law of each output token: ``[T, V]`` float64 for each output of T tokens."""
+    def probs(self, prompt: Sequence[int], outputs: Sequence[Sequence[int]], params: SamplingParams) -> list[Floats]:
+        """The claimed distribution of each output token: ``[T, V]`` float64 for each output of T tokens."""
         return [
             probabilities(shape(scores, params, contexts(prompt, output)), params)
             for scores, output in zip(self.scores(prompt, outputs), outputs, strict=True)
@@ -170,26 +170,26 @@ def contexts(prompt: Sequence[int], output: Sequence[int]) -> list[tuple[Sequenc
     return [(prompt, output[:i]) for i in range(len(output))]
 
 
-def all_texts(vocab_size: int, length: int) -> Ints:
-    """Every text of that many tokens, ``[V ** length, length]``, the first token varying slowest."""
+def all_sequences(vocab_size: int, length: int) -> Ints:
+    """Every sequence of that many tokens, ``[V ** length, length]``, the first token varying slowest."""
     grid = np.indices((vocab_size,) * length).reshape(length, -1) if length else np.zeros((0, 1))
     return grid.T.astype(np.int64)
 
 
-def enumerate_laws(
-    law: ReferenceLaw, prompt: Sequence[int], depth: int, params: SamplingParams
+def enumerate_probs(
+    reference: ReferenceModel, prompt: Sequence[int], depth: int, params: SamplingParams
 ) -> tuple[list[Floats], float]:
-    """The law after every text of fewer than `depth` tokens.
+    """The distribution after every sequence of fewer than `depth` tokens.
 
     Returns:
         For d = 0 … depth - 1, ``[V ** d, V]``; and the `filter_margin` over all of them.
     """
     levels, margin = [], np.inf
-    texts = all_texts(law.vocab_size, depth - 1)
-    rows = [[*map(int, text), 0] for text in texts]
-    scores = np.stack(law.scores(prompt, rows))  # [V ** (depth - 1), depth, V]
+    histories = all_sequences(reference.vocab_size, depth - 1)
+    rows = [[*map(int, text_config), 0] for text_config in histories]
+    scores = np.stack(reference.scores(prompt, rows))  # [V ** (depth - 1), depth, V]
     for d in range(depth):
-        step = law.vocab_size ** (depth - 1 - d)
+        step = reference.vocab_size ** (depth - 1 - d)
         at = scores[::step, d]
         shaped = shape(at, params, [(prompt, row[:d]) for row in rows[::step]])
         margin = min(margin, filter_margin(shaped, params))
@@ -198,8 +198,8 @@ def enumerate_laws(
 
 
 def joint(levels: Sequence[Floats]) -> Floats:
-    """The law of the first tokens together, ``[V ** depth]``, from `enumerate_laws`."""
-    law = np.ones(1)
+    """The distribution of the first tokens together, ``[V ** depth]``, from `enumerate_probs`."""
+    p = np.ones(1)
     for level in levels:
-        law = (law[:, None] * level).reshape(-1)
-    return law / law.sum()
+        p = (p[:, None] * level).reshape(-1)
+    return p / p.sum()
