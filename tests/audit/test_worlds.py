@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from laws import joint_law
 from transformers import AutoTokenizer
 
 from foretoken.audit import AuditError, ReferenceModel, World, load_world, make_worlds, save_world
 from foretoken.audit.reference import enumerate_probs, joint, probabilities
 from foretoken.sampling import SamplingParams
+from laws import joint_law
 
 CLAIMS = {
     "plain": SamplingParams(),

@@ -96,11 +96,11 @@ def _reading(report: Report) -> str:
 <p><b>distance</b> is the total variation distance between what was observed and what was claimed: 0 is the same
 distribution, 1 has nothing in common. Even a perfect system shows some distance in a finite sample: that is <b>by
 chance</b>. <b>can find</b> is the smallest true distance that this test would have found with probability {power:g},
-whatever its form.</p><p><b>odds against</b> is an e-value: how much likelier the data are under a mixture of other distributions
-than under the claim. Below 1 they speak for
-the claim. A lossless system reaches odds of 100 at any time with probability 1/100 at most. A single finding fails the
-audit at {math.exp(report.threshold):,.0f}: the error level, shared out over all planned tests. <b>p</b> is the p-value
-of the textbook test (G-test or z-score), for orientation; no verdict rests on it.</p></details>"""
+whatever its form.</p><p><b>odds against</b> is an e-value: how much likelier the data are under a mixture of other
+distributions than under the claim. Below 1 they speak for the claim. A lossless system reaches odds of 100 at any
+time with probability 1/100 at most. A single finding fails the audit at {math.exp(report.threshold):,.0f}: the error
+level, shared out over all planned tests. <b>p</b> is the p-value of the textbook test (G-test or z-score), for
+orientation; no verdict rests on it.</p></details>"""
 
 
 def _section(report: Report, scope: str) -> str:

@@ -122,7 +122,7 @@ def make_engine(word: str, target: LanguageModel, model: LanguageModel | None) -
     k: int | Literal["auto"] = int(number) if number.isdecimal() else "auto"
     engine = Engine(target, drafter, num_speculative_tokens=k, reuse_prefixes=False, **options)
     if not at:
-        many = len(parts) > 1 or getattr(engine.drafter, "trees", False)
+        many = len(parts) > 1 or engine.drafter.trees
         engine.num_speculative_tokens = TREE if many else CHAIN
     return engine
 
