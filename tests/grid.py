@@ -35,6 +35,7 @@ DRAFTERS = [
     "none",
     "draft-model",
     "prompt-lookup",
+    "lookup",
     "ngram-storage",
     "ngram-storage-one-level",
     "cascade",

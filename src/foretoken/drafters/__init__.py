@@ -8,6 +8,7 @@ from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.eagle3 import Eagle3
 from foretoken.drafters.early_exit import EarlyExit
 from foretoken.drafters.lookahead import Lookahead
+from foretoken.drafters.lookup import Lookup
 from foretoken.drafters.medusa import Medusa
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.other_vocabulary import DraftedText, SharedTokens, Vocab, check_vocab, draft_with
@@ -31,6 +32,7 @@ __all__ = [
     "EarlyExit",
     "Known",
     "Lookahead",
+    "Lookup",
     "Medusa",
     "NgramStorage",
     "NoDrafter",

@@ -107,6 +107,8 @@ class Drafter(ABC):
         note: what a user should know about the choice of this drafter, in one sentence; empty for nothing.
         matches: of drafters that look up how a sequence went on before: of each sequence, the length of the suffix
             that the last proposal continued, 0 where there was none. None for all other drafters.
+        estimates: of drafters that know how likely their drafts are: of each sequence, for each node of the last
+            proposal the probability that it is accepted, with all nodes above it. None for all other drafters.
         foreseen: of each sequence its latest tokens, as proposals just before them would have had them; None for
             drafters that don't keep that.
     """
@@ -120,6 +122,7 @@ class Drafter(ABC):
     drafters: tuple[Drafter, ...] = ()
     note: str = ""
     matches: PerSequence[int] | None = None
+    estimates: PerSequence[list[float]] | None = None
     foreseen: PerSequence[list[Seen]] | None = None
 
     def __init_subclass__(cls) -> None:

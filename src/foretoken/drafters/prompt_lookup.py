@@ -69,10 +69,18 @@ class _LastPlaces:
         """Of the tokens that were read last, see `PromptLookup.foreseen`; none of a prompt's."""
 
     def continuation(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
-        """Tokens of the longest known suffix, and up to `limit` tokens that followed it."""
+        """Tokens of the longest known suffix, and `limit` tokens that followed it."""
         self._read(sequence)
         size, end = self._place()
-        return size, self._text[end : end + limit] if size else []
+        return size, self._copy(end, limit) if size else []
+
+    def _copy(self, start: int, limit: int) -> list[int]:
+        """`limit` tokens from `start` on; behind the sequence's end from the copy itself, as in LZ77."""
+        tokens = self._text[start : start + limit]
+        period = len(self._text) - start
+        while len(tokens) < limit:
+            tokens.append(tokens[-period])
+        return tokens
 
     def _place(self) -> tuple[int, int]:
         """Tokens of the longest known suffix, and where it ended before; 0 if there is none."""

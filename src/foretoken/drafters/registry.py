@@ -14,6 +14,7 @@ from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.eagle3 import Eagle3
 from foretoken.drafters.early_exit import EarlyExit
 from foretoken.drafters.lookahead import Lookahead
+from foretoken.drafters.lookup import Lookup
 from foretoken.drafters.medusa import Medusa
 from foretoken.drafters.ngram_storage import NgramStorage
 from foretoken.drafters.prompt_lookup import PromptLookup
@@ -67,6 +68,12 @@ _DRAFTERS = {
         "arXiv 2402.12374; Li et al. 2024, arXiv 2406.16858; other vocabularies: Timor et al. 2025, arXiv 2502.05202",
         takes_tree=True,
         needs_model=True,
+    ),
+    "lookup": Known(
+        Lookup,
+        "what probably follows: copies of prompt and output, overlapping ones too, and the target's own runners-up",
+        "Oliaro et al. 2024, arXiv 2411.04975; Hu et al. 2024, arXiv 2411.10666; Luo et al. 2024, arXiv 2408.08696",
+        trees=True,
     ),
     "prompt-lookup": Known(
         PromptLookup,

@@ -1,0 +1,280 @@
+"""What may follow in a sequence, and how likely: copies of earlier tokens, and the target's own runners-up.
+
+`Continuations` is the state that `Lookup` keeps of one sequence. After any context it names candidate tokens from two
+sources:
+
+- *copies*: what followed the longest suffix of the context that occurred before, by a suffix automaton. While a draft
+  grows, the context grows with it, so that a copy may overlap its source, as in LZ77: output of period p is drafted on
+  and on, not just to the end of the last period.
+- *successors*: the target's likeliest tokens the last time that it scored the same token (token recycling).
+
+A candidate belongs to a class: its source, the length of the match, its rank, and whether the other source agrees. How
+often candidates of a class are accepted is measured (`AcceptanceRates`), which makes a draft's expected length known
+before it is verified.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from foretoken.drafters.automaton import ROOT, SuffixAutomaton
+
+SUCCESSORS = 8
+"""Successors that are kept of each token."""
+
+_BUCKETS = (0, 1, 2, 3, 4, 4, 5, 5, 5, 5)  # class of a match by its length; longer ones are of the last class
+_LONGEST = 6
+_COPIES = 3  # continuations of one context that are candidates
+
+# Shares of candidates that were right, over outputs of the shipped target (maths, code, summarising, retrieval, chat;
+# greedy and at temperature 1). Rows: match classes 1 to 6. Columns: the copy is the target's first successor,
+# its second, or neither. First where the context had one continuation only, then where it had several.
+_ONLY = (
+    (0.36, 0.22, 0.21),
+    (0.67, 0.38, 0.29),
+    (0.74, 0.61, 0.40),
+    (0.81, 0.68, 0.40),
+    (0.89, 0.74, 0.45),
+    (0.98, 0.87, 0.93),
+)
+_SEVERAL = (
+    (0.29, 0.23, 0.10),
+    (0.43, 0.38, 0.20),
+    (0.49, 0.45, 0.31),
+    (0.47, 0.45, 0.17),
+    (0.60, 0.50, 0.30),
+    (0.93, 0.80, 0.70),
+)
+_LATER_COPIES = (0.25, 0.13, 0.06)  # of the second and third continuation
+_LATER_SUCCESSORS = (0.10, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008)
+_SUCCESSORS_BESIDE_LONG_MATCH = 0.2  # of the above, beside a match of the last class
+_SUCCESSOR_ALONE = 0.3  # the first one, where nothing can be copied
+
+_COPY, _SUCCESSOR = 0, 1
+
+
+def _class_prior(key: int) -> float:
+    """The acceptance rate of a class before anything was measured in this process."""
+    source, bucket, rank, several, agreement = _unpack(key)
+    if source == _COPY:
+        if rank:
+            return _LATER_COPIES[agreement]
+        return (_SEVERAL if several else _ONLY)[bucket - 1][agreement]
+    if bucket == 0:
+        return _SUCCESSOR_ALONE / (1 + rank) ** 1.5
+    return _LATER_SUCCESSORS[rank] * (_SUCCESSORS_BESIDE_LONG_MATCH if bucket == _LONGEST else 1.0)
+
+
+def _pack(source: int, bucket: int, rank: int, several: bool, agreement: int) -> int:
+    return (((bucket * 8 + rank) * 2 + several) * 3 + agreement) * 2 + source
+
+
+def _unpack(key: int) -> tuple[int, int, int, bool, int]:
+    key, source = divmod(key, 2)
+    key, agreement = divmod(key, 3)
+    key, several = divmod(key, 2)
+    bucket, rank = divmod(key, 8)
+    return source, bucket, rank, bool(several), agreement
+
+
+_CLASSES = _pack(1, _LONGEST, 7, True, 2) + 1
+_PRIOR = tuple(
+    min(max(_class_prior(key), 0.001), 0.99) if _unpack(key)[0] or _unpack(key)[1] else 0.0 for key in range(_CLASSES)
+)
+
+
+class AcceptanceRates:
+    """How often candidates of each class were right, discounted: the past weighs less the longer ago it is.
+
+    Args:
+        parent: rates that these start from, and that learn with them; None for those that come with the package.
+        weight: candidates that the parent's rate counts as.
+        memory: a candidate's weight falls to 1/e over so many of its class.
+    """
+
+    def __init__(self, parent: AcceptanceRates | None = None, *, weight: float = 8.0, memory: float = 200.0) -> None:
+        self._parent = parent
+        self._weight = weight
+        self._keep = 1.0 - 1.0 / memory
+        self._right = array("d", bytes(8 * _CLASSES))
+        self._seen = array("d", bytes(8 * _CLASSES))
+
+    def rate(self, key: int) -> float:
+        """The chance that a candidate of this class is the next token, between 0 and 1."""
+        prior = _PRIOR[key] if self._parent is None else self._parent.rate(key)
+        return (self._right[key] + self._weight * prior) / (self._seen[key] + self._weight)
+
+    def record(self, key: int, right: bool) -> None:
+        """A candidate of this class was the next token, or was not."""
+        self._right[key] = self._right[key] * self._keep + right
+        self._seen[key] = self._seen[key] * self._keep + 1.0
+        if self._parent is not None:
+            self._parent.record(key, right)
+
+
+class Candidate(NamedTuple):
+    """A token that may come next.
+
+    Attributes:
+        token: its id.
+        key: its class.
+    """
+
+    token: int
+    key: int
+
+
+class Context(NamedTuple):
+    """A place in the sequence, or behind some draft tokens.
+
+    Attributes:
+        automaton: where the copies come from.
+        state: in the automaton, of the longest suffix that something followed.
+        match: its length in tokens, 0 if there is none.
+        last: the last token.
+    """
+
+    automaton: SuffixAutomaton
+    state: int
+    match: int
+    last: int
+
+
+class Continuations:
+    """The tokens of one sequence as a source of drafts for itself.
+
+    Takes some 100 to 200 bytes a token for copies, and 100 for each different token for successors.
+
+    Args:
+        rates: acceptance rates that are used and kept up to date.
+    """
+
+    def __init__(self, rates: AcceptanceRates) -> None:
+        self.rates = rates
+        self.automaton = SuffixAutomaton()
+        self.end = ROOT
+        self._last = -1
+        self._successors: dict[int, Sequence[int]] = {}
+
+    def __len__(self) -> int:
+        return self.automaton.size
+
+    def read_prompt(self, tokens: Iterable[int]) -> None:
+        """Append tokens that the target did not choose: nothing is learnt from them but what followed what."""
+        for token in tokens:
+            if self._last >= 0:
+                known = [token, *(one for one in self._successors.get(self._last, ()) if one != token)]
+                self._successors[self._last] = known[:SUCCESSORS]
+            self.end = self.automaton.append(self.end, token)
+            self._last = token
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens that were emitted: candidates that had been there for each are judged by it."""
+        for token in tokens:
+            for candidate in self.candidates(self.here()):
+                self.rates.record(candidate.key, candidate.token == token)
+            self.end = self.automaton.append(self.end, token)
+            self._last = token
+
+    def scored(self, token: int, likeliest: Sequence[int]) -> None:
+        """The target scored a token: `likeliest` are its `SUCCESSORS` likeliest next ones, the likeliest first."""
+        self._successors[token] = likeliest
+
+    def here(self) -> Context:
+        """Behind the last token."""
+        state, match = self.automaton.context(self.end)
+        return Context(self.automaton, state, match, self._last)
+
+    def behind(self, context: Context, token: int) -> Context:
+        """Behind one draft token more."""
+        automaton = context.automaton
+        state, match = automaton.follow(context.state, context.match, token)
+        state, length = automaton.context(state)
+        return Context(automaton, state, min(match, length), token)
+
+    def candidates(self, context: Context) -> list[Candidate]:
+        """What may come next, every token once; the copies first."""
+        automaton, state, match, last = context
+        successors = self._successors.get(last, ())
+        first = successors[0] if successors else -1
+        second = successors[1] if len(successors) > 1 else -1
+        found: list[Candidate] = []
+        copied: list[int] = []
+        bucket = _BUCKETS[match] if match < len(_BUCKETS) else _LONGEST
+        if bucket:
+            copies = automaton.continuations(state)
+            several = len(copies) > 1
+            for rank, (token, _) in enumerate(copies[:_COPIES]):
+                agreement = 0 if token == first else 1 if token == second else 2
+                found.append(Candidate(token, _pack(_COPY, bucket, rank, several, agreement)))
+                copied.append(token)
+        for rank, token in enumerate(successors):
+            if token not in copied:
+                found.append(Candidate(token, _pack(_SUCCESSOR, bucket, rank, False, 0)))
+        return found
+
+    def chain(self, context: Context, limit: int, least: float = 0.0) -> tuple[list[int], list[float]]:
+        """The likeliest candidate, the likeliest one behind it, and so on.
+
+        Args:
+            context: where to begin.
+            limit: most tokens.
+            least: the chain ends before a token that is accepted, with all before it, with a smaller probability.
+
+        Returns:
+            Tokens, and of each the probability that it and all before it are accepted.
+        """
+        tokens: list[int] = []
+        reached: list[float] = []
+        probability, rate = 1.0, self.rates.rate
+        while len(tokens) < limit:
+            candidates = self.candidates(context)
+            if not candidates:
+                break
+            share, token = max((rate(key), token) for token, key in candidates)
+            probability *= share
+            if probability < least:
+                break
+            tokens.append(token)
+            reached.append(probability)
+            context = self.behind(context, token)
+        return tokens, reached
+
+    def tree(self, context: Context, limit: int, least: float = 0.0) -> tuple[list[int], list[int], list[float]]:
+        """The nodes that are likeliest to be accepted, best first: the tree of its size that emits most tokens.
+
+        Args:
+            context: where to begin.
+            limit: most nodes.
+            least: no node that is accepted with a smaller probability.
+
+        Returns:
+            Tokens, the node number of each one's parent (0 is the root), parents first, and the probability that each
+            is accepted. Siblings are in falling order of it.
+        """
+        tokens: list[int] = []
+        parents: list[int] = []
+        reached: list[float] = []
+        waiting: list[tuple[float, int, int, int, Context]] = []  # minus the probability, order of arrival, …
+        arrivals, rate = 0, self.rates.rate
+
+        def wait_for(parent: int, context: Context, probability: float) -> None:
+            nonlocal arrivals
+            for token, key in self.candidates(context):
+                arrivals += 1
+                share = probability * rate(key)
+                if share >= least:
+                    heappush(waiting, (-share, arrivals, parent, token, context))
+
+        wait_for(0, context, 1.0)
+        while waiting and len(tokens) < limit:
+            negative, _, parent, token, before = heappop(waiting)
+            tokens.append(token)
+            parents.append(parent)
+            reached.append(-negative)
+            if len(tokens) < limit:
+                wait_for(len(tokens), self.behind(before, token), -negative)
+        return tokens, parents, reached

@@ -1,0 +1,94 @@
+"""Lookup: the free drafter. Copies from the sequence itself, and the target's own runners-up, as likely as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations
+from foretoken.drafters.per_sequence import PerSequence
+from foretoken.drafters.sharing import Participants
+from foretoken.verify.base import Verdict
+
+
+class Lookup(Drafter):
+    """Drafts what most probably follows, from two sources that cost next to nothing.
+
+    Copies of what followed the longest suffix that occurred before in prompt or output (suffix decoding, arXiv
+    2411.04975, over a suffix automaton, arXiv 2411.10666), which go on into the draft itself where the output repeats
+    (as LZ77 does, Ziv and Lempel 1977); and the target's likeliest tokens the last time that it scored the same token
+    (token recycling, arXiv 2408.08696). How often candidates like these were accepted is measured, by the length of
+    the match, the rank and whether both sources agree: the node that is likeliest to be accepted is drafted next, and
+    `estimates` say how likely. Where trees are taken the draft is a tree, else a chain. The tokens are chosen, not
+    drawn. An encoder-decoder model's input counts as the beginning of the sequence.
+
+    Measured rates are shared by all requests that sample alike (greedily or not). A request whose seed must give one
+    output (`Batch.reproducible`), and all but the first of requests with one seed whose output depends on its uniforms,
+    use rates of their own.
+
+    Takes some 200 to 300 bytes a token of each running sequence.
+    """
+
+    name = "lookup"
+    trees = True
+    own_threads = True
+
+    def __init__(self) -> None:
+        self.estimates: PerSequence[list[float]] = PerSequence(list)
+        self._engine = {greedy: AcceptanceRates() for greedy in (False, True)}
+        self._participants = Participants()
+        self._sequences: PerSequence[_State] = PerSequence(_State)
+
+    def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        """The likeliest chain or tree; a row's is empty where nothing like the end of its sequence occurred before."""
+        rows, parents = [], []
+        for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
+            known = self._continuations(batch, row)
+            if batch.takes_chosen_trees(row):
+                tokens, links, reached = known.tree(known.here(), limit)
+            else:
+                tokens, reached = known.chain(known.here(), limit)
+                links = list(range(len(tokens)))
+            # A draft ends before a token that the target has no logit for; what stands behind it may be its child.
+            usable = next((n for n, token in enumerate(tokens) if token >= batch.vocab_size), len(tokens))
+            self.estimates[sequence] = reached[:usable]
+            rows.append(tokens[:usable])
+            parents.append(links[:usable])
+        return Draft.from_lists(rows, batch.device, parents)
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Keep the target's likeliest tokens after every node of the draft."""
+        likeliest = logits.topk(min(SUCCESSORS, logits.shape[-1]), dim=-1).indices.tolist()
+        tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
+        paths, accepted = verdict.path.tolist(), verdict.counts.tolist()
+        for row, sequence in enumerate(batch.sequences):
+            known = self._continuations(batch, row)
+            nodes = [sequence.tokens[-1], *tokens[row][: counts[row]]]
+            # After a token that was scored several times, what followed it in the output itself counts.
+            for node in (*range(len(nodes)), 0, *paths[row][: accepted[row]]):
+                known.scored(nodes[node], likeliest[row][node])
+
+    def _continuations(self, batch: Batch, row: int) -> Continuations:
+        """The row's state, up to date with its sequence."""
+        sequence = batch.sequences[row]
+        state = self._sequences[sequence]
+        if state.known is None:
+            apart = bool(batch.reproducible) and batch.reproducible[row]
+            shared = not apart and self._participants.takes_part(sequence, batch.shared_noise[row])
+            rates = AcceptanceRates(self._engine[sequence.params.greedy]) if shared else AcceptanceRates()
+            state.known = Continuations(rates)
+            state.known.read_prompt(sequence.context)
+        else:
+            seen = len(state.known) - len(sequence.source or ())
+            state.known.extend(sequence.tokens[seen:])
+        return state.known
+
+
+class _State:
+    """What is kept of one sequence; made when it is first drafted for."""
+
+    def __init__(self) -> None:
+        self.known: Continuations | None = None

@@ -1,0 +1,210 @@
+"""The free drafter: what it copies, what it recycles, how likely it says its drafts are, and what requests share."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batches import VOCAB_SIZE, batch_of, chain_of, follow, paths, paths_of, sequence_of
+from foretoken.draft import Draft
+from foretoken.drafters import Lookup, NgramStorage, PromptLookup, Suffix, get
+from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations
+from foretoken.engine.engine import Engine
+from foretoken.models import load
+from foretoken.sampling import SamplingParams
+from tiny import tiny_llama, tiny_t5
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+
+tokens_of_few = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5])
+@pytest.mark.parametrize("make", [PromptLookup, NgramStorage, Suffix, Lookup])
+def test_copies_overlap_with_the_draft(make, period):
+    """In output of period p the latest match ends p tokens before the end: the draft copies on from itself."""
+    once = [10 + number for number in range(period)]
+    sequence = sequence_of([1, 2, *once * 3])
+    assert chain_of(make(), sequence, 8) == (once * 9)[:8]
+
+
+@given(tokens_of_few, st.integers(1, 12))
+@settings(max_examples=200, deadline=None)
+def test_prompt_lookup_copies_like_lz77(tokens, limit):
+    """Token i of the draft is token ``start + i`` of the sequence with the draft appended."""
+    found = chain_of(PromptLookup(), sequence_of(tokens), limit)
+    if not found:
+        assert tokens[-1] not in tokens[:-1]
+        return
+    assert len(found) == limit
+    whole = tokens + found
+    starts = range(1, len(tokens))
+    assert any(all(whole[start + i] == token for i, token in enumerate(found)) for start in starts)
+
+
+def test_an_unseen_token_is_followed_by_nothing():
+    assert chain_of(Lookup(), sequence_of([1, 2, 3, 4])) == []
+
+
+def test_the_longest_match_is_copied():
+    assert chain_of(Lookup(), sequence_of([5, 1, 2, 3, 6, 9, 2, 3, 7, 5, 1, 2, 3]), 2)[:1] == [6]
+
+
+def test_runners_up_stand_beside_copies_in_trees():
+    drafter = Lookup()
+    sequence = sequence_of([1, 2, 3, 1])
+    ranked = [4, 5, 6, 7, 8, 9, 10, 11]
+    follow(drafter, sequence, {1: ranked, 4: [1, 2]}, Draft.empty(1), trees=True)
+    sequence.tokens.append(1)
+    below_root = [path[0] for path in paths_of(drafter, sequence, 16) if len(path) == 1]
+    assert set(ranked) <= set(below_root)
+    assert 2 in below_root  # what followed in the prompt
+
+
+def test_what_the_target_scored_last_replaces_what_it_scored_before():
+    known = Continuations(AcceptanceRates())
+    known.read_prompt([1])
+    known.scored(1, [5, 6])
+    known.scored(1, [7])
+    assert [candidate.token for candidate in known.candidates(known.here())] == [7]
+
+
+@given(tokens_of_few, st.integers(0, 20), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_estimates_belong_to_the_nodes_and_never_rise_along_a_path(tokens, limit, trees):
+    drafter = Lookup()
+    sequence = sequence_of(tokens)
+    draft = drafter.propose(batch_of(sequence, trees=trees), [limit])
+    estimates = drafter.estimates[sequence]
+    count = int(draft.counts[0])
+    assert len(estimates) == count <= limit
+    above = [1.0, *estimates]
+    for node, parent in enumerate(draft.parents[0, :count].tolist(), start=1):
+        assert 0.0 < above[node] <= above[parent]
+    if trees:  # the first n nodes are the best tree of n nodes
+        assert estimates == sorted(estimates, reverse=True)
+    siblings = [tuple(path) for path in paths(draft)]
+    assert len(set(siblings)) == len(siblings)
+
+
+def test_no_node_below_the_least_probability():
+    known = Continuations(AcceptanceRates())
+    known.read_prompt([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3])
+    for least in (0.0, 0.05, 0.2, 0.5, 1.0):
+        assert all(reached >= least for reached in known.tree(known.here(), 16, least)[2])
+        assert all(reached >= least for reached in known.chain(known.here(), 16, least)[1])
+    everything = known.chain(known.here(), 16)
+    some = known.chain(known.here(), 16, 0.2)
+    assert everything[0][: len(some[0])] == some[0]
+
+
+def test_rates_follow_what_is_right():
+    parent = AcceptanceRates()
+    rates = AcceptanceRates(parent)
+    known = _continuations([1, 2, 1, 2, 1])
+    (key,) = {candidate.key for candidate in known.candidates(known.here()) if candidate.token == 2}
+    before = rates.rate(key)
+    for _ in range(100):
+        rates.record(key, False)
+    assert rates.rate(key) < 0.1 * before
+    assert AcceptanceRates(parent).rate(key) < 0.2 * before  # the next request begins with what was learnt
+    for _ in range(400):
+        rates.record(key, True)
+    assert rates.rate(key) > 0.9
+
+
+def test_candidates_are_judged_whether_they_were_drafted_or_not():
+    rates = AcceptanceRates()
+    known = Continuations(rates)
+    known.read_prompt([1, 2] * 4)
+    candidate = known.candidates(known.here())[0]
+    before = rates.rate(candidate.key)
+    known.extend([3])
+    assert rates.rate(candidate.key) < before
+
+
+def _continuations(tokens: list[int]) -> Continuations:
+    known = Continuations(AcceptanceRates())
+    known.read_prompt(tokens)
+    return known
+
+
+def test_tokens_outside_the_targets_vocabulary_end_the_draft():
+    sequence = sequence_of([1, 2, 40, 3, 1, 2])
+    assert chain_of(Lookup(), sequence) == []
+    for path in paths_of(Lookup(), sequence, 8):
+        assert max(path) < VOCAB_SIZE
+
+
+def test_rows_may_change_places_and_rounds_may_pass_without_a_call():
+    together, alone = Lookup(), Lookup()
+    a, b = sequence_of([1, 2, 3, 1, 2]), sequence_of([7, 8, 7])
+    same = sequence_of([1, 2, 3, 1, 2])
+    together.propose(batch_of(a, b), [4, 4])
+    alone.propose(batch_of(same), [4])
+    for tokens in ([3, 1], [9, 3]):
+        a.tokens.extend(tokens)
+        same.tokens.extend(tokens)
+        alone.propose(batch_of(same), [4])
+    draft = together.propose(batch_of(b, a), [4, 4])
+    assert draft.tokens[0, : int(draft.counts[0])].tolist() == [8, 7, 8, 7]
+    assert draft.tokens[1, : int(draft.counts[1])].tolist() == chain_of(alone, same, 4)
+
+
+def test_reproducible_rows_learn_from_nobody_else():
+    def drafted(taught: bool) -> list[int]:
+        drafter = Lookup()
+        if taught:  # another request, whose copies are all wrong
+            other = sequence_of([1, 2] * 3, temperature=1.0, seed=1)
+            drafter.propose(batch_of(other), [4])
+            other.tokens.extend([3, 1, 4, 1, 5, 1, 6, 1, 7, 1, 8, 1] * 20)
+            drafter.propose(batch_of(other), [4])
+        sequence = sequence_of([1, 2, 1, 3, 1, 2, 1], temperature=1.0, seed=2)
+        drafter.propose(replace(batch_of(sequence), reproducible=(True,)), [8])
+        return drafter.estimates[sequence]
+
+    assert drafted(True) == drafted(False)
+
+
+def test_requests_with_one_seed_share_nothing_where_uniforms_decide():
+    drafter = Lookup()
+    first = sequence_of([1, 2] * 3, temperature=1.0, seed=5)
+    second = sequence_of([1, 2] * 3, temperature=1.0, seed=5)
+    drafter.propose(batch_of(first), [4])
+    before = Lookup()
+    before.propose(batch_of(second), [4])
+    first.tokens.extend([3, 1, 4, 1] * 20)
+    drafter.propose(batch_of(first), [4])
+    drafter.propose(batch_of(second), [4])
+    assert drafter.estimates[second] == before.estimates[second]
+
+
+def test_finished_sequences_are_dropped():
+    drafter = Lookup()
+    sequence = sequence_of([1, 2, 1])
+    drafter.propose(batch_of(sequence), [2])
+    assert len(drafter.estimates) == 1
+    del sequence
+    gc.collect()
+    assert len(drafter.estimates) == 0
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_t5])
+@pytest.mark.parametrize("verifier", ["token", "traversal", "coupled"])
+def test_greedy_output_is_the_targets(make, verifier):
+    target = load(make(vocab_size=24, seed=3))
+    prompts = [[1, 2, 3, 1, 2], [4, 5, 4, 5, 4], [6]]
+    plain = Engine(target).generate(prompts, GREEDY)
+    drafted = Engine(target, get("lookup"), verifier, 6).generate(prompts, GREEDY)
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert sum(one.stats.accepted for one in drafted) > 0
+
+
+def test_fewer_likely_tokens_than_are_kept():
+    assert SUCCESSORS == 8
+    target = load(tiny_llama(vocab_size=4, seed=1))
+    Engine(target, "lookup", num_speculative_tokens=3).generate([1, 2, 1], GREEDY)
