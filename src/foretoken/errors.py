@@ -34,3 +34,12 @@ def did_you_mean(word: str, known: Iterable[str], note: str = " (did you mean {!
     """A question with the known word that is closest to a wrong one; nothing where none is close."""
     close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return note.format(close[0]) if close else ""
+
+
+def show_bytes(size: float) -> str:
+    """A number of bytes in the largest unit that leaves at least 1, for messages."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"

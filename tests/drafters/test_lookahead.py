@@ -25,7 +25,7 @@ def round_of(drafter: Lookahead, sequence, limit: int, trees: bool = True, follo
 
 
 def window_of(drafter: Lookahead, sequence) -> list[list[int]]:
-    return drafter._texts[sequence].window.levels
+    return drafter._states[sequence].window.levels
 
 
 def test_the_window_grows_level_by_level_and_each_level_is_what_the_target_says_after_the_one_below():
@@ -149,7 +149,7 @@ def test_memory_goes_with_the_requests():
     drafter = Lookahead()
     Engine(tiny_llama(seed=1), drafter, "token", 4, reuse_prefixes=False).generate([[1, 2, 3]] * 3, GREEDY)
     gc.collect()
-    assert len(drafter._texts) == 0
+    assert len(drafter._states) == 0
 
 
 def test_bad_options():

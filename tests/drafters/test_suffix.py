@@ -278,7 +278,7 @@ def test_memory_goes_with_the_requests():
     engine = Engine(tiny_llama(seed=1), drafter, "token", 4, reuse_prefixes=False)
     engine.generate([[1, 2, 3]] * 3, GREEDY)
     gc.collect()
-    assert len(drafter._texts) == len(drafter.matches) == 0
+    assert len(drafter._histories) == len(drafter.matches) == 0
 
 
 def test_in_a_cascade_it_drafts_chains():

@@ -344,7 +344,7 @@ def test_memory_is_given_back_with_the_result(make, monkeypatch):
             assert not alive
     finally:
         gc.enable()
-    for kept in (drafts[0]._memories, drafts[1]._own, drafts[1]._read, drafts[2]._tables):
+    for kept in (drafts[0]._caches, drafts[1]._own, drafts[1]._counted, drafts[2]._tables):
         assert len(kept) == 0
 
 

@@ -415,4 +415,4 @@ def test_results_keep_nothing_alive():
     completion = engine.generate([1, 2, 3], params)
     gc.collect()
     assert request.completion.token_ids == completion.token_ids
-    assert len(engine.drafter._memories) == 0
+    assert len(engine.drafter._caches) == 0

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from foretoken.cli.json_output import print_json
 from foretoken.cli.screen import Screen
-from foretoken.engine.cache_budget import show_bytes
+from foretoken.errors import show_bytes
 
 
 def make(files: list[Path], tokenizer: str | None, out: Path, fields: list[str], as_json: bool, screen: Screen) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import NamedTuple
 
 import torch
@@ -129,6 +130,11 @@ class Drafter(ABC):
         super().__init_subclass__()
         if cls.name in ("", *(base.__name__ for base in cls.__mro__[1:])):  # nobody chose it
             cls.name = cls.__name__
+
+    def __repr__(self) -> str:
+        """The class with the settings that its constructor takes and keeps under the same name."""
+        settings = [name for name in signature(type(self)).parameters if name in vars(self)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in settings)})"
 
     @property
     def trees(self) -> bool:

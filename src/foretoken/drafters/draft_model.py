@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draw_chains
 from foretoken.drafters.growth import Frontier, Grown, grow
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, LanguageModel
@@ -26,7 +26,7 @@ from foretoken.verify.base import Verdict
 
 
 @dataclass
-class _Memory:
+class DraftCache:
     """The drafter's cache for sequences that are decoded together.
 
     Attributes:
@@ -82,12 +82,13 @@ class DraftModel(Drafter):
 
     def __init__(self, model: Any, tree: Tree = "none") -> None:
         self.tree: TreePlan = plan_of(tree)
-        self.model: LanguageModel = load(model, quantize="auto")
+        model = load(model, quantize="auto")
+        self.model: LanguageModel = model
         self.models = (self.model,)
         self.own_threads = self.model.own_threads
         self.model.warm_up()
         # Of each sequence: two batches that take turns don't disturb each other, and what ended is let go.
-        self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
+        self._caches = PerSequence(lambda: DraftCache(model.open(0), []))
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A draft of up to ``limits[b]`` tokens in row b."""
@@ -103,26 +104,26 @@ class DraftModel(Drafter):
         device = batch.device
         if width == 0:
             return Draft.empty(len(limits), device)
-        memory = self._recall(batch)
+        state = self._recall(batch)
         whole = self.model.drafts_chains and self.model.vocab_size <= batch.vocab_size
 
         def one_call(limits: AbstractSequence[int], draws: Draws | None) -> Chains:
-            steps, missing = max(limits), self._missing(memory, batch, limits)
-            chains = self.model.chain(missing, steps, memory.cache, draws)
-            memory.add([steps - 1 if limit else 0 for limit in limits])
+            steps, missing = max(limits), self._missing(state, batch, limits)
+            chains = self.model.chain(missing, steps, state.cache, draws)
+            state.add([steps - 1 if limit else 0 for limit in limits])
             return chains
 
         def steps(limits: AbstractSequence[int]) -> tuple[Draft, bool]:
-            return self._steps(memory, batch, limits)
+            return self._steps(state, batch, limits)
 
         draft, sound = draft_chains(batch, limits, one_call if whole else None, steps)
         if not sound:
             self._warn_of_bad_scores()
         return draft
 
-    def _steps(self, memory: _Memory, batch: Batch, limits: AbstractSequence[int]) -> tuple[Draft, bool]:
+    def _steps(self, state: DraftCache, batch: Batch, limits: AbstractSequence[int]) -> tuple[Draft, bool]:
         """Chains that are drawn token by token."""
-        logits = feed(self.model, memory.cache, self._missing(memory, batch, limits), keep="last")
+        logits = feed(self.model, state.cache, self._missing(state, batch, limits), keep="last")
         assert logits is not None  # a row with a limit has at least its root to feed
         size = min(self.model.vocab_size, batch.vocab_size)
         counts = [int(limit > 0) for limit in limits]
@@ -130,39 +131,39 @@ class DraftModel(Drafter):
         def score(token: Tensor, step: int) -> Tensor:
             token = token.to(self.model.device)
             parents = torch.full_like(token, step - 1)
-            scores = self.model.forward(token, parents, torch.tensor(counts), memory.cache).logits
+            scores = self.model.forward(token, parents, torch.tensor(counts), state.cache).logits
             assert scores is not None
-            memory.add(counts)
+            state.add(counts)
             return scores[:, 0, :size]
 
         return draw_chains(batch, limits, logits[:, :size], score)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Commit the accepted tokens that the cache holds; forget the others."""
-        memory = self._memories.get(batch.sequences[0])
-        if memory is not None:
-            memory.keep(verdict)
+        state = self._caches.get(batch.sequences[0])
+        if state is not None:
+            state.keep(verdict)
 
     def _trees(self, batch: Batch, limits: AbstractSequence[int], room: list[int]) -> Draft:
         limits = [limit if most else 0 for limit, most in zip(limits, room, strict=True)]
         if not any(limits):
             return Draft.empty(len(limits), batch.device)
         batch = replace(batch, depths=tuple(map(min, batch.depths or limits, room)))
-        memory = self._recall(batch)
-        logits = feed(self.model, memory.cache, self._missing(memory, batch, limits), keep="last")
+        state = self._recall(batch)
+        logits = feed(self.model, state.cache, self._missing(state, batch, limits), keep="last")
         assert logits is not None
 
         def score(frontier: Frontier) -> Tensor:
-            memory.add(frontier.counts.tolist())
+            state.add(frontier.counts.tolist())
             tokens, parents = frontier.tokens.to(self.model.device), frontier.parents.to(self.model.device)
-            scores = self.model.forward(tokens, parents, frontier.counts, memory.cache).logits
+            scores = self.model.forward(tokens, parents, frontier.counts, state.cache).logits
             assert scores is not None
             return scores
 
-        memory.grown = grow(self.tree, batch, limits, logits, score)
-        if not memory.grown.sound:
+        state.grown = grow(self.tree, batch, limits, logits, score)
+        if not state.grown.sound:
             self._warn_of_bad_scores()
-        return memory.grown.draft
+        return state.grown.draft
 
     def _reads(self, sequence: Sequence) -> bool:
         """Whether the encoder, if there is one, takes the source."""
@@ -181,19 +182,19 @@ class DraftModel(Drafter):
             stacklevel=3,
         )
 
-    def _recall(self, batch: Batch) -> _Memory:
+    def _recall(self, batch: Batch) -> DraftCache:
         """What is remembered of the batch, its rows made the batch's: rows that left go, rows that joined are empty."""
-        known = [memory for sequence in batch.sequences if (memory := self._memories.get(sequence)) is not None]
-        memory = known[0] if known else _Memory(self.model.open(0), [])
-        memory.keep(None)
+        known = [found for sequence in batch.sequences if (found := self._caches.get(sequence)) is not None]
+        state = known[0] if known else self._caches[batch.sequences[0]]
+        state.keep(None)
         ids = [sequence.id for sequence in batch.sequences]
-        if ids == memory.rows:
-            return memory
-        places = {row: place for place, row in enumerate(memory.rows)}
+        if ids == state.rows:
+            return state
+        places = {row: place for place, row in enumerate(state.rows)}
         selection, keep = [places.get(row, -1) for row in ids], list[int | None]([None] * len(ids))
         shortest = current_limits().shortest_shared_prefix
         if self.model.shares_prefixes:
-            lengths = memory.cache.lengths.tolist()
+            lengths = state.cache.lengths.tolist()
             for row, sequence in enumerate(batch.sequences):
                 if ids[row] in places or sequence.source is not None:
                     continue
@@ -205,17 +206,17 @@ class DraftModel(Drafter):
                     length = min(shared_prefix_length(sequence.tokens, other.tokens, shortest), lengths[place])
                     if length > (keep[row] or 0):
                         selection[row], keep[row] = place, length
-        memory.cache.select(selection, keep)
-        memory.rows = ids
+        state.cache.select(selection, keep)
+        state.rows = ids
         for row, (sequence, place) in enumerate(zip(batch.sequences, selection, strict=True)):
-            self._memories[sequence] = memory
+            self._caches[sequence] = state
             if place < 0 and sequence.source is not None and self._reads(sequence):
-                memory.cache.encode(row, sequence.source)
-        return memory
+                state.cache.encode(row, sequence.source)
+        return state
 
-    def _missing(self, memory: _Memory, batch: Batch, limits: AbstractSequence[int]) -> list[list[int]]:
+    def _missing(self, state: DraftCache, batch: Batch, limits: AbstractSequence[int]) -> list[list[int]]:
         """What brings the cache up to each row's text, root included; nothing for rows that draft nothing."""
-        known = memory.cache.lengths.tolist()
+        known = state.cache.lengths.tolist()
         return [
             self._known(sequence.tokens[length:]) if limit > 0 else []
             for sequence, length, limit in zip(batch.sequences, known, limits, strict=True)

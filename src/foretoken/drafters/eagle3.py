@@ -7,7 +7,6 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draw_chains
 from foretoken.drafters.growth import Frontier, grow
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.errors import ModelError
 from foretoken.heads.eagle3 import Eagle3Head
@@ -30,7 +30,7 @@ from foretoken.sequence import Sequence
 
 
 @dataclass
-class _Text:
+class _Features:
     """What the target has told about one sequence.
 
     Attributes:
@@ -48,7 +48,7 @@ class _Text:
 
 
 @dataclass
-class _Memory:
+class _BatchCache:
     """The head's cache for sequences that are decoded together, and whose rows are whose."""
 
     cache: HeadCache
@@ -91,6 +91,7 @@ class Eagle3(Drafter):
     ) -> None:
         self.tree: TreePlan = plan_of(tree)
         name = "the EAGLE-3 head" if isinstance(head, Eagle3Head) else str(head)
+        self.head, self.target, self.backend = name, target, backend
         if not target.supports_hidden_states:
             raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")
         if not isinstance(head, Eagle3Head):
@@ -101,12 +102,12 @@ class Eagle3(Drafter):
         self.hidden_layers = config.target_layers
         self._head = head.to(target.device, target.dtype)
         table = head.embed_tokens.weight if config.own_embeddings else target.embeddings()
-        self._runner = make_runner(self._head, table, backend, quantize)
+        self._runner = runner = make_runner(self._head, table, backend, quantize)
         self.own_threads, self.quantize = self._runner.own_threads, self._runner.quantize
         self._tokens = head.draft_tokens().to(target.device) if config.reduced else None
         self._numbers = head.draft_tokens().tolist()
-        self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
-        self._memories: WeakKeyDictionary[Sequence, _Memory] = WeakKeyDictionary()
+        self._features = PerSequence(_Features)
+        self._caches = PerSequence(lambda: _BatchCache(runner.open(), []))
 
     @property
     def num_parameters(self) -> int:
@@ -127,7 +128,7 @@ class Eagle3(Drafter):
         with torch.inference_mode():
             fused = self._head.fuse(torch.cat(list(hidden), dim=-1).to(weight))
         for row, (sequence, start, count) in enumerate(zip(sequences, starts, counts, strict=True)):
-            text = self._texts.setdefault(sequence, _Text())
+            text = self._features[sequence]
             if count and start == text.read:
                 part = fused[row, :count]
                 text.features.append(part.clone() if len(counts) > 1 else part)
@@ -137,7 +138,7 @@ class Eagle3(Drafter):
         """A draft of up to ``limits[b]`` tokens in row b; none where the target has not read the text's beginning."""
         memory = self._recall(batch)
         held = memory.cache.lengths
-        texts = [self._texts.setdefault(sequence, _Text()) for sequence in batch.sequences]
+        texts = [self._features[sequence] for sequence in batch.sequences]
         limits = [
             limit if 0 < text.read == len(sequence.tokens) - 1 and text.held == slots else 0
             for limit, sequence, text, slots in zip(limits, batch.sequences, texts, held, strict=True)
@@ -162,7 +163,7 @@ class Eagle3(Drafter):
         return draft
 
     def _trees(
-        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Text]
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Features]
     ) -> Draft:
         def score(frontier: Frontier) -> Tensor:
             return self._spread(self._runner.score(cache, frontier.tokens, frontier.parents, frontier.counts))
@@ -176,7 +177,7 @@ class Eagle3(Drafter):
         return grown.draft
 
     def _new(
-        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Text]
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Features]
     ) -> tuple[list[list[int]], list[Tensor]]:
         """What the head has to read of rows that are drafted for: tokens and features, which are forgotten here."""
         tokens: list[list[int]] = []
@@ -191,7 +192,7 @@ class Eagle3(Drafter):
         return tokens, states
 
     def _steps(
-        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Text]
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Features]
     ) -> tuple[Draft, bool]:
         """Chains that are drawn token by token."""
         logits = self._spread(self._runner.read(cache, *self._new(cache, batch, limits, texts)))
@@ -231,17 +232,17 @@ class Eagle3(Drafter):
             stacklevel=3,
         )
 
-    def _recall(self, batch: Batch) -> _Memory:
+    def _recall(self, batch: Batch) -> _BatchCache:
         """What is remembered of the batch, its rows made the batch's: rows that left go, rows that joined are empty."""
-        known = [memory for sequence in batch.sequences if (memory := self._memories.get(sequence)) is not None]
-        memory = known[0] if known else _Memory(self._runner.open(), [])
+        known = [found for sequence in batch.sequences if (found := self._caches.get(sequence)) is not None]
+        memory = known[0] if known else self._caches[batch.sequences[0]]
         ids = [sequence.id for sequence in batch.sequences]
         if ids != memory.rows:
             places = {row: place for place, row in enumerate(memory.rows)}
             memory.cache.select([places.get(row, -1) for row in ids])
             memory.rows = ids
             for sequence in batch.sequences:
-                self._memories[sequence] = memory
+                self._caches[sequence] = memory
         return memory
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
-from foretoken.drafters.draft_model import DraftModel, _Memory
+from foretoken.drafters.draft_model import DraftCache, DraftModel
 from foretoken.drafters.tree_plan import Tree
 from foretoken.errors import ModelError, ParameterError
 from foretoken.models.base import Cache, Keep, LanguageModel, Scores
@@ -58,7 +58,7 @@ class EarlyExit(DraftModel):
             raise ParameterError(f"drafter {self.name!r}: {error}") from error
         self.target: LanguageModel = model
         self.layers = chosen
-        super().__init__(_OverTarget(early), tree)
+        super().__init__(_EarlyLayers(early), tree)
 
     def check_target(self, target: LanguageModel) -> None:
         """See to it that the layers are the target's.
@@ -81,12 +81,12 @@ class EarlyExit(DraftModel):
             rows = len(batch.cache.lengths)
             batch.cache.commit(torch.zeros((rows, 0), dtype=torch.int64), torch.zeros(rows, dtype=torch.int64))
 
-    def _recall(self, batch: Batch) -> _Memory:
+    def _recall(self, batch: Batch) -> DraftCache:
         assert batch.cache is not None
-        return _Memory(_View(batch.cache, batch.places), [sequence.id for sequence in batch.sequences])
+        return DraftCache(_TargetCacheView(batch.cache, batch.places), [sequence.id for sequence in batch.sequences])
 
 
-class _View(Cache):
+class _TargetCacheView(Cache):
     """Rows of the target's cache as a cache of the drafter's, in which nothing is committed for good.
 
     Args:
@@ -116,7 +116,7 @@ class _View(Cache):
         raise TypeError("rows of the target's cache are the target's to select")
 
 
-class _OverTarget(LanguageModel):
+class _EarlyLayers(LanguageModel):
     """The first layers as a model of their own, whose caches are views of the target's.
 
     Args:
@@ -158,7 +158,7 @@ class _OverTarget(LanguageModel):
         hidden_layers: AbstractSequence[int] = (),
     ) -> Scores:
         """See `LanguageModel.forward`."""
-        assert isinstance(cache, _View)
+        assert isinstance(cache, _TargetCacheView)
         read = cache.read.to(parents.device)[:, None]
         parents = torch.where(parents < 0, read - 1, parents + read)
         rows = len(cache.cache.lengths)
@@ -173,7 +173,7 @@ class _OverTarget(LanguageModel):
         self, rows: AbstractSequence[AbstractSequence[int]], steps: int, cache: Cache, draws: Draws | None = None
     ) -> Chains:
         """See `LanguageModel.chain`; no node is left behind."""
-        assert isinstance(cache, _View)
+        assert isinstance(cache, _TargetCacheView)
         total = len(cache.cache.lengths)
         spread: list[AbstractSequence[int]] = [()] * total
         for place, tokens in zip(cache.places, rows, strict=True):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
@@ -52,22 +52,20 @@ class Lookahead(Drafter):
         self.ngram = check_integer("ngram", ngram, 2, 32, cure="use 4; with 2 the window is plain Jacobi iteration")
         self.window = check_integer("window", window, 1, cure="use 15, or fewer for smaller drafts")
         self.guesses = check_integer("guesses", guesses, 1, cure="use 8")
-        self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
+        self._states = PerSequence(lambda: _LookaheadState(ngram, guesses))
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """Candidates from the pool and the window, in one tree, or a chain."""
         rows, parents = [], []
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
-            text = self._texts.get(sequence)
-            if text is None:
-                text = self._texts[sequence] = _Text(self.ngram, self.guesses)
-            text.read(sequence)
-            tree = _Tree(limit, batch.vocab_size)
+            state = self._states[sequence]
+            state.update(sequence)
+            tree = _TokenTree(limit, batch.vocab_size)
             if batch.takes_chosen_trees(row):
-                self._branch(text, tree)
+                self._branch(state, tree)
             else:
-                self._go_straight(text, tree)
-            text.proposal = tree.tokens, tree.parents
+                self._go_straight(state, tree)
+            state.proposal = tree.tokens, tree.parents
             rows.append(tree.tokens)
             parents.append(tree.parents)
         return Draft.from_lists(rows, batch.device, parents)
@@ -77,52 +75,52 @@ class Lookahead(Drafter):
         likely = logits.argmax(-1).tolist()
         drafted, above, sizes = draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist()
         for row, sequence in enumerate(batch.sequences):
-            text = self._texts.get(sequence)
-            if text is None:
+            state = self._states.get(sequence)
+            if state is None:
                 continue
             paths = [sequence.tokens[1 - self.ngram :]]
             for node in range(sizes[row]):
                 paths.append([*paths[above[row][node]], drafted[row][node]][1 - self.ngram :])
             for path, token in zip(paths, likely[row], strict=False):
                 if len(path) == self.ngram - 1:
-                    text.pool.add([*path, token])
+                    state.pool.add([*path, token])
             # The draft may be another drafter's.
-            if text.proposal == (drafted[row][: sizes[row]], above[row][: sizes[row]]):
-                text.window.extend(likely[row])
-            text.proposal = None
+            if state.proposal == (drafted[row][: sizes[row]], above[row][: sizes[row]]):
+                state.window.extend(likely[row])
+            state.proposal = None
 
-    def _branch(self, text: _Text, tree: _Tree) -> None:
+    def _branch(self, state: _LookaheadState, tree: _TokenTree) -> None:
         """Half of the room for candidates, the rest for the window, and what that leaves for candidates again."""
-        window, limit = text.window, tree.limit
-        candidates = [*text.pool.after(text.root), self._chain(text, limit)]
+        window, limit = state.window, tree.limit
+        candidates = [*state.pool.after(state.root), self._chain(state, limit)]
         tree.limit = limit // 2
         tree.add_all(candidates)
         tree.limit = limit
         levels = self.ngram - 1
-        window.fill(min(self.window, (limit - len(tree.tokens) + 1) // levels), levels, text)
+        window.fill(min(self.window, (limit - len(tree.tokens) + 1) // levels), levels, state)
         window.place(tree)
         tree.add_all(candidates)
 
-    def _go_straight(self, text: _Text, tree: _Tree) -> None:
+    def _go_straight(self, state: _LookaheadState, tree: _TokenTree) -> None:
         """An n-gram, and n-grams that begin with its last token; else the Jacobi row."""
-        chain = self._chain(text, tree.limit)
+        chain = self._chain(state, tree.limit)
         if not chain:
-            text.window.fill(min(self.window, tree.limit + 1), 1, text)
-            chain = text.window.levels[0][1:]
+            state.window.fill(min(self.window, tree.limit + 1), 1, state)
+            chain = state.window.levels[0][1:]
         tree.add(chain)
         # Whatever the chain is, what the target says after its tokens is the next row.
-        text.window.levels = [[text.root, *tree.tokens]]
-        text.window.place(tree)
+        state.window.levels = [[state.root, *tree.tokens]]
+        state.window.place(tree)
 
-    def _chain(self, text: _Text, limit: int) -> list[int]:
+    def _chain(self, state: _LookaheadState, limit: int) -> list[int]:
         """The latest n-gram that begins with the root, the latest that begins with its last token, and so on."""
-        chain = [text.root]
-        while len(chain) <= limit and (known := text.pool.after(chain[-1])):
+        chain = [state.root]
+        while len(chain) <= limit and (known := state.pool.after(chain[-1])):
             chain.extend(known[0])
         return chain[1:]
 
 
-class _Pool:
+class _NgramPool:
     """n-grams by their first token.
 
     Args:
@@ -147,7 +145,7 @@ class _Pool:
         return list(reversed(self._rests.get(token, {})))
 
 
-class _Tree:
+class _TokenTree:
     """A draft tree that grows path by path.
 
     Args:
@@ -185,7 +183,7 @@ class _Tree:
             self.add(path)
 
 
-class _Window:
+class _JacobiWindow:
     """The guesses of one text.
 
     Attributes:
@@ -198,23 +196,23 @@ class _Window:
         self._full = 1  # levels of a full window
         self._top: list[int] = []  # nodes of the top level in the draft
 
-    def fill(self, columns: int, levels: int, text: _Text) -> None:
+    def fill(self, columns: int, levels: int, state: _LookaheadState) -> None:
         """Bring the levels that there are to `columns` columns, `levels` levels at most; the first begins a window."""
         self._full = levels
         del self.levels[:-levels]
         if not self.levels:
             self.levels.append([])
-        guesses = text.guesses()
+        guesses = state.guesses()
         for level, row in enumerate(self.levels):
             if level == 0:
-                row[:1] = [text.root]
+                row[:1] = [state.root]
             del row[columns:]
             while len(row) < columns:
                 before = self.levels[level - 1][len(row)] if level else row[-1]
-                known = text.pool.after(before)
+                known = state.pool.after(before)
                 row.append(known[0][0] if known else next(guesses))
 
-    def place(self, tree: _Tree) -> None:
+    def place(self, tree: _TokenTree) -> None:
         """Enter the window into a draft."""
         nodes: list[int] = []
         for level, row in enumerate(self.levels):
@@ -241,18 +239,18 @@ class _Window:
         self.levels = [row[steps:] for row in self.levels]
 
 
-class _Text:
+class _LookaheadState:
     """What is known of one request: its n-grams, its window, and what was proposed for it last."""
 
     def __init__(self, ngram: int, guesses: int) -> None:
-        self.pool = _Pool(guesses)
-        self.window = _Window()
+        self.pool = _NgramPool(guesses)
+        self.window = _JacobiWindow()
         self.proposal: tuple[list[int], list[int]] | None = None
         self.root = -1
         self._ngram = ngram
         self._tokens: list[int] = []
 
-    def read(self, sequence: Sequence) -> None:
+    def update(self, sequence: Sequence) -> None:
         """Catch up with the text."""
         known = len(self._tokens)
         new = sequence.context if not known else sequence.tokens[known - len(sequence.source or ()) :]

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import replace
 from os import PathLike
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.growth import Frontier, grow
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.errors import ModelError
 from foretoken.heads.fitting import check_fit
@@ -48,6 +48,7 @@ class Medusa(Drafter):
     def __init__(self, head: MedusaHeads | str | PathLike[str], target: LanguageModel, tree: Tree = "none") -> None:
         self.tree: TreePlan = plan_of(tree)
         name = "the set of Medusa heads" if isinstance(head, MedusaHeads) else str(head)
+        self.head, self.target = name, target
         if not target.supports_hidden_states:
             raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")
         if not isinstance(head, MedusaHeads):
@@ -56,8 +57,8 @@ class Medusa(Drafter):
         self.hidden_layers = (target.num_layers,)
         self._heads = head.to(target.device, target.dtype)
         self._size = head.config.num_heads
-        # Of each sequence: how many tokens were read, and the hidden state of the last one.
-        self._states: WeakKeyDictionary[Sequence, tuple[int, Tensor]] = WeakKeyDictionary()
+        # Of each sequence: tokens whose hidden states came, and the last one's state.
+        self._states: PerSequence[tuple[int, Tensor | None]] = PerSequence(lambda: (0, None))
 
     @property
     def num_parameters(self) -> int:
@@ -78,18 +79,18 @@ class Medusa(Drafter):
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A draft of up to ``limits[b]`` tokens in row b."""
-        known = [self._states.get(sequence) for sequence in batch.sequences]
+        known = [self._states[sequence] for sequence in batch.sequences]
         limits = [
-            limit if state is not None and state[0] == len(sequence.tokens) - 1 else 0
-            for limit, sequence, state in zip(limits, batch.sequences, known, strict=True)
+            limit if state is not None and seen == len(sequence.tokens) - 1 else 0
+            for limit, sequence, (seen, state) in zip(limits, batch.sequences, known, strict=True)
         ]
         depths = [min(most, self._size) for most in batch.depths or limits]
         batch = replace(batch, depths=tuple(depths))
         width = max((min(pair) for pair in zip(limits, depths, strict=True)), default=0)
         if width == 0:
             return Draft.empty(len(limits), batch.device)
-        some = next(state for state in known if state is not None)[1]
-        states = torch.stack([torch.zeros_like(some) if state is None else state[1] for state in known])
+        some = next(state for _, state in known if state is not None)
+        states = torch.stack([torch.zeros_like(some) if state is None else state for _, state in known])
         with torch.inference_mode():
             logits = self._heads(states.to(next(self._heads.parameters())), width)  # [heads, B, V]
             if not self.trees and batch.sampler.all_greedy and not batch.sampler.alters and all_finite(logits):

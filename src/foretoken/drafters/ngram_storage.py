@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.prompt_lookup import LONGEST_NGRAM
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
@@ -52,14 +52,16 @@ class NgramStorage(Drafter):
         self.max_order = max_order
         self.top_k_filler = top_k_filler
         self.stop_if_unknown = stop_if_unknown
+        self.one_level = one_level
         self.keep = keep
         self._contexts = (max_order - 1,) if one_level else tuple(range(max_order - 1, 0, -1))
         if one_level:
             self.name = "ngram-storage-one-level"
-        self._shared = _Counts(self._contexts)
+        self._shared = _NgramCounts(self._contexts)
         self._participants = Participants()
-        self._own: WeakKeyDictionary[Sequence, _Counts] = WeakKeyDictionary()
-        self._read: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens of each that are counted
+        contexts = self._contexts
+        self._own = PerSequence(lambda: _NgramCounts(contexts))
+        self._counted: PerSequence[int] = PerSequence(int)  # tokens of each sequence that are counted
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A chain of likeliest continuations."""
@@ -67,9 +69,9 @@ class NgramStorage(Drafter):
         for sequence, limit, noisy in zip(batch.sequences, limits, batch.shared_noise, strict=True):
             counts = self._counts(sequence, noisy)
             context = sequence.context
-            for end in range(self._read.get(sequence, 0), len(context)):
+            for end in range(self._counted[sequence], len(context)):
                 counts.add(context[max(0, end - self.max_order + 1) : end], context[end])
-            self._read[sequence] = len(context)
+            self._counted[sequence] = len(context)
             rows.append([token for token in self._chain(counts, context, limit) if token < batch.vocab_size])
         return Draft.from_lists(rows, batch.device)
 
@@ -89,15 +91,12 @@ class NgramStorage(Drafter):
                 for token in likely:
                     counts.add(context, token)
 
-    def _counts(self, sequence: Sequence, shared_noise: bool) -> _Counts:
+    def _counts(self, sequence: Sequence, shared_noise: bool) -> _NgramCounts:
         if self.keep and self._participants.takes_part(sequence, shared_noise):
             return self._shared
-        counts = self._own.get(sequence)
-        if counts is None:
-            counts = self._own[sequence] = _Counts(self._contexts)
-        return counts
+        return self._own[sequence]
 
-    def _chain(self, counts: _Counts, context: list[int], limit: int) -> list[int]:
+    def _chain(self, counts: _NgramCounts, context: list[int], limit: int) -> list[int]:
         window = context[-(self.max_order - 1) :]
         chain: list[int] = []
         while len(chain) < limit:
@@ -111,7 +110,7 @@ class NgramStorage(Drafter):
         return chain
 
 
-class _Counts:
+class _NgramCounts:
     """How often each token followed each context."""
 
     def __init__(self, context_sizes: Iterable[int]) -> None:

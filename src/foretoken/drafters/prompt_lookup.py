@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
-from weakref import WeakKeyDictionary
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, Seen
@@ -42,22 +41,20 @@ class PromptLookup(Drafter):
         """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
         self.foreseen: PerSequence[list[Seen]] = PerSequence(list)
         """Of each sequence, its latest tokens, as proposals made just before them would have foreseen them."""
-        self._tables: WeakKeyDictionary[Sequence, _LastPlaces] = WeakKeyDictionary()
+        self._tables = PerSequence(lambda: _NgramEnds(min_ngram, max_ngram))
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A chain that copies earlier text, empty where no suffix of the text occurred before."""
         rows = []
         for sequence, limit in zip(batch.sequences, limits, strict=True):
-            table = self._tables.get(sequence)
-            if table is None:
-                table = self._tables[sequence] = _LastPlaces(self.min_ngram, self.max_ngram)
+            table = self._tables[sequence]
             self.matches[sequence], found = table.continuation(sequence, limit)
             self.foreseen[sequence] = table.foreseen
             rows.append([token for token in found if token < batch.vocab_size])
         return Draft.from_lists(rows, batch.device)
 
 
-class _LastPlaces:
+class _NgramEnds:
     """For every n-gram of a growing text that something followed, where it ended last."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:

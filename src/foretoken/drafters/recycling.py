@@ -7,12 +7,12 @@ from collections.abc import Sequence as AbstractSequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
-from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
@@ -54,9 +54,9 @@ class TokenRecycling(Drafter):
     def __init__(self, candidates: int = 8, *, shared: bool = False) -> None:
         self.candidates = check_integer("candidates", candidates, 1, len(_LATER) + 1, cure="use 8")
         self.shared = shared
-        self._common = _Table()
-        self._own: WeakKeyDictionary[Sequence, _Table] = WeakKeyDictionary()
-        self._read: WeakSet[Sequence] = WeakSet()  # whose prompts are entered
+        self._common = _SuccessorTable()
+        self._own = PerSequence(_SuccessorTable)
+        self._entered: PerSequence[bool] = PerSequence(bool)  # whether a sequence's prompt is in its table
         self._participants = Participants()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
@@ -64,9 +64,9 @@ class TokenRecycling(Drafter):
         rows, parents = [], []
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
             table = self._table(sequence, batch.shared_noise[row])
-            if sequence not in self._read:
-                self._read.add(sequence)
-                table.read(sequence.context, self.candidates, batch.vocab_size)
+            if not self._entered[sequence]:
+                self._entered[sequence] = True
+                table.enter(sequence.context, self.candidates, batch.vocab_size)
             # Twice as large, to put others in the place of nodes without known successors.
             branches = self.candidates if batch.takes_chosen_trees(row) else 1
             shape = tree_shape(2 * limit, branches, round(10 * table.rate))
@@ -89,16 +89,13 @@ class TokenRecycling(Drafter):
             for node in (*range(len(tokens)), *kept):
                 table.heard[tokens[node]] = array("i", likely[row][node])
 
-    def _table(self, sequence: Sequence, shared_noise: bool) -> _Table:
+    def _table(self, sequence: Sequence, shared_noise: bool) -> _SuccessorTable:
         if self.shared and self._participants.takes_part(sequence, shared_noise):
             return self._common
-        table = self._own.get(sequence)
-        if table is None:
-            table = self._own[sequence] = _Table()
-        return table
+        return self._own[sequence]
 
 
-class _Table:
+class _SuccessorTable:
     """The successors of each token, the likeliest first.
 
     Attributes:
@@ -123,9 +120,9 @@ class _Table:
             if known:
                 self.rate += _STEP * ((known[0] == following) - self.rate)
 
-    def read(self, text: list[int], candidates: int, vocab_size: int) -> None:
+    def enter(self, tokens: list[int], candidates: int, vocab_size: int) -> None:
         """Enter a prompt."""
-        for token, following in pairwise(text):
+        for token, following in pairwise(tokens):
             if following < vocab_size:
                 known = self.found.setdefault(token, [])
                 if following in known:

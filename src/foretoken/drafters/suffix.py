@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from foretoken.draft import Draft
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
@@ -47,23 +46,21 @@ class Suffix(Drafter):
         self.foreseen: PerSequence[list[Seen]] = PerSequence(list)
         """Of each sequence, its latest tokens, as chains made just before them would have foreseen them; by its own
         text, whatever others said."""
-        self._texts: WeakKeyDictionary[Sequence, _Text] = WeakKeyDictionary()
-        self._others = _Others(global_tokens)
+        self._histories = PerSequence(_History)
+        self._others = _OtherRequests(global_tokens)
         self._participants = Participants()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The likeliest continuation, or a tree of them; nothing where no suffix of the text occurred before."""
         rows, parents = [], []
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
-            text = self._texts.get(sequence)
-            if text is None:
-                text = self._texts[sequence] = _Text()
-            new = text.read(sequence)
-            self.foreseen[sequence] = text.foreseen
-            state, match = text.automaton.context(text.end)
-            automaton = text.automaton
+            history = self._histories[sequence]
+            new = history.update(sequence)
+            self.foreseen[sequence] = history.foreseen
+            state, match = history.automaton.context(history.end)
+            automaton = history.automaton
             if self.global_tokens and self._participants.takes_part(sequence, batch.shared_noise[row]):
-                for other, place, length in self._others.read(text, new):
+                for other, place, length in self._others.update(history, new):
                     if length > match:
                         automaton, state, match = other, place, length
             self.matches[sequence] = match
@@ -79,7 +76,7 @@ class Suffix(Drafter):
         return Draft.from_lists(rows, batch.device, parents)
 
 
-class _Text:
+class _History:
     """One request's text, and where it stands.
 
     Attributes:
@@ -95,9 +92,9 @@ class _Text:
         self.next = [-1]
         self.automaton = SuffixAutomaton()
         self.end = ROOT
-        self.place = _Place()
+        self.place = _SharedPosition()
 
-    def read(self, sequence: Sequence) -> list[int]:
+    def update(self, sequence: Sequence) -> list[int]:
         """Catch up with the text; the tokens that were new."""
         known = self.automaton.size
         new = sequence.context if not known else sequence.tokens[known - len(sequence.source or ()) :]
@@ -115,7 +112,7 @@ class _Text:
 
 
 @dataclass
-class _Place:
+class _SharedPosition:
     """Where a text stands in the two shared automata.
 
     Attributes:
@@ -130,7 +127,7 @@ class _Place:
     match: int = 0
 
 
-class _Others:
+class _OtherRequests:
     """The texts of all requests, in two automata: one that grows, and one that is full and goes when the other is.
 
     Args:
@@ -142,9 +139,9 @@ class _Others:
         self._generation = 0
         self._young, self._old = SuffixAutomaton(), SuffixAutomaton()
 
-    def read(self, text: _Text, new: list[int]) -> list[tuple[SuffixAutomaton, int, int]]:
+    def update(self, history: _History, new: list[int]) -> list[tuple[SuffixAutomaton, int, int]]:
         """Add tokens of a text; the contexts that it now ends with, each with its automaton and its length."""
-        place = text.place
+        place = history.place
         self._settle(place)
         for token in new:
             if self._young.size >= self._half:
@@ -157,7 +154,7 @@ class _Others:
         old, longest = self._old.context(place.old)
         return [(self._young, young, length), (self._old, old, min(longest, place.match))]
 
-    def _settle(self, place: _Place) -> None:
+    def _settle(self, place: _SharedPosition) -> None:
         """Where a text stands now that automata may have changed since it was read last."""
         if place.generation == self._generation:
             return

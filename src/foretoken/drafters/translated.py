@@ -18,7 +18,7 @@ _UNSAID = -1e30
 
 
 @dataclass
-class _Row:
+class TranslatedRow:
     """A text in the cache.
 
     Attributes:
@@ -37,7 +37,7 @@ class TranslatedCache(Cache):
 
     def __init__(self, reader: Reader, inner: Cache, batch_size: int) -> None:
         self.inner = inner
-        self.rows = [_Row(Reading(reader)) for _ in range(batch_size)]
+        self.rows = [TranslatedRow(Reading(reader)) for _ in range(batch_size)]
         self.is_read = False
         """The last pass read text, which is committed already."""
         self._reader = reader
@@ -66,11 +66,11 @@ class TranslatedCache(Cache):
         for row, length in zip(rows, lengths, strict=True):
             old = self.rows[row] if row >= 0 else None
             if old is None or length == 0:
-                new.append(_Row(Reading(self._reader)))
+                new.append(TranslatedRow(Reading(self._reader)))
             else:
                 reading = old.reading.copy(length)
                 held = old.held[: _agreeing(reading.own, old.held)] if length is not None else old.held.copy()
-                new.append(_Row(reading, held))
+                new.append(TranslatedRow(reading, held))
         self.inner.select(rows, [len(row.held) for row in new])
         self.rows = new
 

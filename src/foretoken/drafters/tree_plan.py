@@ -36,6 +36,12 @@ class TreePlan:
     depth: int = DEPTH
     width: int = WIDTH
 
+    def __repr__(self) -> str:
+        if not self.branches:
+            return "TreePlan()"
+        kind = "dynamic=True" if self.dynamic else repr(self.shape)
+        return f"TreePlan({kind}, depth={self.depth}, width={self.width})"
+
     def __post_init__(self) -> None:
         check_integer("depth of trees", self.depth, 1, cure="1 drafts children of the root alone")
         check_integer("width of trees", self.width, 1, cure="1 expands one node a depth")

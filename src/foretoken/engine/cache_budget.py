@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
-from foretoken.errors import OutOfMemory, ParameterError
+from foretoken.errors import OutOfMemory, ParameterError, show_bytes
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models.base import LanguageModel
 
@@ -38,15 +38,6 @@ def parse_bytes(value: int | str, name: str = "cache_memory") -> int:
     if size <= 0:
         raise ParameterError(f"{name} is {value!r}: give a number of bytes above 0, or a size such as '4GiB'")
     return size
-
-
-def show_bytes(size: int) -> str:
-    """A size for people."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024  # type: ignore[assignment]
-    return f"{size:.4g} GiB"
 
 
 class Holder(Protocol):

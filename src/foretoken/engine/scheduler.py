@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from foretoken.engine.cache_budget import Budget, show_bytes
+from foretoken.engine.cache_budget import Budget
 from foretoken.engine.decode_loop import Rounds
 from foretoken.engine.outputs import Completion, StreamEvent
 from foretoken.engine.row import Row
-from foretoken.errors import ForetokenError, OutOfMemory
+from foretoken.errors import ForetokenError, OutOfMemory, show_bytes
 
 
 class Request:

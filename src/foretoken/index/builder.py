@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from foretoken.engine.cache_budget import show_bytes
-from foretoken.errors import OutOfMemory, ParameterError
+from foretoken.errors import OutOfMemory, ParameterError, show_bytes
 from foretoken.index.corpus import Piece, Source, find, pieces
 from foretoken.index.file import FORMAT, HEADER, Header, fingerprint, token_width
 from foretoken.index.sort import sorted_suffixes

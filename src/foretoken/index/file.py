@@ -93,6 +93,9 @@ class Index:
         ParameterError: there is no such file, it is no index, or it is damaged.
     """
 
+    def __repr__(self) -> str:
+        return f"Index({str(self.path)!r})"
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         try:

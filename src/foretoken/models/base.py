@@ -156,6 +156,9 @@ class LanguageModel(ABC):
     quantize: str | None = None
     backend_name: str | None = None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
     @abstractmethod
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows; 0 is allowed."""

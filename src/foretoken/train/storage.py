@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from foretoken.engine.cache_budget import show_bytes
+from foretoken.errors import show_bytes
 from foretoken.train.errors import TrainingError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -1,0 +1,103 @@
+"""What all drafters have in common."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from foretoken import load
+from foretoken.drafters import (
+    Cascade,
+    Drafter,
+    DraftModel,
+    EarlyExit,
+    Lookahead,
+    NgramStorage,
+    NoDrafter,
+    PerSequence,
+    PromptLookup,
+    Suffix,
+    TokenRecycling,
+)
+from foretoken.sampling import SamplingParams
+from foretoken.sequence import Sequence
+from tiny import tiny_llama
+
+
+def sequence() -> Sequence:
+    return Sequence([1, 2, 3], 3, SamplingParams(), seed=1)
+
+
+def test_state_is_made_on_first_use_and_dropped_with_its_sequence():
+    states: PerSequence[list[int]] = PerSequence(list)
+    first, second = sequence(), sequence()
+    assert first not in states
+    assert states.get(first) is None
+    states[first].append(7)
+    states[second] = [8]
+    assert (states[first], states[second], len(states)) == ([7], [8], 2)
+    gc.disable()  # nothing has to wait for the collector
+    try:
+        del first
+        assert len(states) == 1
+    finally:
+        gc.enable()
+    assert states.get(second) == [8]
+
+
+def test_sequences_that_look_alike_have_states_of_their_own():
+    states: PerSequence[list[int]] = PerSequence(list)
+    first, second = sequence(), sequence()
+    states[first].append(1)
+    assert states[second] == []
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        (NoDrafter, "NoDrafter()"),
+        (lambda: PromptLookup(4), "PromptLookup(max_ngram=4, min_ngram=1)"),
+        (lambda: Suffix(8), "Suffix(global_tokens=8, growth=6.0)"),
+        (TokenRecycling, "TokenRecycling(candidates=8, shared=False)"),
+        (lambda: Lookahead(3, 7), "Lookahead(ngram=3, window=7, guesses=8)"),
+        (
+            lambda: NgramStorage(3),
+            "NgramStorage(max_order=3, top_k_filler=3, stop_if_unknown=True, one_level=False, keep=False)",
+        ),
+        (
+            lambda: DraftModel(load(tiny_llama(), name="small")),
+            "DraftModel(model=<HFModel small>, tree=TreePlan())",
+        ),
+        (
+            lambda: EarlyExit(load(tiny_llama(), name="big"), 1, "dynamic"),
+            "EarlyExit(target=<HFModel big>, layers=1, tree=TreePlan(dynamic=True, depth=8, width=8))",
+        ),
+    ],
+)
+def test_a_drafters_repr_says_its_settings(make, shown):
+    assert repr(make()) == shown
+
+
+def test_a_cascades_repr_shows_its_drafters():
+    assert "drafters=(PromptLookup(max_ngram=3, min_ngram=1), NoDrafter())" in repr(
+        Cascade([PromptLookup(), NoDrafter()])
+    )
+
+
+def test_a_name_that_nobody_chose_is_the_classs():
+    class Mine(Drafter):
+        def propose(self, batch, limits):
+            raise NotImplementedError
+
+    class Child(Mine):
+        pass
+
+    class Named(Mine):
+        name = "named"
+
+    class Heir(Named):
+        pass
+
+    assert [kind().name for kind in (Mine, Child, Named, Heir)] == ["Mine", "Child", "named", "named"]
+    assert not Mine().trees
