@@ -15,7 +15,7 @@ from foretoken.bench.summary import Results
 from foretoken.models import machine
 
 
-def test_both_write_the_same_texts(shipped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_both_write_the_same_outputs(shipped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     monkeypatch.setattr(machine, "bandwidth", lambda *_: 1e10)
@@ -42,7 +42,7 @@ def test_both_write_the_same_texts(shipped: Path, monkeypatch: pytest.MonkeyPatc
     assert left_out == {("transformers:draft-model k=3", 3), ("transformers:prompt-lookup k=3", 3)}, results.skipped
     for batch in (1, 3):
         for row in results.rows(batch, 0.0):
-            assert row.engine == "transformers:plain" or row.same_texts == (1.0, 3), row
+            assert row.engine == "transformers:plain" or row.same_outputs == (1.0, 3), row
             if row.mode == "plain":
                 assert row.acceptance_length == pytest.approx(1.0)
             elif row.mode == "draft-model" and row.family == "foretoken" and row.k == 3:

@@ -109,7 +109,7 @@ def test_acceptance_and_texts() -> None:
     row = Results(records()).rows(1, 0.0)[0]
     assert row.acceptance_length == 2.0
     assert row.acceptance == 0.25
-    assert row.same_texts == (0.0, 6)
+    assert row.same_outputs == (0.0, 6)
     assert row.same_tokens == 0.75
     assert costs.acceptance_by_position(Results(records()).of(row.engine, 1, 0.0)) == [0.7, 0.2, 0.1, 0.0]
 
@@ -144,7 +144,7 @@ def test_the_table_says_what_there_is_to_say() -> None:
     text = output.getvalue()
     for words in (
         "pair/target, 1,000.0M parameters",
-        "80.0 GB/s: plain decoding of one text up to 40 tokens/s",
+        "80.0 GB/s: plain decoding of one sequence up to 40 tokens/s",
         "draft-model k=4",
         "greedy; reference: transformers:draft-model k=4",
         "not run: llama-cpp:plain at batch 4 can't be run: no",

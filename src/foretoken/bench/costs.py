@@ -37,7 +37,7 @@ def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwid
 
 
 def limit_rate(settings: Mapping[str, Any], bandwidth: float | None) -> float | None:
-    """Tokens a second that plain decoding of one text can't exceed, if its weights come from memory."""
+    """Tokens a second that plain decoding of one sequence can't exceed, if its weights come from memory."""
     target = settings.get("target")
     if bandwidth is None or not target:
         return None

@@ -27,13 +27,13 @@ class BenchPlan:
         batches: prompts decoded at once.
         temperatures: 0 is greedy.
         repeats: how often each case is measured.
-        max_new_tokens: tokens of each text; end tokens don't end it.
+        max_new_tokens: tokens of each output; end tokens don't end it.
         dtype: of the weights and of arithmetic: ``float32`` or ``bfloat16``.
         device: ``cpu``, ``cuda``, …
         threads: of each engine.
         peers: folder of the engines' environments.
         cache: folder of converted checkpoints.
-        seed: of sampled texts.
+        seed: of sampled outputs.
     """
 
     target: Path
@@ -79,7 +79,7 @@ class BenchPlan:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest text, and a draft behind it."""
+        """Tokens of the longest sequence, and a draft behind it."""
         ks = [engine.k for engine in self.engines if isinstance(engine.k, int)]
         longest = max(len(prompt.tokens) for prompt in self.prompts)
         return longest + self.max_new_tokens + max(ks, default=16) + 1

@@ -1,4 +1,4 @@
-"""The results as one HTML page with plots: it loads nothing."""
+"""The results as one HTML page with plots."""
 
 from __future__ import annotations
 
@@ -10,35 +10,18 @@ from foretoken.bench.costs import acceptance_by_position, limit_rate, parts, pre
 from foretoken.bench.summary import EngineResult, Results
 from foretoken.bench.tables import HEADINGS, cells, facts, headed, left_out, title
 from foretoken.bench.turns import Spread
+from foretoken.pages import page as pages
+from foretoken.pages.svg import COLOURS
 
 _STYLE = """
-:root { --ink: #1c2330; --soft: #5b6575; --line: #dfe3ea; --paper: #fff; --panel: #f6f7f9; --blue: #2f6fde; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --soft: #9aa4b4; --line: #2c3442; --paper: #12161d;
-  --panel: #1a2029; --blue: #74a5ff; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 22px; margin: 0 0 8px; } h2 { font-size: 18px; margin: 36px 0 6px; } h3 { font-size: 15px; margin: 0; }
-p { margin: 4px 0; max-width: 84ch; } .soft { color: var(--soft); } .small { font-size: 13px; }
 .first { background: var(--panel); border-left: 6px solid var(--blue); border-radius: 6px; padding: 12px 18px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 18px; margin: 14px 0; } dt { color: var(--soft); }
-dd { margin: 0; } .wide { overflow-x: auto; } table { border-collapse: collapse; margin: 10px 0 18px; font-size: 14px; }
-th, td { text-align: right; border-bottom: 1px solid var(--line); padding: 4px 12px; white-space: pre-line;
-  font-variant-numeric: tabular-nums; vertical-align: top; } th { color: var(--soft); }
-th:first-child, td:first-child { text-align: left; padding-left: 0; } tr.ours td { font-weight: 600; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 16px; align-items: start; }
-figure { margin: 0; background: var(--panel); border-radius: 6px; padding: 14px 16px; }
-svg { display: block; width: 100%; }
-svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } svg .axis { stroke: var(--line); }
-svg .ours { fill: var(--blue); } svg .other { fill: var(--soft); opacity: .55; } svg .range { stroke: var(--ink); }
-svg .mark { stroke: var(--ink); stroke-dasharray: 4 3; } .key span { margin-right: 14px; white-space: nowrap; }
-.key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
-@media (max-width: 560px) { .plots { grid-template-columns: 1fr; } }
+tr.ours td { font-weight: 600; } svg .ours { fill: var(--blue); } svg .other { fill: var(--soft); opacity: .55; }
+svg .range { stroke: var(--ink); } svg .mark { stroke: var(--ink); stroke-dasharray: 4 3; }
 """
 
 _READING = """<p class="small soft">Every engine continued the same prompts (token ids) with the same number of tokens,
 on the same checkpoints, in turns. Rates are medians over repeats, with the smallest and the largest under them, and
-include the prompt; ratios are formed within a repeat. <b>Same text</b>: share of greedy texts that equal those of
+include the prompt; ratios are formed within a repeat. <b>Same output</b>: share of greedy outputs that equal those of
 plain decoding, and under it the share of tokens before the first difference; rounding decides near ties, and half
 precision rounds coarsely. <b>Of memory limit</b>: bytes of weights and cache that decoding had to read, over the
 memory reads that were measured beside it.</p>"""
@@ -46,22 +29,19 @@ memory reads that were measured beside it.</p>"""
 
 def page(results: Results) -> str:
     """The whole page."""
-    about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(results))
     first = "".join(f"<p>{escape(line)}</p>" for line in results.headlines())
     tables = "".join(_table(results, batch, temperature) for batch, temperature in results.settled())
     figures = "".join(
-        f'<figure><h3>{escape(name)}</h3><p class="small soft">{escape(note)}</p>{picture}</figure>'
-        for name, note, picture in _figures(results)
-        if picture
+        pages.figure(escape(name), escape(note), picture) for name, note, picture in _figures(results) if picture
     )
     missing = "".join(f"<li>{escape(line)}</li>" for line in left_out(results))
     absent = f'<h2>Not run</h2><ul class="small">{missing}</ul>' if missing else ""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>foretoken bench</title><style>{_STYLE}</style></head><body><main><h1>How fast?</h1>
-{f'<div class="first">{first}</div>' if first else ""}<dl>{about}</dl>{_READING}{tables}
-<h2>Plots</h2><div class="plots">{figures}</div>{absent}</main></body></html>
-"""
+    return pages.whole(
+        "foretoken bench",
+        f"""<h1>How fast?</h1>{f'<div class="first">{first}</div>' if first else ""}
+{pages.facts(facts(results))}{_READING}{tables}<h2>Plots</h2><div class="plots">{figures}</div>{absent}""",
+        _STYLE,
+    )
 
 
 def _table(results: Results, batch: int, temperature: float) -> str:
@@ -116,7 +96,7 @@ def _bar(row: EngineResult, value: Spread) -> tuple[str, Spread, bool]:
 
 
 def _categories(results: Results, rows: list[EngineResult], batch: int, temperature: float) -> str:
-    fast = [row for row in rows if row.over_plain is not None][: len(plots.COLOURS)]
+    fast = [row for row in rows if row.over_plain is not None][: len(COLOURS)]
     table: dict[str, dict[str, float]] = {}
     for category in results.categories():
         table[category] = {}

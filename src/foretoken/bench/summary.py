@@ -1,4 +1,4 @@
-"""From single runs to what can be said of an engine: rates, ratios, spread, texts."""
+"""From single runs to what can be said of an engine: rates, ratios, spread, outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EngineResult:
         over_reference: times the rate of the reference.
         acceptance_length: tokens per target pass and row, if the engine tells.
         acceptance: accepted share of the drafted tokens, likewise.
-        same_texts: share of greedy texts that equal the reference text, and number of texts.
+        same_outputs: share of greedy outputs that equal the reference output, and number of outputs.
         same_tokens: share of the reference's tokens before the first that differs.
         bandwidth_share: bytes of weights and cache read a second over what memory gives, likewise.
     """
@@ -46,7 +46,7 @@ class EngineResult:
     over_reference: Spread | None
     acceptance_length: float | None
     acceptance: float | None
-    same_texts: tuple[float, int] | None
+    same_outputs: tuple[float, int] | None
     same_tokens: float | None
     bandwidth_share: float | None
 
@@ -86,7 +86,7 @@ class Results:
     def reference_at(self, batch: int, temperature: float) -> str | None:
         """The engine that ratios are formed with: the caller's, or the first of these that ran.
 
-        transformers with a draft model, of several numbers of drafted tokens the fastest; transformers plain;
+        transformers with a draft model, of several draft lengths the fastest; transformers plain;
         Foretoken plain; any other engine without speculation.
         """
         if self.reference is not None:
@@ -154,7 +154,7 @@ class Results:
                 else None
             ),
             acceptance=sum(run.get("accepted") or 0 for run in runs) / drafted if drafted else None,
-            same_texts=None if same is None else same[:2],
+            same_outputs=None if same is None else same[:2],
             same_tokens=None if same is None else same[2],
             bandwidth_share=bandwidth_share(runs, self.settings, self.bandwidth),
         )
@@ -171,7 +171,7 @@ class Results:
         return Spread.of_ratios(dict(enumerate(mine)), dict(enumerate(its)))
 
     def _same(self, runs: Sequence[Record]) -> tuple[float, int, float] | None:
-        """Greedy texts beside those of a plain engine: transformers', or else the same engine's."""
+        """Greedy outputs beside those of a plain engine: transformers', or else the same engine's."""
         plain = [engine for engine in ("transformers:plain", self.plain_of(runs[0]["family"])) if engine in self._told]
         told = {_case(run): run for engine in reversed(plain) for run in self._told.get(engine, [])}
         pairs = [

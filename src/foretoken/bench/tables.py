@@ -12,8 +12,16 @@ from foretoken.bench.costs import limit_rate
 from foretoken.bench.summary import EngineResult, Results
 from foretoken.bench.turns import Spread
 
-HEADINGS = ("engine", "× own\nplain", "× refe-\nrence", "tokens/s", "tokens\na pass", "same\ntext", "of memory\nlimit")
-"""Under each ratio and rate stands its range; under the share of equal texts that of equal tokens."""
+HEADINGS = (
+    "engine",
+    "× own\nplain",
+    "× refe-\nrence",
+    "tokens/s",
+    "tokens\na pass",
+    "same\noutput",
+    "of memory\nlimit",
+)
+"""Under each ratio and rate stands its range; under the share of equal outputs that of equal tokens."""
 
 
 def show(results: Results, console: Console) -> None:
@@ -51,7 +59,7 @@ def headed(results: Results, batch: int, temperature: float) -> str:
 
 def cells(row: EngineResult) -> tuple[str, ...]:
     """A row as text, in the order of `HEADINGS`."""
-    same = "–" if row.same_texts is None else f"{row.same_texts[0]:.0%}\n{row.same_tokens:.0%}"
+    same = "–" if row.same_outputs is None else f"{row.same_outputs[0]:.0%}\n{row.same_tokens:.0%}"
     return (
         row.engine,
         ratio(row.over_plain),
@@ -105,7 +113,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
         low, high = results.bandwidths or (results.bandwidth, results.bandwidth)
         spread = f" ({low / 1e9:.0f} to {high / 1e9:.0f} from case to case)" if high > 1.1 * low else ""
         words = f"{results.bandwidth / 1e9:.1f} GB/s{spread}"
-        told.append(("memory reads", f"{words}: plain decoding of one text up to {limit:,.0f} tokens/s"))
+        told.append(("memory reads", f"{words}: plain decoding of one sequence up to {limit:,.0f} tokens/s"))
     versions = {name: version for one in results.machines for name, version in one.get("versions", {}).items()}
     if versions:
         told.append(("versions", ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))))

@@ -5,7 +5,7 @@ Speed can then be measured at any size, with a drafter's real acceptance, withou
 
 - The residual has ``D - d`` further coordinates, which stay 0. The mean square over all is ``d/D`` of the small
   model's, so a norm with ``eps · d/D`` and weights times ``sqrt(d/D)`` gives what the small one does.
-- Further heads and neurons read the text (random weights) and write nothing (zero weights), as do whole blocks.
+- Further heads and neurons read the residual (random weights) and write nothing (zero weights), as do whole blocks.
 - Further tokens: see `_Marker`.
 """
 
@@ -58,7 +58,7 @@ def widen(
 
     Args:
         checkpoint: folder of a Llama checkpoint without biases.
-        to: wanted parameters: a number, or a text such as ``500M``.
+        to: wanted parameters: a number, or a string such as ``500M``.
         out: folder to write to: config, weights and the small one's tokenizer.
         vocab_size: rows of the embedding; None: 32,000, or the small one's if that has more. A drafter needs its
             target's.
@@ -99,7 +99,7 @@ def widen(
 
 
 def _longest_residual(source: Checkpoint) -> float:
-    """A bound of the last residual's length, over all texts: ``|W x| <= |W| |x|`` block by block."""
+    """A bound of the last residual's length, over all inputs: ``|W x| <= |W| |x|`` block by block."""
 
     def norm(name: str) -> float:
         return float(torch.linalg.matrix_norm(source.tensors[name], 2))

@@ -109,7 +109,11 @@ class PlanOptions:
     max_new_tokens: Annotated[
         int,
         typer.Option(
-            "--max-new-tokens", "-n", min=2, help="Tokens of every text; end tokens don't end it.", rich_help_panel=_HOW
+            "--max-new-tokens",
+            "-n",
+            min=2,
+            help="Tokens of every output; end tokens don't end it.",
+            rich_help_panel=_HOW,
         ),
     ] = 64
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of each case.", rich_help_panel=_HOW)] = 3
@@ -126,7 +130,7 @@ class PlanOptions:
         int | None,
         typer.Option(min=1, help="Of each engine. Default: all cores.", show_default=False, rich_help_panel=_HOW),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Of sampled texts.", rich_help_panel=_HOW)] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Of sampled outputs.", rich_help_panel=_HOW)] = 0
     peers: Peers = None
     cache: Annotated[
         Path | None,

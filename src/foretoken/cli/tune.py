@@ -80,7 +80,7 @@ class TuneOptions:
             "--max-new-tokens",
             "-n",
             min=8,
-            help="Tokens of every text; end tokens don't end it.",
+            help="Tokens of every output; end tokens don't end it.",
             rich_help_panel=_TRIED,
         ),
     ] = 64

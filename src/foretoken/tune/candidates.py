@@ -71,7 +71,7 @@ def settings(drafter: str, trees: bool, sampled: bool) -> list[Candidate]:
     Args:
         drafter: its name.
         trees: its drafts may branch.
-        sampled: some texts are drawn, so that it matters which lossless verifier is used; greedy texts are the same.
+        sampled: some outputs are sampled, so that it matters which lossless verifier is used; greedy ones are the same.
     """
     usually = usual(drafter, trees)
     found = [usually, *(Candidate(drafter, usually.verifier, k) for k in (_TREES if trees else _CHAINS))]
@@ -81,11 +81,11 @@ def settings(drafter: str, trees: bool, sampled: bool) -> list[Candidate]:
 
 
 def grown(drafter: str, static: str | None) -> list[Candidate]:
-    """Trees of a drafter that drafts chains by itself: dynamic ones, and static ones where texts are drawn.
+    """Trees of a drafter that drafts chains by itself: dynamic ones, and static ones where outputs are sampled.
 
     Args:
         drafter: its name.
-        static: the word for the static ones; None where texts are greedy, for which those are not made.
+        static: the word for the static ones; None where all outputs are greedy, for which those are not made.
     """
     kinds = ["dynamic", static] if static else ["dynamic"]
     return [Candidate(drafter, "traversal", k, tree) for tree in kinds for k in (AUTO, _GROWN)]

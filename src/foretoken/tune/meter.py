@@ -30,7 +30,7 @@ class Meter:
 
     Args:
         target: the model.
-        max_new_tokens: of every text.
+        max_new_tokens: of every output.
         load_drafter: options of `foretoken.load` for models that draft.
     """
 
@@ -80,7 +80,7 @@ class Meter:
         self._plans[drafter] = plan_of(AcceptanceTable(tuple(map(tuple, rates))))
 
     def run(self, candidate: Candidate, turn: Turn) -> dict[str, Any]:
-        """What one text took.
+        """What one output took.
 
         Returns:
             ``tokens``, ``rounds``, ``drafted``, ``accepted``; ``seconds`` in all, prompt included, and of these
@@ -120,7 +120,7 @@ class Meter:
                 drafter.tree = self._plans[candidate.drafter] if measured else plan_of(candidate.tree)
 
     def _timed(self, engine: Engine, turn: Turn, tokens: int) -> tuple[Any, float]:
-        # Where the number of tokens is chosen by the clock, a request that names a seed would have a fixed one.
+        # With "auto" the draft length is chosen by the clock; a request with a seed would have a fixed one.
         fixed = engine.num_speculative_tokens != PLAIN.num_speculative_tokens
         params = SamplingParams(
             temperature=turn.temperature,

@@ -32,7 +32,7 @@ class Turn:
 
     @property
     def seed(self) -> int:
-        """Of the text."""
+        """Of the output."""
         return 1000 * self.rung + self.number
 
 
@@ -44,7 +44,7 @@ class TunePlan:
         drafters: what is tried, in words that `Engine` takes.
         prompts: of all kinds in turns.
         temperatures: each prompt is continued at each.
-        max_new_tokens: of every text; end tokens don't end it.
+        max_new_tokens: of every output; end tokens don't end it.
         seconds: that it may all take.
         about: target, its options and machine: what makes measurements comparable.
     """

@@ -1,4 +1,4 @@
-"""What drafters are tried on: a small mix of kinds of texts, or a file."""
+"""What drafters are tried on: a small mix of kinds of prompts, or a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EDITS = (
     "Write this list again, sorted by name:\n- pears, 3 boxes, from Italy\n- apples, 12 boxes, from France\n- figs, 1 "
     "box, from Turkey\n- grapes, 4 boxes, from Spain",
 )
-"""Texts whose answers copy much of the prompt."""
+"""Prompts whose answers copy much of them."""
 
 
 def mix() -> list[Item]:

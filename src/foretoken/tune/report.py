@@ -98,12 +98,12 @@ def _style(place: int, outcome: Outcome) -> str:
 
 def _remarks(results: Results, plan: TunePlan) -> list[str]:
     ranked, remarks = results.ranked, []
-    texts = ranked[0].runs
+    outputs = ranked[0].runs
     remarks.append(
-        f"Medians over {texts} {'text' if texts == 1 else 'texts'} of {plan.max_new_tokens} tokens each"
+        f"Medians over {outputs} {'output' if outputs == 1 else 'outputs'} of {plan.max_new_tokens} tokens each"
         + ("; below a line: what dropped out a round earlier." if ranked[-1].rung < ranked[0].rung else ".")
     )
-    if texts < len(plan.turns(0)):
+    if outputs < len(plan.turns(0)):
         remarks.append("These are few: neighbours may change places in another run. --budget gives it more time.")
     return remarks
 

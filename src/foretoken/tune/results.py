@@ -25,7 +25,7 @@ class Outcome:
         acceptance_length: mean tokens a target pass.
         drafting: share of the time that the drafter took.
         round_seconds: what a round took.
-        runs: how many texts.
+        runs: how many outputs.
     """
 
     candidate: Candidate

@@ -24,7 +24,7 @@ from foretoken.tune.results import Outcome, Results
 
 _FINALISTS = 4
 _CLOSE = 0.97  # who comes so close to the last one that goes on goes on too
-_TO_MEASURE = 16  # texts that a drafter's acceptance by depth and rank is measured on
+_TO_MEASURE = 16  # outputs that a drafter's acceptance by depth and rank is measured on
 _MEASURING = 0.1  # of the time may go into that
 _SOME = 3  # turns at each temperature
 _SLOW = 0.8  # who has less than this of the best one's speed has no further turn
@@ -46,13 +46,13 @@ class Measures(Protocol):
         """Whether a drafter that drafts chains can be told to grow trees."""
 
     def measure(self, drafter: str, turns: Sequence[Turn]) -> list[list[float]]:
-        """Acceptance of the drafter's guesses by depth and rank."""
+        """Acceptance of the drafter's tokens by depth and rank."""
 
     def use(self, drafter: str, rates: list[list[float]]) -> None:
         """Have candidates with measured trees go by these rates."""
 
     def run(self, candidate: Candidate, turn: Turn) -> dict[str, Any]:
-        """What one text took."""
+        """What one output took."""
 
 
 class _TimeIsUp(Exception):
@@ -220,7 +220,7 @@ class _Race:
         return median(known) if known else 0.0
 
     def _of_plain(self) -> float:
-        """Seconds of a text by plain decoding; those of the first rung, so that a race that goes on goes on alike."""
+        """Seconds of an output by plain decoding, from the first rung: a resumed race makes the same choices."""
         first = [run for run in self._store.of("run") if run["rung"] == 0]
         return median(run["seconds"] for run in first if Candidate(**run["candidate"]) == PLAIN)
 

@@ -132,7 +132,7 @@ def _file(lines: Sequence[str], data: Path) -> Iterator[Item]:
         return
     for number, value in enumerate(_objects(lines, data), start=1):
         if not isinstance(value.get("prompt"), str) or not value["prompt"]:
-            raise ParameterError(f"line {number} of {str(data)!r} has no 'prompt': give a text under that name")
+            raise ParameterError(f"line {number} of {str(data)!r} has no 'prompt': give a string under that name")
         yield Item(str(value.get("id", number)), str(value.get("category", "prompts")), value["prompt"])
 
 
