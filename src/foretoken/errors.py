@@ -43,3 +43,23 @@ def show_bytes(size: float) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} GiB"
+
+
+def shown(value: object, most: int = 200) -> str:
+    """A value's `repr` for a message: cut to `most` characters; its type where `repr` raises."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keyword arguments that nobody takes.
+
+    Raises:
+        ParameterError: there are some; the message names the closest known one.
+    """
+    known = sorted(known)
+    for name in given:
+        raise ParameterError(f"{where} takes no {name}{did_you_mean(name, known)}: choose from {', '.join(known)}")

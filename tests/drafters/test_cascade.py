@@ -25,6 +25,7 @@ from foretoken.drafters.cascade import _Seconds, _Text
 from foretoken.drafters.rules import Rule, Times, Trial, learn
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError, ParameterError
+from foretoken.policy.controller import Choice
 from foretoken.sampling import SamplingParams
 from foretoken.verify import EnsembleVerifier
 from number_tokenizer import NumberTokenizer
@@ -251,7 +252,7 @@ def test_catching_up_with_a_text_is_not_taken_for_the_cost_of_drafting(between, 
     monkeypatch.setattr(
         cascade._seconds, "asked", lambda place, rows, count, seconds, unread: place == 1 and seen.append(unread)
     )
-    monkeypatch.setattr(engine._controller, "choose", lambda *_: 4 if next(turns) % 40 == 39 else 0)
+    monkeypatch.setattr(engine.policy, "choose", lambda *_: Choice(4 if next(turns) % 40 == 39 else 0))
     engine.generate(NEW, SamplingParams(temperature=0.0, max_new_tokens=250, ignore_eos=True))
     assert len(seen) == len(dear.asked) == (2 if between == "rounds of others" else 6)
     assert all(unread >= 39 for unread in seen)  # a token a round, and it is asked every 96 rounds, or every 40

@@ -14,7 +14,7 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
 from foretoken.index import build
 from foretoken.models import load
-from foretoken.sampling import SamplingParams
+from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sequence import Sequence
 from number_tokenizer import NumberTokenizer
 from tiny import tiny_llama, tiny_t5
@@ -43,7 +43,7 @@ def path(tmp_path) -> Path:
 
 def propose(drafter, texts: list[list[int]], limits: list[int], trees: list[bool], vocab_size: int = 32) -> Draft:
     sequences = [Sequence(text, len(text), GREEDY, 0) for text in texts]
-    sampler = Engine(tiny_llama(seed=1)).rounds()._own_sampler(sequences)
+    sampler = Sampler([one.params for one in sequences], [one.seed for one in sequences], vocab_size=32)
     batch = Batch(
         sequences,
         sampler,
@@ -102,7 +102,7 @@ def test_rows_that_take_no_trees_get_the_commonest_chain(path):
 def test_lengths_of_matches_are_told(path):
     drafter = Retrieval(path)
     sequences = [Sequence(text, len(text), GREEDY, 0) for text in ([9, 1, 2, 3], [2, 3], [7, 5], [8, 27])]
-    sampler = Engine(tiny_llama(seed=1)).rounds()._own_sampler(sequences)
+    sampler = Sampler([one.params for one in sequences], [one.seed for one in sequences], vocab_size=32)
     drafter.propose(
         Batch(sequences, sampler, sampler.seeds, sampler.positions(sequences), 32, (False,) * 4, (True,) * 4), [4] * 4
     )

@@ -453,10 +453,10 @@ def test_engines_of_trees():
     engine = Engine(module(1), module(2), tree="static")
     assert engine.drafter.tree == TreePlan(TYPICAL)
     assert engine.verifier.name == "traversal"
-    assert isinstance(engine._controller, TreeController)
+    assert isinstance(engine.policy, TreeController)
     chains = Engine(module(1), module(2), tree="none")
     assert chains.verifier.name == "token"
-    assert type(chains._controller) is Controller
+    assert type(chains.policy) is Controller
 
 
 # Measuring
@@ -541,11 +541,11 @@ def test_numbers_of_nodes_are_chosen_by_the_clock_where_the_text_does_not_depend
     engine = Engine(model("hf", 1), model("hf", 2), tree="static")
     completion = engine.generate(PROMPT, params)
     assert completion.token_ids == Engine(model("hf", 1), None).generate(PROMPT, params).token_ids
-    assert engine._controller.costs.known("target", 1, 1)  # it has tried plain decoding
-    engine._controller.save()
-    again = TreeController(engine._controller.key)
+    assert engine.policy.costs.known("target", 1, 1)  # it has tried plain decoding
+    engine.policy.save()
+    again = TreeController(engine.policy.key)
     assert sum(again._overall.tried) > 0
-    assert learnt.key_of("x") != engine._controller.key
+    assert learnt.key_of("x") != engine.policy.key
     with_seed = sampled(3, 30)
     fixed = Engine(model("hf", 1), DraftModel(model("hf", 2), "static"), "traversal", control.DEFAULT_NODES)
     assert engine.generate(PROMPT, with_seed).token_ids == fixed.generate(PROMPT, with_seed).token_ids

@@ -148,7 +148,7 @@ def test_settings_reach_submit():
         async with AsyncEngine(engine) as served:
             plain = await served.generate([1, 2], sampling(1), num_speculative_tokens=0)
             streamed = [event async for event in served.stream([1, 2], sampling(1), num_speculative_tokens=0)]
-            with pytest.raises(TypeError, match="colour"):
+            with pytest.raises(ParameterError, match="colour"):
                 await served.generate([1, 2], colour="blue")
             return plain, streamed[-1].completion
 

@@ -6,9 +6,9 @@ import importlib.util
 
 import pytest
 
-from foretoken.engine.cache_budget import Budget, parse_bytes, show_bytes
+from foretoken.engine.cache_budget import Budget, parse_bytes
 from foretoken.engine.engine import Engine
-from foretoken.errors import OutOfMemory, ParameterError
+from foretoken.errors import OutOfMemory, ParameterError, show_bytes
 from foretoken.models import load
 from foretoken.models.feed import feed
 from foretoken.sampling import SamplingParams
@@ -119,7 +119,7 @@ def test_a_request_that_never_fits_is_refused_alone():
     engine = Engine(target, None, "token", cache_memory=target.cache_bytes([300]))
     small, large = (SamplingParams(max_new_tokens=size, ignore_eos=True) for size in (9, 1500))
     with pytest.raises(
-        OutOfMemory, match=r"1,502 tokens needs .*iB of caches, and cache_memory is .*lower max_new_tokens"
+        OutOfMemory, match=r"1,502 tokens needs .*iB of KV cache, and cache_memory is .*lower max_new_tokens"
     ):
         engine.generate([1, 2], large)
     with pytest.raises(OutOfMemory, match="1,502"):
@@ -149,7 +149,7 @@ def test_one_limit_holds_for_streams_and_calls_together():
         engine.step()
     assert [request.completion.token_ids for request in requests] == [wanted, wanted]
     streams[1].close()
-    assert not engine._budget.held()
+    assert not engine._loops.budget.held()
 
 
 def test_another_drafter_changes_what_fits_and_what_is_known_of_costs():
@@ -165,10 +165,10 @@ def test_another_drafter_changes_what_fits_and_what_is_known_of_costs():
         return most, [request.completion.token_ids for request in requests]
 
     before, texts = most_at_once()
-    learnt = engine._controller
+    learnt = engine.policy
     engine.drafter = "prompt-lookup"
-    assert engine._controller is not learnt
-    assert engine._controller.key != learnt.key
+    assert engine.policy is not learnt
+    assert engine.policy.key != learnt.key
     assert most_at_once() == (4, texts)
     assert before == 2
     engine.drafter = drafter

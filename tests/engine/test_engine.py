@@ -665,15 +665,14 @@ def test_numbers_of_params_and_prompts_must_agree():
 
 def test_prompt_lookup_copies_the_most_recent_continuation_of_the_longest_suffix():
     drafter = PromptLookup(max_ngram=3)
-    engine = Engine(tiny_llama(seed=1), drafter, "token", 4)
     #         1 2 3 went on with 4; 2 3 later with 9; the suffix 1 2 3 is longer.
-    batch = engine.rounds()
     from foretoken.drafters import Batch
+    from foretoken.sampling import Sampler
     from foretoken.sequence import Sequence
 
     def proposal(tokens):
         sequence = Sequence(tokens, len(tokens), GREEDY, 0)
-        sampler = batch._own_sampler([sequence])
+        sampler = Sampler([GREEDY], [0], vocab_size=32)
         one = Batch([sequence], sampler, sampler.seeds, sampler.positions([sequence]), 32, (False,), (False,))
         return drafter.propose(one, [4])
 

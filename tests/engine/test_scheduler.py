@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken import verify
-from foretoken.engine import decode_loop as rounds
+from foretoken.engine import recording, verification
 from foretoken.engine.engine import Engine
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.limits import Limits
@@ -165,7 +165,9 @@ def test_an_interruption_ends_those_that_run(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rounds, "decide_batch", interrupted)  # the models hold tokens of a round that came to nothing
+    monkeypatch.setattr(
+        verification, "decide_batch", interrupted
+    )  # the models hold tokens of a round that came to nothing
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     monkeypatch.undo()
@@ -195,12 +197,12 @@ def test_settings_that_are_changed_after_an_error_hold(monkeypatch):
 
 
 def test_a_request_may_leave_its_number_of_tokens_to_an_engine_of_a_fixed_one(monkeypatch):
-    monkeypatch.setattr(rounds, "perf_counter", iter(range(10**6)).__next__)
+    monkeypatch.setattr(recording, "perf_counter", iter(range(10**6)).__next__)
     engine = Engine(tiny_llama(seed=1), "prompt-lookup", "coupled", 3)
     params = SamplingParams(seed=1, max_new_tokens=30, ignore_eos=True)
     engine.submit([1, 2] * 9, params, num_speculative_tokens="auto")
     drain(engine)
-    assert engine._controller.costs.known("target", 1, 1)
+    assert engine.policy.costs.known("target", 1, 1)
 
 
 @pytest.mark.parametrize("options", [{"runner": "hf"}, {"runner": "native", "backend": "torch"}])
@@ -216,7 +218,7 @@ def test_what_another_text_went_on_with_is_not_copied(options):
     bad = engine.submit([*SYSTEM, *[3] * 100], params)
     engine.step()
     engine.step()
-    cache = engine._scheduler.rounds._cache
+    cache = engine._scheduler.loop._prefixes.cache
     layers = getattr(cache, "layers", None) or cache.store.layers
     with torch.inference_mode():
         for layer in layers:  # as numbers that overflow leave them
@@ -349,7 +351,7 @@ def test_requests_may_have_settings_of_their_own():
 
 def test_a_trace_of_rows_with_different_verifiers():
     engine = Engine(*pair(), "token", 3)
-    loop = engine.rounds(trace=True)
+    loop = engine.decode_loop(trace=True)
     rows = [engine._row([5, 6], SamplingParams(seed=seed, max_new_tokens=9, ignore_eos=True)) for seed in range(3)]
     rows[1].verifier = verify.get("coupled")
     loop.join(rows)
@@ -389,7 +391,7 @@ def test_soak(count):
         assert tokens == alone.generate(prompt, params).token_ids[: len(tokens)]
         assert request.completion.finish_reason == "cancelled" or len(tokens) == params.max_new_tokens
     assert engine._scheduler is None
-    assert engine._idle[0].rows == []
+    assert engine._loops.take().rows == []
 
 
 @pytest.mark.parametrize("runner", ["hf", "native"])

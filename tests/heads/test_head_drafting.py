@@ -127,7 +127,7 @@ def test_a_rounded_head_has_costs_of_its_own():
     model = tiny_llama(seed=1)
     head, target = tiny_eagle3(model), load(model)
     engines = [Engine(target, Eagle3(head, target, quantize=quantize)) for quantize in (None, "w8a8", "w8a8")]
-    first, second, third = (engine._controller.key for engine in engines)
+    first, second, third = (engine.policy.key for engine in engines)
     assert first != second == third
 
 

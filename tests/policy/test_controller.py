@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from foretoken.engine.decode_loop import Rounds
+from foretoken.engine.draft_length import DraftLengths
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
 from foretoken.policy import controller as control
-from foretoken.policy.controller import AUTO, Controller
+from foretoken.policy.controller import AUTO, Choice, Controller
 from foretoken.policy.costs import Acceptance, Costs
 from foretoken.sampling import SamplingParams
 from laws import g_test, joint_law
@@ -55,8 +55,9 @@ class Machine:
                 unread = [0 if drafting else 50] * rows
                 k, few = controller, rows
                 if isinstance(controller, Controller):
-                    k = controller.choose(requests, [100] * rows, unread)
-                    few = rows if controller.sample is None else controller.sample
+                    choice = controller.choose(requests, [100] * rows, unread)
+                    k = choice.draft_length
+                    few = rows if choice.rows is None else len(choice.rows)
                 accepted, seconds = self.round(k, rows, drafting, few)
                 if isinstance(controller, Controller):
                     limits = [k] * few + [0] * (rows - few)
@@ -104,7 +105,7 @@ def test_drafts_that_are_seldom_offered_are_cheap():
     controller, acceptance = Controller(), Acceptance(30)
     found = 0
     for number in range(400):
-        k = controller.choose([acceptance], [100])
+        k = controller.choose([acceptance], [100]).draft_length
         width = k if number % 8 == 0 else 0
         found += width > 0
         seconds = {"target": 10.0 * (1 + 0.05 * width), "drafter": 0.01, "verification": 0.1, "other": 0.1}
@@ -113,7 +114,7 @@ def test_drafts_that_are_seldom_offered_are_cheap():
 
 
 def test_no_room_means_no_draft():
-    assert Controller().choose([Acceptance(30)], [0]) == 0
+    assert Controller().choose([Acceptance(30)], [0]).draft_length == 0
 
 
 def test_acceptance_forgets():
@@ -150,13 +151,13 @@ def test_what_was_learnt_is_kept(tmp_path, monkeypatch):
     assert max(ks[:5]) > 0
     first.save()
     second = Controller("pair")
-    assert second.choose([Acceptance(30)], [100]) == 0  # it knows from the start
-    assert Controller("another").choose([Acceptance(30)], [100]) > 0
+    assert second.choose([Acceptance(30)], [100]).draft_length == 0  # it knows from the start
+    assert Controller("another").choose([Acceptance(30)], [100]).draft_length > 0
     file = tmp_path / "foretoken" / "costs.json"
     assert list(json.loads(file.read_text())) == ["pair"]
     for damage in ("{", "[]", '{"pair": 3}', '{"pair": {"costs": {"target": 1}, "acceptance": 2}}'):
         file.write_text(damage)
-        assert Controller("pair").choose([Acceptance(30)], [100]) > 0
+        assert Controller("pair").choose([Acceptance(30)], [100]).draft_length > 0
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
@@ -170,16 +171,16 @@ class ByHistory(Controller):
 
     def choose(self, requests, rooms, unread=None, crowded=False):
         counted = sum(math.floor(1e6 * sum(request.kept)) for request in requests)
-        self.sample = 1 + counted % 5 if counted % 3 else None
-        return min(max(rooms), counted % 4)
+        rows = range(min(1 + counted % 5, len(requests))) if counted % 3 else None
+        return Choice(min(max(rooms), counted % 4), None if rows is None else tuple(rows))
 
 
 @pytest.mark.parametrize("verifier", ["token", "block"])
 def test_the_choice_leaves_the_law_alone(verifier, monkeypatch):
-    monkeypatch.setattr(Rounds, "_depends_on_k", lambda self, row: False)
+    monkeypatch.setattr(DraftLengths, "matters", lambda self, row: False)
     target, prompt = tiny_llama(vocab_size=8, seed=1, num_hidden_layers=1), [1, 2, 3, 1, 2]
     engine = Engine(target, tiny_llama(vocab_size=8, seed=2, num_hidden_layers=1), verifier, AUTO, max_batch_size=8)
-    engine._controller = ByHistory()
+    engine.policy = ByHistory()
     params = [SamplingParams(seed=seed, max_new_tokens=5, ignore_eos=True) for seed in range(3_000)]
     samples = [completion.token_ids[:3] for completion in engine.generate([prompt] * len(params), params)]
     assert g_test(samples, joint_law(target, prompt, SamplingParams(), 3)) > 0.01 / 2
@@ -201,7 +202,7 @@ def test_where_the_text_does_not_depend_on_k_the_clock_decides(verifier, tempera
     params = SamplingParams(seed=3, temperature=temperature, max_new_tokens=60, ignore_eos=True)
     completion = engine.generate([1, 2, 3], params)
     assert completion.token_ids == Engine(target, None, verifier).generate([1, 2, 3], params).token_ids
-    assert engine._controller.costs.known("target", 1, 1)  # it has tried plain decoding
+    assert engine.policy.costs.known("target", 1, 1)  # it has tried plain decoding
 
 
 @pytest.mark.parametrize("value", ["many", "Auto", -1, 2.5, None])
@@ -286,15 +287,23 @@ def test_the_slowest_rows_decide_when_a_batch_is_ready():
     controller._overall = Acceptance(400)
     for _ in range(50):
         controller._overall.record(2, 0)
-    assert controller.choose(requests, [100] * 8, crowded=True) == 2  # whoever is ready makes room for another
-    assert controller.choose(requests[:3], [100] * 3) == 2
-    assert controller.choose(requests, [100] * 8) == 0
+    assert (
+        controller.choose(requests, [100] * 8, crowded=True).draft_length == 2
+    )  # whoever is ready makes room for another
+    assert controller.choose(requests[:3], [100] * 3).draft_length == 2
+    assert controller.choose(requests, [100] * 8).draft_length == 0
 
 
 def test_a_few_rows_are_enough_to_see_whether_a_drafter_has_become_useful():
     machine, controller, samples = Machine(0.0, step=2.0, catch_up=20.0), Controller(), []
     choose = controller.choose
-    controller.choose = lambda *arguments: (choose(*arguments), samples.append(controller.sample))[0]
+
+    def noted(*arguments):
+        choice = choose(*arguments)
+        samples.append(None if choice.rows is None else len(choice.rows))
+        return choice
+
+    controller.choose = noted
     _, ks = machine.run(controller, 60_000, rows=16)
     looked = [sample for k, sample in zip(ks[100:], samples[100:], strict=True) if k]
     assert looked.count(2) > 2 * looked.count(None) > 0

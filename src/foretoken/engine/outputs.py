@@ -1,8 +1,8 @@
-"""What a request gives back: the text, why it ended, and what it took."""
+"""The result of a request: output, finish reason and statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -82,6 +82,11 @@ class DecodeStats:
         for depth in range(accepted):
             self.accepted_by_position[depth] += 1
 
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Count a round's seconds, by part."""
+        for name, value in seconds.items():
+            self.seconds[name] += value
+
     @classmethod
     def total(cls, parts: Iterable[DecodeStats]) -> DecodeStats:
         """The sum over several requests. Seconds are added too: meaningful for requests that ran one after another."""
@@ -96,8 +101,7 @@ class DecodeStats:
                 mine.extend([0] * (len(other) - len(mine)))
                 for place, value in enumerate(other):
                     mine[place] += value
-            for name, value in part.seconds.items():
-                result.seconds[name] += value
+            result.add_seconds(part.seconds)
         return result
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import huggingface_hub
 
+from foretoken.drafters.factory import make_drafter
 from foretoken.drafters.shapes import AcceptanceTable
 from foretoken.drafters.tree_plan import TreePlan, plan_of
-from foretoken.errors import ForetokenError
-from foretoken.models import machine
-from foretoken.models.tiny_pair import tiny_pair_path
+from foretoken.errors import ForetokenError, ParameterError, shown
+from foretoken.models import LanguageModel, load, machine
+from foretoken.models.tiny_pair import is_shipped, load_part, tiny_pair_path
 
 VERSION = 1
 _KEY = "foretoken_profile"  # holds the version, and tells a profile from other JSON
@@ -173,6 +174,57 @@ def read(file: str | Path) -> Profile:
             f"{', '.join(LOAD_OPTIONS)}: make it anew with foretoken tune"
         )
     return profile
+
+
+def engine_arguments(
+    profile: str | Path | Profile, target: Any, options: Mapping[str, Any], engine_options: Sequence[str]
+) -> dict[str, Any]:
+    """The arguments of the `Engine` that a profile describes, its models loaded.
+
+    Args:
+        profile: a profile, or the file that holds one.
+        target: the target in any form that `Engine` takes; None for the one that the profile names.
+        options: of `Engine` and of `foretoken.load`; they win over the profile's.
+        engine_options: names of those that are the engine's own.
+
+    Raises:
+        ProfileError: the profile can't be read, or was made for another target.
+        ModelError: a model can't be loaded, or does not fit the target.
+        ParameterError: a wrong option, or `profile` is neither a profile nor a path.
+    """
+    if not isinstance(profile, str | Path | Profile):
+        raise ParameterError(f"profile is {shown(profile)}: name a file that foretoken tune -o has written")
+    name = str(profile.target if isinstance(profile, Profile) else profile)
+    if not isinstance(profile, Profile):
+        profile = read(profile)
+    target = profile.target if target is None else target
+    source = target if target is None or isinstance(target, str | Path) else _source(target)
+    profile.check_target(source, name)
+    load_options = {option: value for option, value in options.items() if option not in engine_options}
+    loading = {**profile.load, **load_options}
+    model = load_part("target", **loading) if target is None else load(target, **loading)
+    settings = {
+        "drafter": profile.drafter,
+        "verifier": profile.verifier,
+        "num_speculative_tokens": profile.num_speculative_tokens,
+        **{option: value for option, value in options.items() if option in engine_options},
+    }
+    tree = settings.pop("tree", None if "drafter" in options else profile.tree_plan())
+    drafter = make_drafter(
+        settings.pop("drafter"),
+        model,
+        tree=None if tree is None else plan_of(tree),
+        vocab=settings.get("vocab", "auto"),
+        **{**profile.load_drafter, **load_options},
+    )
+    return {"target": model, "drafter": drafter, **settings}
+
+
+def _source(model: Any) -> str | None:
+    """What a loaded model was loaded from; None for the shipped target."""
+    if is_shipped(model):
+        return None
+    return model.name if isinstance(model, LanguageModel) else str(getattr(model.config, "name_or_path", ""))
 
 
 def fingerprint(target: str | Path | None) -> dict[str, Any]:

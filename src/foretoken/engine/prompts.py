@@ -1,4 +1,4 @@
-"""From what a user passes as prompts to sequences of tokens."""
+"""Prompts as users pass them, made into sequences of tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence as AbstractSequence
 from numbers import Integral
 from typing import Any, TypeGuard
 
-from foretoken.errors import ParameterError, PromptError
+from foretoken.errors import ParameterError, PromptError, shown
 from foretoken.models.base import LanguageModel
 from foretoken.randomness import fresh_seed
 from foretoken.sampling import SamplingParams
@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 """A chat message: ``{"role": …, "content": …}``."""
 
 Prompt = str | AbstractSequence[int] | AbstractSequence[Message]
-"""A text, token ids, or the messages of a chat."""
+"""A string, token ids, or the messages of a chat."""
 
 
 def is_single(prompts: Prompt | AbstractSequence[Prompt]) -> TypeGuard[Prompt]:
@@ -37,44 +37,22 @@ def is_single(prompts: Prompt | AbstractSequence[Prompt]) -> TypeGuard[Prompt]:
     return isinstance(prompts[0], Integral | Mapping)
 
 
-def check_params(model: LanguageModel, params: SamplingParams) -> None:
-    """See to it that there is a text that a model can write under these parameters.
-
-    Raises:
-        ParameterError: they name tokens that the model does not have, or forbid all that it has.
-    """
-    if not isinstance(params, SamplingParams):
-        raise ParameterError(f"params is {params!r}: give SamplingParams")
-    bias, last = params.logit_bias or {}, model.vocab_size - 1
-    for name, tokens in (("logit_bias", bias), ("stop_token_ids", params.stop_token_ids)):
-        for token in tokens:
-            if token > last:
-                raise ParameterError(
-                    f"{name} has token {token}: the vocabulary of {model.name} has the ids 0 to {last:,}"
-                )
-    banned = {token for token, number in bias.items() if number == -math.inf}
-    if params.min_new_tokens:
-        banned |= {*params.stop_token_ids, *(token for token in model.eos_token_ids if 0 <= token <= last)}
-    if len(banned) > last:
-        raise ParameterError(
-            f"all {last + 1:,} tokens of {model.name} are forbidden by logit_bias"
-            + (f", or as ends of a text by min_new_tokens={params.min_new_tokens}" if params.min_new_tokens else "")
-            + ": leave at least one"
-        )
-    if params.stop and model.tokenizer is None:
-        raise ParameterError(
-            f"stop={list(params.stop)!r}: {model.name} was loaded without a tokenizer, so that stop strings can't be "
-            "found: use stop_token_ids"
-        )
-
-
 def make_sequence(model: LanguageModel, prompt: Prompt, params: SamplingParams) -> Sequence:
-    """The sequence that a prompt starts.
+    """The sequence that a prompt starts, after a check that the model can follow the parameters.
+
+    Args:
+        model: the target.
+        prompt: a single one.
+        params: how to sample.
 
     Raises:
         PromptError: the prompt is empty, too long for the model, has tokens outside its vocabulary, or needs a
             tokenizer that the model does not have.
+        ParameterError: the parameters name tokens that the model does not have, or forbid all that it has.
     """
+    if not isinstance(params, SamplingParams):
+        raise ParameterError(f"params is {shown(params)}: give SamplingParams")
+    _check_params(model, params)
     if not is_single(prompt):
         raise PromptError("a prompt in a list is itself a list of prompts: lists of prompts don't nest")
     seed = params.seed if params.seed is not None else fresh_seed()
@@ -89,8 +67,32 @@ def make_sequence(model: LanguageModel, prompt: Prompt, params: SamplingParams) 
     return Sequence(tokens, len(tokens), params, seed)
 
 
+def _check_params(model: LanguageModel, params: SamplingParams) -> None:
+    bias, last = params.logit_bias or {}, model.vocab_size - 1
+    for name, tokens in (("logit_bias", bias), ("stop_token_ids", params.stop_token_ids)):
+        for token in tokens:
+            if token > last:
+                raise ParameterError(
+                    f"{name} has token {token}: the vocabulary of {model.name} has the ids 0 to {last:,}"
+                )
+    banned = {token for token, number in bias.items() if number == -math.inf}
+    if params.min_new_tokens:
+        banned |= {*params.stop_token_ids, *(token for token in model.eos_token_ids if 0 <= token <= last)}
+    if len(banned) > last:
+        raise ParameterError(
+            f"all {last + 1:,} tokens of {model.name} are forbidden by logit_bias"
+            + (f", or as end tokens by min_new_tokens={params.min_new_tokens}" if params.min_new_tokens else "")
+            + ": leave at least one"
+        )
+    if params.stop and model.tokenizer is None:
+        raise ParameterError(
+            f"stop={list(params.stop)!r}: {model.name} was loaded without a tokenizer, so that stop strings can't be "
+            "found: use stop_token_ids"
+        )
+
+
 def encode(model: LanguageModel, prompt: Prompt) -> list[int]:
-    """The prompt's tokens: special tokens are added to texts as the tokenizer does, to token ids none."""
+    """The prompt's tokens: strings get the special tokens that the tokenizer adds, token ids none."""
     tokens: list[Any]
     if isinstance(prompt, str):
         tokenizer = _tokenizer(model)
@@ -102,32 +104,34 @@ def encode(model: LanguageModel, prompt: Prompt) -> list[int]:
         tokens = _chat(model, prompt)
     else:
         tokens = list(prompt)
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if isinstance(token, bool) or not isinstance(token, Integral):
-            raise PromptError(f"token {place} of the prompt is {token!r}: token ids are integers")
+            raise PromptError(f"token {position} of the prompt is {shown(token)}: token ids are integers")
         if not 0 <= int(token) < model.vocab_size:
             raise PromptError(
-                f"token {place} of the prompt is {int(token):,}: the vocabulary of {model.name} has the ids "
+                f"token {position} of the prompt is {int(token):,}: the vocabulary of {model.name} has the ids "
                 f"0 to {model.vocab_size - 1:,}"
             )
     return list(map(int, tokens))
 
 
 def _chat(model: LanguageModel, messages: Any) -> list[int]:
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-            raise PromptError(f"chat message {place} is {message!r}: it needs the keys 'role' and 'content'")
+            raise PromptError(f"chat message {index} is {shown(message)}: it needs the keys 'role' and 'content'")
         role, content = message["role"], message["content"]
         if not isinstance(role, str) or not role:
-            raise PromptError(f"the role of chat message {place} is {role!r}: give 'user', 'assistant' or 'system'")
+            raise PromptError(
+                f"the role of chat message {index} is {shown(role)}: give 'user', 'assistant' or 'system'"
+            )
         # Without content a message may still hold something else, calls of tools for example.
         if not isinstance(content, str | list | tuple) and (content is not None or len(message) == 2):
-            raise PromptError(f"the content of chat message {place} is {content!r}: give a string")
+            raise PromptError(f"the content of chat message {index} is {shown(content)}: give a string")
         if isinstance(content, str):
-            _check_text(content, f"the content of chat message {place}")
+            _check_text(content, f"the content of chat message {index}")
     tokenizer = _tokenizer(model)
     if not getattr(tokenizer, "chat_template", None):
-        raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as a text")
+        raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as a string")
     try:
         encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
     except Exception as error:  # templates raise what they like
@@ -146,8 +150,8 @@ def _check_text(text: str, name: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise PromptError(
-            f"{name} has half a surrogate pair, {text[error.start]!r}, at character {error.start:,}, which is no text: "
-            "decode what it was read from with the right encoding"
+            f"{name} has half a surrogate pair, {text[error.start]!r}, at character {error.start:,}, which no encoding "
+            "takes: decode the prompt's bytes with the right one"
         ) from error
 
 

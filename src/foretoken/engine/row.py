@@ -86,6 +86,11 @@ class Row:
         return min(sequence.params.max_new_tokens - emitted, self._model.max_length - len(sequence.tokens))
 
     @property
+    def max_accepted(self) -> int:
+        """Most draft tokens that a round can accept: it emits one token more."""
+        return max(0, self.remaining - 1)
+
+    @property
     def max_length(self) -> int:
         """Most tokens that a KV cache may come to hold of the request, those of its source included."""
         sequence = self.sequence

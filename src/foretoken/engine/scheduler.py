@@ -1,12 +1,12 @@
-"""Requests that come and go while others are decoded: continuous batching over the round loop."""
+"""Continuous batching: requests that come and go while others are decoded."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
 
 from foretoken.engine.cache_budget import Budget
-from foretoken.engine.decode_loop import Rounds
+from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.outputs import Completion, StreamEvent
 from foretoken.engine.row import Row
 from foretoken.errors import ForetokenError, OutOfMemory, show_bytes
@@ -26,7 +26,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Nothing will be added any more."""
+        """No further token will be added."""
         return self._row is None or self._row.finished
 
     @property
@@ -36,52 +36,52 @@ class Request:
         return self._completion
 
     def settle(self) -> None:
-        """Keep the result alone once there is one, and nothing alive with it: not what drafters know of the text."""
+        """Of a finished request keep the result alone, so that drafters can drop their state of its sequence."""
         if self._row is not None and self._row.finished:
             self._completion, self._row = self._row.completion(), None
 
     def cancel(self) -> None:
-        """End the request before the next round, with what it has by then; nothing happens if it is finished."""
+        """End the request before the next round, with the tokens it has by then; a finished one stays as it is."""
         if self._row is not None:
             self._row.cancel()
 
 
 class Scheduler:
-    """Admits requests to the round loop as rows become free, first come, first served.
+    """Admits requests to a decode loop as rows become free, first come, first served.
 
     Args:
-        rounds: the loop, with no rows of anybody else's.
+        loop: the loop, with no rows of anybody else's.
         max_batch_size: most rows that are decoded at once.
         budget: for the memory of the rows, shared with other schedulers; requests wait until they fit. None sets no
             limit.
         first: number of the first request.
     """
 
-    def __init__(self, rounds: Rounds, max_batch_size: int, budget: Budget | None = None, first: int = 0) -> None:
-        self.rounds = rounds
+    def __init__(self, loop: DecodeLoop, max_batch_size: int, budget: Budget | None = None, first: int = 0) -> None:
+        self.loop = loop
         self.count = first
         self._max_batch_size = max_batch_size
         self._budget = budget
-        self._waiting: deque[tuple[Request, Row]] = deque()
-        self._running: list[tuple[Request, Row]] = []
+        self._waiting: deque[Row] = deque()
+        self._requests: dict[Row, Request] = {}  # of all rows, waiting or running
         if budget is not None:
             budget.holders.add(self)
 
     @property
-    def reaches(self) -> list[int]:
+    def max_lengths(self) -> list[int]:
         """See `Holder`."""
-        return [row.max_length for _, row in self._running]
+        return [row.max_length for row in self.loop.rows]
 
     @property
     def busy(self) -> bool:
-        """There is something to do for `step`."""
-        return bool(self._waiting or self._running)
+        """There are requests that wait or run."""
+        return bool(self._requests)
 
     def submit(self, row: Row) -> Request:
-        """Take a request in; it is decoded by the calls of `step` to come."""
-        request = Request(self.count, row)
+        """Take a request in; the calls of `step` to come decode it."""
+        request = self._requests[row] = Request(self.count, row)
         self.count += 1
-        self._waiting.append((request, row))
+        self._waiting.append(row)
         return request
 
     def step(self) -> list[tuple[Request, StreamEvent]]:
@@ -94,43 +94,45 @@ class Scheduler:
                 goes for any other error, and for an interruption such as Ctrl-C. Or nothing runs here, and what waits
                 does not fit beside the requests of another scheduler, which only its own steps can end.
         """
-        joining: list[Row] = []
-        cancelled = [(request, row) for request, row in self._waiting if row.finished]
+        cancelled = [row for row in self._waiting if row.finished]
         if cancelled:
-            self._waiting = deque((request, row) for request, row in self._waiting if not row.finished)
-        while self._waiting and self._has_room(self._waiting[0][1]):
-            request, row = self._waiting.popleft()
-            self._running.append((request, row))
-            joining.append(row)
-        if self._waiting and not self._running:
-            self._refuse_to_wait(self._waiting[0][1])
-        lengths = {request.number: len(row.sequence.tokens) for request, row in self._running}
+            self._waiting = deque(row for row in self._waiting if not row.finished)
+        joining: list[Row] = []
+        while self._waiting and self._has_room(self._waiting[0], joining):
+            joining.append(self._waiting.popleft())
+        running = [*self.loop.rows, *joining]
+        if self._waiting and not running:
+            self._refuse_to_wait(self._waiting[0])
+        lengths = [len(row.sequence.tokens) for row in running]
         try:
-            self.rounds.join(joining)
-            self.rounds.crowded = bool(self._waiting)
-            self.rounds.step()
+            self.loop.join(joining)
+            self.loop.crowded = bool(self._waiting)
+            self.loop.step()
         except BaseException as error:
             why = error if isinstance(error, Exception) else ForetokenError(f"interrupted by {type(error).__name__}")
-            for request, row in self._running:
+            for row in running:
                 row.fail(why)
-                request.settle()
-            self._running = []
-            self.rounds.clear()
+            self._settle(running)
+            self.loop.clear()
             raise
-        events = [
-            (request, row.event())
-            for request, row in [*cancelled, *self._running]
-            if row.finished or len(row.sequence.tokens) > lengths[request.number]
+        grown = [
+            row
+            for row, length in zip(running, lengths, strict=True)
+            if row.finished or len(row.sequence.tokens) > length
         ]
-        for request, _ in events:
-            request.settle()
-        self._running = [(request, row) for request, row in self._running if not row.finished]
+        events = [(self._requests[row], row.event()) for row in [*cancelled, *grown]]
+        self._settle([row for row in [*cancelled, *grown] if row.finished])
         return events
 
-    def _has_room(self, row: Row) -> bool:
-        if len(self._running) >= self._max_batch_size:
+    def _settle(self, rows: AbstractSequence[Row]) -> None:
+        for row in rows:
+            self._requests.pop(row).settle()
+
+    def _has_room(self, row: Row, joining: AbstractSequence[Row]) -> bool:
+        if len(self.loop.rows) + len(joining) >= self._max_batch_size:
             return False
-        return self._budget is None or self._budget.fits([*self.reaches, row.max_length], self)
+        lengths = [*self.max_lengths, *(other.max_length for other in joining), row.max_length]
+        return self._budget is None or self._budget.fits(lengths, self)
 
     def _refuse_to_wait(self, row: Row) -> None:
         assert self._budget is not None
@@ -141,9 +143,7 @@ class Scheduler:
             "or close the streams that were begun, or raise cache_memory"
         )
 
-    def run(self, each: Callable[[Request, StreamEvent], None] | None = None) -> None:
-        """Steps until nothing is left to do."""
+    def run(self) -> None:
+        """Steps until no request is left."""
         while self.busy:
-            for request, event in self.step():
-                if each is not None:
-                    each(request, event)
+            self.step()

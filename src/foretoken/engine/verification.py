@@ -1,21 +1,150 @@
-"""From a batch's logits to its verdicts: the sampling parameters, the verifier's rule, and the coins, put together."""
+"""From a batch's logits to its verdicts: sampling parameters, verifiers and uniforms, put together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.errors import ParameterError
 from foretoken.limits import current_limits
 from foretoken.randomness import Stream, uniforms
-from foretoken.sampling import Sampler
+from foretoken.sampling import Sampler, all_finite
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier, Verdict, decide, is_coupled
 from foretoken.verify.coupled import SharedNoiseVerifier
 
 _FOLLOW = SharedNoiseVerifier()
+
+
+@dataclass(frozen=True)
+class VerifierGroup:
+    """Rows of a round that have one verifier.
+
+    Attributes:
+        verifier: theirs.
+        rows: their indices among the rows of the round.
+        sampler: of these rows.
+    """
+
+    verifier: AnyVerifier
+    rows: list[int]
+    sampler: Sampler
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A round's result.
+
+    Attributes:
+        verdict: the accepted path and the next token of each row, as tensors.
+        accepted: of each row, the accepted nodes in order.
+        following: of each row, the token after them.
+        usable: of each row, whether the target's logits were finite at the root and at all accepted nodes.
+        target_probs: ``[B, N+1, V]``, the target's distributions; None unless they were asked for.
+    """
+
+    verdict: Verdict
+    accepted: list[list[int]]
+    following: list[int]
+    usable: list[bool]
+    target_probs: Tensor | None
+
+
+def group_by_verifier(verifiers: AbstractSequence[AnyVerifier], sampler: Sampler) -> tuple[VerifierGroup, ...]:
+    """The rows of a round, whose verifiers these are, by verifier."""
+    groups: dict[int, list[int]] = {}
+    for row, verifier in enumerate(verifiers):
+        groups.setdefault(id(verifier), []).append(row)
+    return tuple(
+        VerifierGroup(verifiers[rows[0]], rows, sampler.select(rows) if len(groups) > 1 else sampler)
+        for rows in groups.values()
+    )
+
+
+def check_draft(draft: Draft, groups: AbstractSequence[VerifierGroup], drafter: str) -> None:
+    """Check that every verifier takes its rows' drafts.
+
+    Raises:
+        ParameterError: one takes chains, and a draft branches; `drafter` names who made it.
+    """
+    for group in groups:
+        if not draft.is_chain and not group.verifier.trees and not draft.part(group.rows).has_chains():
+            raise ParameterError(
+                f"verifier {group.verifier.name!r} takes chains, and {drafter!r} drafts trees: use a verifier for "
+                "trees: 'traversal', 'tree' or 'coupled'"
+            )
+
+
+def verify_round(
+    groups: AbstractSequence[VerifierGroup],
+    sequences: AbstractSequence[Sequence],
+    draft: Draft,
+    logits: Tensor,
+    keep_probs: bool = False,
+) -> Verified:
+    """Verify a round's draft, each row with its own verifier.
+
+    Args:
+        groups: all rows, by verifier.
+        sequences: the rows' tokens.
+        draft: ``N`` tokens a row.
+        logits: ``[B, N+1, V]``, the target's. Nodes with NaN, infinity or nothing but -inf are overwritten with zeros,
+            so that all other rows go on.
+        keep_probs: keep the target's probabilities.
+    """
+    bad = _overwrite_bad_nodes(logits)
+    verdict, target_probs = _decide(groups, sequences, draft, logits, keep_probs)
+    paths, counts = verdict.path.tolist(), verdict.counts.tolist()
+    accepted = [path[:count] for path, count in zip(paths, counts, strict=True)]
+    if bad is None:
+        usable = [True] * len(accepted)
+    else:
+        usable = [not any(row[node] for node in [0, *nodes]) for row, nodes in zip(bad, accepted, strict=True)]
+    return Verified(verdict, accepted, verdict.tokens.tolist(), usable, target_probs)
+
+
+def _overwrite_bad_nodes(logits: Tensor) -> list[list[bool]] | None:
+    """Which nodes ``[B, N+1]`` had logits that nothing can be sampled from; None if there were none."""
+    if all_finite(logits):
+        return None
+    bad = ~logits.amax(-1).isfinite()
+    logits[bad] = 0
+    rows: list[list[bool]] = bad.tolist()
+    return rows
+
+
+def _decide(
+    groups: AbstractSequence[VerifierGroup],
+    sequences: AbstractSequence[Sequence],
+    draft: Draft,
+    logits: Tensor,
+    keep_probs: bool,
+) -> tuple[Verdict, Tensor | None]:
+    if len(groups) == 1:
+        return decide_batch(groups[0].verifier, groups[0].sampler, sequences, draft, logits, keep_probs)
+    parts: list[tuple[Verdict, Tensor | None]] = []
+    for group in groups:
+        part, scores = draft.part(group.rows), logits[group.rows]
+        if not draft.is_chain and part.has_chains():
+            part = part.chains()
+        verdict, probs = decide_batch(
+            group.verifier,
+            group.sampler,
+            [sequences[row] for row in group.rows],
+            part,
+            scores[:, : part.width + 1],
+            keep_probs,
+        )
+        if probs is not None:
+            probs = torch.nn.functional.pad(probs, (0, 0, 0, draft.width - part.width))
+        parts.append((verdict, probs))
+    order = torch.tensor([row for group in groups for row in group.rows], device=logits.device).argsort()
+    kept = [probs for _, probs in parts if probs is not None]
+    return join([verdict for verdict, _ in parts], order), torch.cat(kept)[order] if kept else None
 
 
 def decide_batch(
@@ -26,39 +155,39 @@ def decide_batch(
     logits: Tensor,
     keep_probs: bool = False,
 ) -> tuple[Verdict, Tensor | None]:
-    """What every row of a batch keeps of its draft, and the token after that.
+    """Verify a batch's draft with one verifier.
 
     Args:
-        verifier: the rule.
+        verifier: of all rows.
         sampler: of the B rows.
-        sequences: the rows' texts.
+        sequences: the rows' tokens.
         draft: ``N`` tokens a row.
         logits: ``[B, N+1, V]``, the target's, finite.
-        keep_probs: return the target's law too.
+        keep_probs: return the target's probabilities too.
 
     Returns:
-        The verdict, and the target's law at every node, ``[B, N+1, V]`` float32, or None.
+        The verdict, and the target's distribution at every node, ``[B, N+1, V]`` float32, or None.
     """
     follows = is_coupled(verifier)
-    # Every lossless verifier follows the target's own picks when p is one-hot.
+    # Where p is one-hot, every lossless verifier accepts what the target itself picks.
     if follows or (sampler.all_greedy and verifier.lossless):
         rule = verifier if is_coupled(verifier) else _FOLLOW
         verdict = rule.follow(draft, sampler.picks(logits, sequences, draft, noise=follows))
         return verdict, sampler.probabilities(logits, sequences, draft) if keep_probs else None
     assert not is_coupled(verifier)
     streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)], device=logits.device)
-    coins = uniforms(sampler.seeds, sampler.positions(sequences)[:, None].expand(-1, 2), streams)
+    u = uniforms(sampler.seeds, sampler.positions(sequences)[:, None].expand(-1, 2), streams)
     size = len(sequences)
     most = current_limits().verify_entries
     at_once = max(1, most // max(1, logits[0].numel())) if logits.device.type == "cpu" and size else max(1, size)
-    verdicts, laws = [], []
+    verdicts, kept = [], []
     for rows, part in sampler.parts(at_once):
         drafted = draft if part is sampler else draft.part(rows)
         probs = part.probabilities(logits[rows], sequences[rows], drafted)
-        verdicts.append(decide(verifier, drafted, probs, coins[rows]))
+        verdicts.append(decide(verifier, drafted, probs, u[rows]))
         if keep_probs:
-            laws.append(probs)
-    return join(verdicts), torch.cat(laws) if keep_probs else None
+            kept.append(probs)
+    return join(verdicts), torch.cat(kept) if keep_probs else None
 
 
 def join(verdicts: AbstractSequence[Verdict], order: Tensor | None = None) -> Verdict:

@@ -168,10 +168,10 @@ def _run(engine: Engine, rows: list[_BatchRow], processors: Any) -> None:
     Raises:
         ForetokenError: a row failed.
     """
-    rounds = engine.rounds(make_sampler=lambda sequences: _processor_sampler(sequences, rows, processors, engine))
-    rounds.join(rows)
-    while rounds.rows:
-        rounds.step()
+    loop = engine.decode_loop(lambda sequences: _processor_sampler(sequences, rows, processors, engine))
+    loop.join(rows)
+    while loop.rows:
+        loop.step()
     for row in rows:
         if row.error is not None:
             raise row.error

@@ -11,7 +11,7 @@ Of a drafter of trees k is the number of nodes, and what trees of each number ha
 The choice is made before a round drafts anything, from the past alone. A round of any lossless verifier has the
 target's law whatever k is, given the past, so choosing k this way changes nothing about the output's law. It does mean
 that a text depends on k where the verifier rejects and replaces; requests that name a seed are therefore left at a
-fixed k (see `Rounds`), unless their text does not depend on it.
+fixed k (see `DraftLengths`), unless their text does not depend on it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,20 @@ BUDGETS = (0, 4, 8, 16, 32)
 """Nodes of a tree that are tried."""
 DEFAULT_NODES = 8
 """What `DEFAULT_K` is for drafters of trees."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a policy decides for a round.
+
+    Attributes:
+        draft_length: tokens to draft in each row that drafts; of a drafter of trees, nodes.
+        rows: the rows that draft, by index among those that were asked about; None for all.
+    """
+
+    draft_length: int
+    rows: tuple[int, ...] | None = None
+
 
 _GAIN = 1.02  # how much faster than plain decoding speculation must promise to be
 _PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become useful
@@ -132,17 +146,14 @@ class Controller:
     probe: ClassVar[int] = 2
     """What is tried to see whether a drafter has become useful."""
 
-    sample: int | None = None
-    """Rows that the round of the last choice is to draft for, any of them; None for all."""
-
     def choose(
         self,
         requests: Sequence[Acceptance],
         rooms: Sequence[int],
         unread: Sequence[int] | None = None,
         crowded: bool = False,
-    ) -> int:
-        """The k of the next round, of all rows or of as many as `sample` says.
+    ) -> Choice:
+        """The k of the next round, and the rows that draft.
 
         Args:
             requests: what was accepted of each row's drafts so far.
@@ -152,9 +163,8 @@ class Controller:
         """
         sizes = self._within(max(rooms))
         rows, most = len(requests), sizes[-1]
-        self.sample = None
         if most == 0:
-            return 0
+            return Choice(0)
         until, whose = self._plain
         if self._rounds < until and whose == tuple(map(id, requests)):
             return self._went(0)
@@ -199,15 +209,16 @@ class Controller:
             lost = seconds[probe] + self._entry(unread or (), few) - gained
             if self._idle * plain * _PROBE_SHARE >= lost and self._idle >= 8:
                 self._looks += 1
-                self.sample = few if few < rows else None
-                return self._went(sizes[probe])
+                # Those that the drafter has the least to catch up with.
+                by_lag = sorted(range(rows), key=lambda row: (unread or [0] * rows)[row])
+                return self._went(sizes[probe], tuple(sorted(by_lag[:few])) if few < rows else None)
             if all(request.rounds for request in requests):
                 # Nothing that is chosen by changes soon, and going through many rows' acceptance takes its time.
                 self._plain = self._rounds + max(_CURVE_ROUNDS, self._idle // 8), tuple(map(id, requests))
             return self._went(0)
         return self._went(sizes[self._varied(best, len(sizes))])
 
-    def _try_plain(self) -> int:
+    def _try_plain(self) -> Choice:
         """As many plain rounds as it takes to see what plain decoding costs by itself."""
         self._trial = _SETTLED + _MEASURED - 1
         return self._went(0)
@@ -332,14 +343,14 @@ class Controller:
             }
             learnt.write(everything)
 
-    def _went(self, k: int) -> int:
+    def _went(self, k: int, rows: tuple[int, ...] | None = None) -> Choice:
         if k:
             self._idle = 0
             self._busy += 1
         else:
             self._busy = 0
             self._idle += 1
-        return k
+        return Choice(k, rows)
 
     def _prior(self, depth: int) -> list[float]:
         """Rates over all requests: 0.7 before anything was tried, and deep down as above until tried often enough."""

@@ -1,0 +1,101 @@
+"""The decode loops of an engine: made with its present settings, and kept between calls for their KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from foretoken.drafters import Drafter, Vocab
+from foretoken.drafters.factory import make_drafter
+from foretoken.drafters.tree_plan import TreePlan
+from foretoken.engine.cache_budget import Budget
+from foretoken.engine.decode_loop import DecodeLoop
+from foretoken.engine.draft_length import SpeculationPolicy
+from foretoken.engine.membership import MakeSampler
+from foretoken.engine.settings import measurement_key
+from foretoken.limits import DEFAULT_LIMITS, Limits
+from foretoken.models import LanguageModel
+from foretoken.policy.controller import Controller, TreeController
+
+
+class Loops:
+    """Makes decode loops, and keeps the one of the call that ended last: its KV cache may hold prefixes of the next.
+
+    Args:
+        target: the model whose distribution the output has.
+        reuse_prefixes: keep loops at all.
+        cache_memory: most bytes for the KV caches of all loops together; None for no limit.
+        vocab: as in `Engine`, of drafters that are made here.
+        load_options: the same.
+        limits: of the loops.
+
+    Attributes:
+        drafter: of the loops to come.
+        num_speculative_tokens: of the loops to come.
+        policy: of the loops to come, shared by them.
+        budget: for `cache_memory`; None without a limit.
+    """
+
+    drafter: Drafter
+    policy: SpeculationPolicy
+    num_speculative_tokens: int | Literal["auto"]
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        *,
+        reuse_prefixes: bool = True,
+        cache_memory: int | None = None,
+        vocab: Vocab = "auto",
+        load_options: Mapping[str, Any] | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.limits = limits
+        self.target = target
+        self.reuse_prefixes, self._vocab, self._load_options = reuse_prefixes, vocab, load_options or {}
+        self.budget = None if cache_memory is None else Budget(cache_memory, [target])
+        self._idle: DecodeLoop | None = None
+
+    def draft_with(self, drafter: Any, tree: TreePlan | None = None) -> None:
+        """Use a drafter from the next loop on, with a policy of its own; see `Engine` for both arguments."""
+        made = make_drafter(drafter, self.target, tree=tree, vocab=self._vocab, **self._load_options)
+        key = measurement_key(self.target, made)
+        made.keep_costs(key)
+        self.drafter = made
+        self.policy = (TreeController if made.trees else Controller)(key)
+        if self.budget is not None:  # what runs goes on holding its share of the same memory
+            self.budget.models = [self.target, *made.models]
+
+    def make(self, trace: bool = False, make_sampler: MakeSampler | None = None) -> DecodeLoop:
+        """A new loop without rows."""
+        return DecodeLoop(
+            self.target,
+            self.drafter,
+            self.num_speculative_tokens,
+            self.policy,
+            trace=trace,
+            make_sampler=make_sampler,
+            limits=self.limits,
+        )
+
+    def take(self, trace: bool = False) -> DecodeLoop:
+        """A loop without rows: the one of the last call, unless someone has it or a setting has changed since."""
+        loop, self._idle = self._idle, None
+        if loop is None or (loop.drafter, loop.lengths.num_speculative_tokens, loop.lengths.policy) != (
+            self.drafter,
+            self.num_speculative_tokens,
+            self.policy,
+        ):
+            return self.make(trace)
+        loop.trace = trace
+        return loop
+
+    def put_back(self, loop: DecodeLoop) -> None:
+        """Keep a loop whose rows have left for the next call."""
+        # Under a limit, nothing is kept beside what others hold: they may be about to need it.
+        if self.reuse_prefixes and self.target.shares_prefixes and (self.budget is None or not self.budget.held()):
+            self._idle = loop
+
+    def release(self) -> None:
+        """Drop what is kept."""
+        self._idle = None

@@ -1,0 +1,125 @@
+"""Which rows take part in a round, as one immutable value that is replaced whenever they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foretoken.drafters.base import Batch
+from foretoken.engine.draft_length import DraftLengths
+from foretoken.engine.row import Row
+from foretoken.engine.verification import VerifierGroup, group_by_verifier
+from foretoken.models.base import Cache, LanguageModel
+from foretoken.sampling import Sampler
+from foretoken.sequence import Sequence
+from foretoken.verify import is_coupled
+
+MakeSampler = Callable[[AbstractSequence[Sequence]], Sampler]
+"""Makes what turns logits into distributions, for rows of these sequences."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The rows of a round, those whose prompts are cached, and what stays the same while they do.
+
+    Attributes:
+        rows: the requests.
+        slots: of each, its row of the target's KV cache.
+        num_slots: rows of that cache; those that are still in prefill take no part.
+        sequences: the rows' tokens.
+        sampler: their sampling parameters.
+        groups: rows by verifier.
+        fixed_lengths: of each row, the draft length that the request or the engine fixes; None leaves it to the policy.
+        shared_noise: as in `Batch`; so are `trees`, `drawn_only` and `reproducible`.
+    """
+
+    rows: tuple[Row, ...]
+    slots: tuple[int, ...]
+    num_slots: int
+    sequences: tuple[Sequence, ...]
+    sampler: Sampler
+    groups: tuple[VerifierGroup, ...]
+    fixed_lengths: tuple[int | None, ...]
+    shared_noise: tuple[bool, ...]
+    trees: tuple[bool, ...]
+    drawn_only: tuple[bool, ...]
+    reproducible: tuple[bool, ...]
+
+    @classmethod
+    def of(
+        cls,
+        rows: AbstractSequence[Row],
+        slots: AbstractSequence[int],
+        num_slots: int,
+        target: LanguageModel,
+        lengths: DraftLengths,
+        make_sampler: MakeSampler | None = None,
+    ) -> Membership:
+        """The membership of these rows; `make_sampler` None takes their sampling parameters."""
+        sequences = [row.sequence for row in rows]
+        sampler = make_sampler(sequences) if make_sampler is not None else _own_sampler(sequences, target)
+        return cls(
+            rows=tuple(rows),
+            slots=tuple(slots),
+            num_slots=num_slots,
+            sequences=tuple(sequences),
+            sampler=sampler,
+            groups=group_by_verifier([row.verifier for row in rows], sampler),
+            fixed_lengths=tuple(map(lengths.fixed, rows)),
+            shared_noise=tuple(is_coupled(row.verifier) for row in rows),
+            trees=tuple(row.verifier.trees and target.supports_trees for row in rows),
+            drawn_only=tuple(row.verifier.drawn_only for row in rows),
+            reproducible=tuple(map(lengths.matters, rows)),
+        )
+
+    def holds(self, rows: AbstractSequence[Row], slots: AbstractSequence[int], num_slots: int) -> bool:
+        """Whether this is the membership of these rows in these slots, with the sequences that they have now."""
+        return (
+            self.num_slots == num_slots
+            and self.slots == tuple(slots)
+            and self.rows == tuple(rows)
+            and all(row.sequence is sequence for row, sequence in zip(self.rows, self.sequences, strict=True))
+        )
+
+    def batch(self, cache: Cache, vocab_size: int) -> Batch:
+        """What the drafter is told about the round."""
+        sequences = list(self.sequences)
+        return Batch(
+            sequences,
+            self.sampler,
+            self.sampler.seeds,
+            self.sampler.positions(sequences),
+            vocab_size,
+            shared_noise=self.shared_noise,
+            trees=self.trees,
+            depths=tuple(row.max_accepted for row in self.rows),
+            cache=cache,
+            places=self.slots,
+            drawn_only=self.drawn_only,
+            reproducible=self.reproducible,
+        )
+
+    def to_slots(self, values: Tensor) -> Tensor:
+        """Values of the rows, ``[B, …]``, as values of all rows of the KV cache: 0 for those that take no part."""
+        if len(self.slots) == self.num_slots:
+            return values
+        spread = values.new_zeros((self.num_slots, *values.shape[1:]))
+        spread[list(self.slots)] = values
+        return spread
+
+    def from_slots(self, values: Tensor) -> Tensor:
+        """Values of all rows of the KV cache as values of the rows that take part."""
+        return values if len(self.slots) == self.num_slots else values[list(self.slots)]
+
+
+def _own_sampler(sequences: AbstractSequence[Sequence], target: LanguageModel) -> Sampler:
+    return Sampler(
+        [sequence.params for sequence in sequences],
+        [sequence.seed for sequence in sequences],
+        vocab_size=target.vocab_size,
+        eos_token_ids=target.eos_token_ids,
+        device=target.device,
+    )

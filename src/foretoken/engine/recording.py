@@ -1,0 +1,118 @@
+"""What is recorded of a round: emitted tokens and their origins, log-probabilities, traces, seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as AbstractSequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.engine.outputs import PARTS, DraftedToken, Origin, TokenLogprob
+from foretoken.engine.row import Row
+from foretoken.engine.verification import Verified
+
+
+class RoundClock:
+    """Wall-clock seconds by part of the round that goes on."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._started = perf_counter()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the seconds spent inside as this part's."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += perf_counter() - start
+
+    def stop(self) -> dict[str, float]:
+        """Seconds by part; ``other`` is what no part claimed."""
+        self.seconds["other"] = perf_counter() - self._started - sum(self.seconds.values())
+        return self.seconds
+
+
+def emit(rows: AbstractSequence[Row], draft: Draft, verified: Verified, logits: Tensor) -> None:
+    """Append what a round gave to its rows: accepted draft tokens, then the token after them.
+
+    Args:
+        rows: of the round.
+        draft: what was verified.
+        verified: which tokens were accepted; rows without usable scores get nothing.
+        logits: ``[B, N+1, V]``, the target's, for log-probabilities.
+    """
+    tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
+    depths = None if draft.is_chain else draft.depths().tolist()
+    for place, row in enumerate(rows):
+        if not verified.usable[place]:
+            continue
+        count, nodes = counts[place], verified.accepted[place]
+        row_depths = list(range(1, count + 1)) if depths is None else depths[place][1 : count + 1]
+        emitted = [tokens[place][node - 1] for node in nodes] + [verified.following[place]]
+        last: Origin
+        if count == 0:
+            last = "target"
+        else:
+            end = nodes[-1] if nodes else 0
+            is_leaf = end == count if depths is None else end not in draft.parents[place, :count].tolist()
+            last = "bonus" if is_leaf else "residual"
+        origins: list[Origin] = ["accepted"] * len(nodes)
+        taken = row.extend(emitted, [*origins, last])
+        row.stats.record(row_depths, min(len(nodes), taken), taken)
+        if row.logprobs is not None:
+            top = row.sequence.params.logprobs or 0
+            row.logprobs += token_logprobs(logits[place], [0, *nodes], emitted[:taken], top)
+
+
+def token_logprobs(logits: Tensor, nodes: list[int], tokens: list[int], top: int) -> list[TokenLogprob]:
+    """Log-probabilities of emitted tokens, and of the most probable ones.
+
+    Args:
+        logits: ``[N+1, V]`` of one row.
+        nodes: the node that each token follows; may be longer than `tokens`.
+        tokens: emitted ones.
+        top: how many of the most probable tokens to report.
+    """
+    log_probs = logits[nodes[: len(tokens)]].float().log_softmax(-1)
+    best = log_probs.topk(min(top, log_probs.shape[-1]))
+    return [
+        TokenLogprob(token, float(row[token]), dict(zip(ids, values, strict=True)))
+        for row, token, ids, values in zip(log_probs, tokens, best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def record_drafts(rows: AbstractSequence[Row], draft: Draft, verified: Verified, tokenizer: Any | None) -> None:
+    """Note each row's draft in `Row.drafted`, with p and q of every token.
+
+    Args:
+        rows: of the round.
+        draft: what was verified.
+        verified: with the target's probabilities.
+        tokenizer: for the tokens' text; None for none.
+    """
+    assert verified.target_probs is not None
+    depths = draft.depths().tolist()
+    for place, (row, count) in enumerate(zip(rows, draft.counts.tolist(), strict=True)):
+        if not verified.usable[place]:
+            continue
+        accepted = set(verified.accepted[place])
+        drafted = []
+        for node in range(1, count + 1):
+            token, parent = int(draft.tokens[place, node - 1]), int(draft.parents[place, node - 1])
+            drafted.append(
+                DraftedToken(
+                    token,
+                    tokenizer.decode([token]) if tokenizer is not None else "",
+                    depths[place][node],
+                    node in accepted,
+                    float(verified.target_probs[place, parent, token]),
+                    1.0 if draft.probs is None else float(draft.probs[place, parent, token]),
+                )
+            )
+        row.drafted = tuple(drafted)

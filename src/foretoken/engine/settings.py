@@ -1,0 +1,71 @@
+"""Checks of an engine's options, and the name under which the policy keeps what it measured for them."""
+
+from __future__ import annotations
+
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+from zlib import crc32
+
+from foretoken.drafters import Drafter, is_name
+from foretoken.errors import ParameterError, did_you_mean, shown
+from foretoken.limits import MAX_SPECULATIVE_TOKENS
+from foretoken.models import LanguageModel, load
+from foretoken.policy.controller import AUTO
+from foretoken.policy.store import key_of
+from foretoken.sampling.params import check_integer
+
+
+def check_num_speculative_tokens(value: Any) -> int | Literal["auto"]:
+    """A draft length, or ``"auto"``.
+
+    Raises:
+        ParameterError: it is neither, or out of range.
+    """
+    if isinstance(value, str):
+        if value == AUTO:
+            return AUTO
+        raise ParameterError(f"num_speculative_tokens is {shown(value)}: give a whole number, or 'auto'")
+    return check_integer(
+        "num_speculative_tokens", value, 0, MAX_SPECULATIVE_TOKENS, cure="use 0 for no speculation, or 'auto'"
+    )
+
+
+def check_load_options(options: dict[str, Any], target: Any, drafter: Any, engine_options: list[str]) -> None:
+    """Refuse unknown options where no model is loaded with them: nothing else would notice a misspelt one.
+
+    Args:
+        options: what `Engine` got beyond its own options.
+        target: as `Engine` got it.
+        drafter: as `Engine` got it.
+        engine_options: names of the engine's own options.
+
+    Raises:
+        ParameterError: one is unknown; the message names the closest known one.
+    """
+    loaded = (target, *(drafter if isinstance(drafter, list | tuple) else (drafter,)))
+    if any(isinstance(model, str | Path) and not is_name(str(model)) for model in loaded):
+        return
+    known = [name for name, option in signature(load).parameters.items() if option.kind is option.KEYWORD_ONLY]
+    for name, value in options.items():
+        if name not in known:
+            names = [*engine_options, *known]
+            raise ParameterError(
+                f"unknown option {name}={shown(value)}{did_you_mean(name, names)}: choose from {', '.join(names)}"
+            )
+
+
+def measurement_key(target: LanguageModel, drafter: Drafter) -> str:
+    """The name under which measurements of these models and this drafter are kept."""
+    models = [target, *drafter.models]
+    described = [
+        f"{type(model).__name__} {model.name} {model.dtype} {model.device} {model.quantize} {model.backend_name}"
+        for model in models
+    ]
+    plan = drafter.tree
+    grown = f"trees {crc32(repr(plan).encode()):08x}" if plan is not None and plan.branches else ""
+    heads = [
+        f"{part.name} {part.num_parameters or ''} {part.quantize or ''}".strip()
+        for part in (drafter, *drafter.drafters)
+    ]
+    return key_of(*described, ",".join(heads), *filter(None, [grown]))
