@@ -13,6 +13,7 @@ from statistics import median
 from typing import TypeVar
 
 T = TypeVar("T")
+Turn = TypeVar("Turn", bound=Hashable)
 
 
 def order(contestants: Sequence[T], turn: int) -> list[T]:
@@ -37,7 +38,7 @@ class Spread:
         return cls(median(listed), listed[0], listed[-1]) if listed else None
 
     @classmethod
-    def of_ratios(cls, ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float]) -> Spread | None:
+    def of_ratios(cls, ours: Mapping[Turn, float], theirs: Mapping[Turn, float]) -> Spread | None:
         """Of the ratios ours ÷ theirs within each turn that both took; None if there is none.
 
         Args:

@@ -111,10 +111,11 @@ class Results:
         """What a candidate did in a rung; None before it had a turn at every temperature."""
         plain, mine = self._runs.get((rung, PLAIN), {}), self._runs.get((rung, candidate), {})
         both = [(plain[turn], mine[turn]) for turn in sorted(mine) if turn in plain]
-        ratios = {
-            at: Spread.of(_rate(one) / _rate(other) for other, one in both if one["temperature"] == at)
-            for at in self._temperatures
-        }
+        ratios = {}
+        for at in self._temperatures:
+            turns = [turn for turn in mine if mine[turn]["temperature"] == at]
+            ours = {turn: _rate(mine[turn]) for turn in turns}
+            ratios[at] = Spread.of_ratios(ours, {turn: _rate(plain[turn]) for turn in turns if turn in plain})
         told = {at: ratio for at, ratio in ratios.items() if ratio is not None}
         if len(told) < len(self._temperatures):
             return None

@@ -8,7 +8,6 @@ for a while slows all of them; what counts are ratios to plain decoding within a
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
@@ -16,6 +15,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from foretoken.bench.records import Store
+from foretoken.bench.turns import order
 from foretoken.engine.profile import MEASURED
 from foretoken.tune import candidates
 from foretoken.tune.candidates import PLAIN, Candidate
@@ -177,10 +177,8 @@ class _Race:
                 return
             if turn.number >= 2 * least and turn.number % least == 0:
                 contenders = self._without_slow(rung, contenders)
-            order = list(contenders)
-            random.Random(turn.seed).shuffle(order)
-            for place, candidate in enumerate(order):
-                done = (turn.number + place / len(order)) / len(turns)
+            for place, candidate in enumerate(order(contenders, turn.seed)):
+                done = (turn.number + place / len(contenders)) / len(turns)
                 self._progress((rung + done) / len(SHARES), f"round {rung + 1} of {len(SHARES)}: {candidate}")
                 self._one(candidate, turn)
 
