@@ -63,3 +63,28 @@ def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> No
     known = sorted(known)
     for name in given:
         raise ParameterError(f"{where} takes no {name}{did_you_mean(name, known)}: choose from {', '.join(known)}")
+
+
+def check_choice(name: str, value: object, known: Iterable[str], error: type[ForetokenError] = ParameterError) -> None:
+    """See to it that a parameter is one of some words.
+
+    Raises:
+        ParameterError: it is none of them, or whatever `error` is; the message names the closest one.
+    """
+    known = list(known)
+    if not isinstance(value, str):
+        raise error(f"{name} is {shown(value)}: use one of {', '.join(map(repr, known))}")
+    if value not in known:
+        hint = did_you_mean(value, known)
+        raise error(f"{name} is {shown(value)}{hint}: use one of {', '.join(map(repr, known))}")
+
+
+def check_flag(name: str, value: object, error: type[ForetokenError] = ParameterError) -> bool:
+    """A parameter that is True or False.
+
+    Raises:
+        ParameterError: it is neither, or whatever `error` is.
+    """
+    if not isinstance(value, bool):
+        raise error(f"{name} is {shown(value)}: use True or False")
+    return value

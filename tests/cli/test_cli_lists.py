@@ -40,11 +40,11 @@ def test_public_names_exist():
 
 def test_demo(call, models, monkeypatch, tmp_path):
     monkeypatch.setattr("foretoken.models.tiny_pair.tiny_pair_path", lambda: Path(models.target).parent)
-    monkeypatch.setattr(demo, "SCENES", [demo.Scene("a scene", "hello", True, 0.0, 12, trace=True)])
+    monkeypatch.setattr(demo, "SCENES", [demo.Scene("a scene", "hello", 0.0, 12, trace=True)])
     picture = tmp_path / "demo.svg"
     result = call("demo", "--svg", picture)
     assert result.exit_code == 0, result.stderr
-    for part in ("a scene, greedy", "speed-up", "acceptance ", " rate ", "the same text, token by token"):
+    for part in ("a scene, greedy", "speed-up", "acceptance ", " rate ", "the same output, token by token"):
         assert part in result.stdout
     assert picture.read_text(encoding="utf-8").startswith("<svg")
 

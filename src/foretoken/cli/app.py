@@ -241,20 +241,21 @@ _Verbose = Annotated[
 
 @command
 def verifiers(*, verbose: _Verbose = False, output: ListOptions) -> None:
-    """List the verifiers: what each keeps of a draft, and whether the text keeps the target's law."""
+    """List the verifiers: which draft tokens each accepts, and whether the output keeps the
+    target's distribution."""
     tables.show(tables.verifiers(), output.json, verbose, Screen(output.no_color))
 
 
 @command
 def drafters(*, verbose: _Verbose = False, output: ListOptions) -> None:
-    """List the drafters: what guesses ahead."""
+    """List the drafters: what proposes draft tokens."""
     tables.show(tables.drafters(), output.json, verbose, Screen(output.no_color))
 
 
 @command
 def index(
     files: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="FILES…",
             help="Text files (UTF-8), .jsonl files, and folders of both; names that begin with a dot are left out.",
@@ -302,7 +303,7 @@ def demo(
     ] = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False,
 ) -> None:
-    """Watch the shipped pair write three texts, faster than the target alone."""
+    """Watch the shipped pair decode two prompts, faster than the target alone."""
     from foretoken.cli.demo import WIDTH, play, save_svg
     from foretoken.cli.setup import keep_quiet, load_engine
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from foretoken.cli.options import LoadOptions, ModelOptions
-from foretoken.errors import ModelError, ParameterError, did_you_mean
+from foretoken.errors import ModelError, ParameterError, check_choice, did_you_mean, shown
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
+from foretoken.models.locating import hub_resolves, locate
 
 DRAFTERS = (
     "none",
     "draft-model",
+    "lookup",
     "prompt-lookup",
     "ngram-storage",
     "ngram-storage-one-level",
@@ -63,20 +62,20 @@ def check_models(options: ModelOptions) -> None:
         ModelError: there is no such folder.
     """
     check_loading(options)
-    if options.profile is not None and not options.profile.is_file():
+    if options.profile is not None and not _is_file(str(options.profile)):
         raise ParameterError(
-            f"profile {str(options.profile)!r} can't be read (there is no such file): name a file that foretoken tune "
-            "-o has written"
+            f"profile {shown(str(options.profile))} can't be read (there is no such file): name a file that foretoken "
+            "tune -o has written"
         )
     if options.verifier is not None:
         _check_verifier(options.verifier)
     if options.num_speculative_tokens is not None:
         draft_length(options.num_speculative_tokens)
-    if options.tree is not None and options.tree not in _TREES and not _exists(options.tree):
+    if options.tree is not None and options.tree not in _TREES and not _is_file(options.tree):
         raise ParameterError(
-            f"tree is {options.tree!r}{did_you_mean(options.tree, _TREES)}: use {', '.join(_TREES)}, or a file"
+            f"tree is {shown(options.tree)}{did_you_mean(options.tree, _TREES)}: use {', '.join(_TREES)}, or a file"
         )
-    _one_of("vocab", options.vocab, _VOCABS)
+    check_choice("vocab", options.vocab, _VOCABS)
     if options.drafter is not None:
         _check_drafter(options.drafter, options.target)
 
@@ -86,34 +85,17 @@ def check_loading(options: LoadOptions) -> None:
     if options.target is not None:
         check_source(options.target)
     if options.runner is not None:
-        _one_of("runner", options.runner, _RUNNERS)
+        check_choice("runner", options.runner, _RUNNERS)
 
 
 def check_source(name: str) -> None:
-    """See to it that a model's name is a folder with a model in it, or has the form of a hub id.
+    """See to it that a model's name is a folder with a model in it, or the hub id of one.
 
     Raises:
         ModelError: it is neither.
     """
-    if not name.strip():
-        raise ModelError(f"the model's name is {name!r}: give a folder or a hub id (organisation/model)")
-    shown = repr(name) if len(name) <= 100 else repr(f"{name[:100]}…")
-    try:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-                raise ModelError(f"{name} has no config.json: give the folder that `save_pretrained` wrote")
-            return
-        if path.exists():
-            if path.suffix == ".gguf":
-                return
-            raise ModelError(f"{name} is a file: give the folder that holds config.json and the weights")
-    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user's home, a null character
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ModelError(f"there is no folder {shown} ({reason}): check the path") from error
-    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
-        raise ModelError(f"there is no folder {shown}: check the path, or give a hub id (organisation/model)")
-    _check_hub(name)
+    if locate(name) == name and not _exists(name):
+        _check_hub(name)
 
 
 def shipped_only(target: str | None) -> ParameterError:
@@ -137,7 +119,7 @@ def draft_length(words: str) -> int | Literal["auto"]:
     try:
         number = int(text)
     except ValueError:
-        raise ParameterError(f"num_speculative_tokens is {words!r}: {cure}") from None
+        raise ParameterError(f"num_speculative_tokens is {shown(words)}: {cure}") from None
     if not 0 <= number <= MAX_SPECULATIVE_TOKENS:
         raise ParameterError(f"num_speculative_tokens is {number}: {cure}")
     return number
@@ -147,7 +129,7 @@ def _check_verifier(name: str) -> None:
     base = name.partition(":")[0]
     if base != AUTO and base not in VERIFIERS:
         raise ParameterError(
-            f"unknown verifier {name!r}{did_you_mean(base, VERIFIERS)}: choose one of {', '.join(VERIFIERS)}"
+            f"unknown verifier {shown(name)}{did_you_mean(base, VERIFIERS)}: choose one of {', '.join(VERIFIERS)}"
         )
 
 
@@ -156,13 +138,15 @@ def _check_drafter(name: str, target: str | None) -> None:
         return
     parts = [part.strip() for part in name.split(",")]
     if len(parts) > 1 and not all(parts):
-        raise ParameterError(f"drafter {name!r} has nothing on one side of a comma: name a drafter, or leave it out")
+        raise ParameterError(
+            f"drafter {shown(name)} has nothing on one side of a comma: name a drafter, or leave it out"
+        )
     for number, part in enumerate(parts, start=1):
         base, colon, argument = part.partition(":")
         if base in DRAFTERS:
             if base in _WITH_FILE and colon and "/" in argument and not _exists(argument):
                 raise ParameterError(
-                    f"drafter {part!r} can't be read (No such file or directory): there is no {argument!r}"
+                    f"drafter {shown(part)} can't be read (No such file or directory): there is no {argument!r}"
                 )
             if base == SHIPPED_DRAFTER and target is not None:
                 raise shipped_only(target)
@@ -173,14 +157,14 @@ def _check_drafter(name: str, target: str | None) -> None:
         meant = did_you_mean(base, DRAFTERS)
         last = number == len(parts)  # only the last of a cascade may be a model, which may have a hub id
         if is_path and not meant:
-            raise ModelError(f"drafter {part!r}: there is no such folder: check the path. {_choices()}")
+            raise ModelError(f"drafter {shown(part)}: there is no such folder: check the path. {_choices()}")
         if not part or meant or not last:
-            within = f" in {name!r}" if len(parts) > 1 else ""
-            raise ParameterError(f"unknown drafter {part!r}{within}{meant}. {_choices()}")
+            within = f" in {shown(name)}" if len(parts) > 1 else ""
+            raise ParameterError(f"unknown drafter {shown(part)}{within}{meant}. {_choices()}")
         try:
             _check_hub(part)
         except ModelError as error:
-            raise ParameterError(f"unknown drafter {part!r} ({error}). {_choices()}") from error
+            raise ParameterError(f"unknown drafter {shown(part)} ({error}). {_choices()}") from error
 
 
 def _choices() -> str:
@@ -194,11 +178,11 @@ def _exists(name: str) -> bool:
         return False
 
 
-def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ParameterError(
-            f"{option} is {value!r}{did_you_mean(value, known)}: use one of {', '.join(map(repr, known))}"
-        )
+def _is_file(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _check_hub(name: str) -> None:
@@ -213,25 +197,15 @@ def _check_hub(name: str) -> None:
     try:
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
             return
-    except HFValidationError as error:
-        raise ModelError(f"{name!r} is no folder and can be no hub id: check the path") from error
-    missing = f"there is no folder {name!r}, and no model of that name has been downloaded"
+    except (HFValidationError, OSError) as error:
+        raise ModelError(f"{shown(name)} is no folder and can be no hub id: check the path") from error
+    missing = f"there is no folder {shown(name)}, and no model of that name has been downloaded"
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise ModelError(f"{missing} (HF_HUB_OFFLINE is set): check the name")
-    if not _resolves(urlsplit(huggingface_hub.constants.ENDPOINT).hostname or ""):
+    if not hub_resolves():
         raise ModelError(f"{missing} (the hub can't be reached): check the name, or the network")
     there = True
     with suppress(Exception):  # whatever else the hub says, of a gated model for example, is told when it is loaded
         there = huggingface_hub.repo_exists(name)
     if not there:
-        raise ModelError(f"there is no folder {name!r}, and no such model on the hub: check the name")
-
-
-def _resolves(host: str) -> bool:
-    if getproxies():  # a proxy does that
-        return True
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        return False
-    return True
+        raise ModelError(f"there is no folder {shown(name)}, and no such model on the hub: check the name")

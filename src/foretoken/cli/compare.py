@@ -147,21 +147,27 @@ def alternate(
     params: SamplingParams,
     speculative: list[Answer],
     alone: list[Answer],
+    *,
+    runs: int = RUNS,
     clock: Callable[[], float] = monotonic,
-) -> None:
-    """Go on with silent runs of both kinds in turns, up to `RUNS` of each, and append them to what there is.
+) -> bool:
+    """Go on with silent runs of both kinds in turns, up to `runs` of each, and append them to what there is.
 
-    Stops early after `MAX_SECONDS`, and where Ctrl-C ends a run, which then does not count.
+    Stops early after `MAX_SECONDS`.
+
+    Returns:
+        Whether Ctrl-C ended a run, which then does not count.
     """
     end = clock() + MAX_SECONDS - sum(sum(one.stats.seconds.values()) for one in (*speculative, *alone))
-    while len(alone) < RUNS and clock() < end:
+    while len(alone) < runs and clock() < end:
         engine.release()  # both are to prefill the prompt
         ours = run(engine, prompt, params)
         theirs = run(plain, prompt, params) if not ours.interrupted else ours
         if theirs.interrupted:
-            return
+            return True
         speculative.append(ours)
         alone.append(theirs)
+    return False
 
 
 def relation(engine: Engine, params: SamplingParams, speculative: Answer, plain: Answer) -> str:

@@ -15,14 +15,13 @@ from rich.text import Text
 
 from foretoken.cli import render
 from foretoken.cli.answer import Answer, run
-from foretoken.cli.compare import plain_engine, warm_up
+from foretoken.cli.compare import Comparison, alternate, plain_engine, relation, warm_up
 from foretoken.cli.screen import has_colour
-from foretoken.engine.outputs import DecodeStats, StreamEvent
+from foretoken.engine.outputs import StreamEvent
 from foretoken.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.engine.engine import Engine
-    from foretoken.engine.prompts import Prompt
     from foretoken.sampling import SamplingParams
 
 WIDTH = 100
@@ -32,7 +31,7 @@ PICTURE_THEME = TerminalTheme(
     (13, 17, 23), (201, 209, 217), [*_NORMAL, (177, 186, 196)], [(110, 118, 129), *_NORMAL[1:], (240, 246, 252)]
 )
 TRACED_ROUNDS = 8
-TIMED_RUNS = 2  # of each kind, in turns: a machine's speed drifts
+TIMED_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,9 @@ class Scene:
 
     title: str
     prompt: str
-    chat: bool
     temperature: float
     max_new_tokens: int
     trace: bool = False
-
-    def request(self) -> Prompt:
-        """What the engine takes."""
-        return [{"role": "user", "content": self.prompt}] if self.chat else self.prompt
 
     def params(self) -> SamplingParams:
         """How it is sampled."""
@@ -59,72 +53,47 @@ class Scene:
 
 SCENES = (
     Scene(
-        "a school question",
-        "Tom buys 3 bags of apples. Each bag has 4 apples and costs $2. He gives 5 apples to his sister and sells the "
-        "rest for $1 each. How much money does he make after paying for the bags?",
-        chat=True,
-        temperature=0.0,
-        max_new_tokens=128,
-        trace=True,
-    ),
-    Scene(
-        "a Python function",
-        'def read_config(path, encoding="utf-8"):\n    """Read a configuration file.',
-        chat=False,
+        "a licence header, which the target knows by heart",
+        "# Licensed under the Apache License, Version 2.0",
         temperature=0.0,
         max_new_tokens=128,
     ),
     Scene(
         "a play",
         "KING RICHARD III:\nMy lord, the people of this city",
-        chat=False,
         temperature=0.8,
         max_new_tokens=96,
+        trace=True,
     ),
 )
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A scene with speculation and alone."""
-
-    scene: Scene
-    speculative: DecodeStats
-    plain: DecodeStats
-    equal: bool
-    """Whether both wrote the same tokens."""
-
-    @property
-    def speed_up(self) -> float:
-        """How many times faster speculation was."""
-        return self.speculative.tokens_per_second / self.plain.tokens_per_second
 
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C came during a scene."""
 
 
-def play(engine: Engine, console: Console) -> list[Timing]:
+def play(engine: Engine, console: Console) -> list[Comparison]:
     """Show every scene, and time it."""
     console.print(
         Text.assemble(
             ("Foretoken", "bold"),
-            f": {engine.drafter.name} guesses up to {engine.num_speculative_tokens} tokens ahead, the target checks "
-            "them in one pass, and what it writes stays its own. (That is a model of ten million parameters: it knows "
-            "how sentences and code look, and little else.)",
+            f": {engine.drafter.name} drafts up to {engine.num_speculative_tokens} tokens, the target scores them in "
+            "one pass, and what is accepted is distributed as the target's own output. (The target has ten million "
+            "parameters: it knows a licence by heart and how a play looks, and little else.)",
         )
     )
     console.print(render.legend())
     timings = []
-    engine.reuse_prefixes = False  # every run is to read the prompt
     alone = plain_engine(engine)
+    engine.reuse_prefixes = False  # every run is to prefill the prompt
     for scene in SCENES:
-        warm_up(engine, alone, scene.request(), scene.params())
+        warm_up(engine, alone, scene.prompt, scene.params())
         _show(scene, engine, console)
         timings.append(_time(scene, engine, alone))
-        console.print(_verdict(timings[-1]), style="bold")
+        console.print(_verdict(scene, timings[-1]), style="bold")
     console.print()
     console.print(_table(timings, engine.drafter.name))
+    console.print(timings[-1].measured, style="dim")
     return timings
 
 
@@ -133,7 +102,7 @@ def _show(scene: Scene, engine: Engine, console: Console) -> None:
     console.print()
     console.print(Rule(Text(f"{scene.title}, {how}", style="bold"), align="left", style="dim"))
     writer = render.TokenWriter(console)
-    writer.prompt(scene.prompt + ("\n" if scene.chat else ""))
+    writer.prompt(scene.prompt)
     answer = _run(engine, scene, scene.trace, writer.write)
     writer.end()
     if scene.trace:
@@ -152,52 +121,46 @@ def _trace(answer: Answer, engine: Engine, console: Console) -> None:
         console.print(line)
 
 
-def _time(scene: Scene, engine: Engine, alone: Engine) -> Timing:
-    ours, theirs = [], []
-    for _ in range(TIMED_RUNS):
-        ours.append(_run(engine, scene))
-        theirs.append(_run(alone, scene))
-    return Timing(
-        scene,
-        DecodeStats.total(answer.stats for answer in ours),
-        DecodeStats.total(answer.stats for answer in theirs),
-        ours[0].token_ids == theirs[0].token_ids,
-    )
+def _time(scene: Scene, engine: Engine, alone: Engine) -> Comparison:
+    ours, theirs = [_run(engine, scene)], [_run(alone, scene)]
+    if alternate(engine, alone, scene.prompt, scene.params(), ours, theirs, runs=TIMED_RUNS):
+        raise Interrupted
+    same = relation(engine, scene.params(), ours[0], theirs[0])
+    return Comparison(scene.title, ours, theirs, same)
 
 
 def _run(
     engine: Engine, scene: Scene, trace: bool = False, show: Callable[[StreamEvent], None] = lambda event: None
 ) -> Answer:
-    answer = run(engine, scene.request(), scene.params(), trace, show)
+    answer = run(engine, scene.prompt, scene.params(), trace, show)
     if answer.interrupted:
         raise Interrupted
     return answer
 
 
-def _verdict(timing: Timing) -> str:
-    ours, theirs = timing.speculative, timing.plain
+def _verdict(scene: Scene, timing: Comparison) -> str:
     same = ""
-    if timing.scene.temperature == 0:
-        same = " · the same text, token by token" if timing.equal else " · texts part at a near tie (rounding)"
+    if scene.temperature == 0:
+        same = " · the same output, token by token" if timing.equal else " · outputs differ after a near tie (rounding)"
     return (
-        f"{ours.tokens_per_second:.0f} tokens/s, alone {theirs.tokens_per_second:.0f}: {timing.speed_up:.2f}× · "
-        f"{ours.mean_acceptance_length:.2f} tokens a target pass{same}"
+        f"{timing.speed:.0f} tokens/s, target alone {timing.plain_speed:.0f}: {timing.speed_up:.2f}× · "
+        f"{timing.speculative[0].stats.mean_acceptance_length:.2f} tokens a target pass{same}"
     )
 
 
-def _table(timings: list[Timing], name: str) -> Table:
-    table = Table("tokens/s", "alone", f"with {name}", "speed-up", "mean acceptance\nlength", "acceptance\nrate")
+def _table(timings: list[Comparison], name: str) -> Table:
+    table = Table("tokens/s", "target alone", f"with {name}", "speed-up", "mean acceptance\nlength", "acceptance\nrate")
     for column in table.columns[1:]:
         column.justify = "right"
     for timing in timings:
-        ours = timing.speculative
+        ours = timing.speculative[0].stats
         table.add_row(
-            timing.scene.title,
-            f"{timing.plain.tokens_per_second:.0f}",
-            f"{ours.tokens_per_second:.0f}",
+            timing.name.partition(",")[0],
+            f"{timing.plain_speed:.0f}",
+            f"{timing.speed:.0f}",
             f"{timing.speed_up:.2f}×",
             f"{ours.mean_acceptance_length:.2f}",
-            f"{ours.acceptance_rate:.0%}",
+            f"{ours.acceptance_rate:.0%}" if ours.drafted else "–",
         )
     return table
 

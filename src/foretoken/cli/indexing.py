@@ -13,7 +13,7 @@ from foretoken.cli.screen import Screen
 from foretoken.errors import show_bytes
 
 
-def make(files: list[Path], tokenizer: str | None, out: Path, fields: list[str], as_json: bool, screen: Screen) -> None:
+def make(files: list[str], tokenizer: str | None, out: Path, fields: list[str], as_json: bool, screen: Screen) -> None:
     """Index files, and say how large the index is."""
     from foretoken.index import build
     from foretoken.models.tiny_pair import tiny_pair_path

@@ -71,7 +71,7 @@ def _compare(
             screen.note(render.summary(ours.stats, INTERRUPTED))
         return replace(ours, finish_reason=INTERRUPTED)
     answers, others = [ours], [theirs]
-    alternate(engine, plain, prompt, params, answers, others)
+    interrupted = alternate(engine, plain, prompt, params, answers, others)
     result = Comparison(engine.drafter.name, answers, others, relation(engine, params, ours, theirs))
     if output.json:
         print_json(screen, result.as_json(engine, params, output.trace))
@@ -79,7 +79,7 @@ def _compare(
         screen.notes.print(result.table())
         screen.note(result.measured)
         screen.note(result.relation, style="")
-    return ours
+    return replace(ours, finish_reason=INTERRUPTED) if interrupted else ours
 
 
 def _show_plain(engine: Engine, prompt: Prompt, params: SamplingParams, screen: Screen, echo: str) -> Answer:

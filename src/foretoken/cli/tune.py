@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -191,7 +192,7 @@ def duration(text: str) -> float:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", text)
     seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise ParameterError(f"budget is {text!r}: give a time above 0, such as 90s, 5m or 1h")
     return seconds
 

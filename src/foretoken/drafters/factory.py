@@ -15,7 +15,7 @@ from foretoken.drafters import known as known_drafters
 from foretoken.drafters import names as drafter_names
 from foretoken.drafters.translated import TranslatedModel
 from foretoken.drafters.tree_plan import TreePlan
-from foretoken.errors import ModelError, ParameterError
+from foretoken.errors import ModelError, ParameterError, shown
 from foretoken.heads import kind_of
 from foretoken.models import LanguageModel, load
 from foretoken.models.pairing import check_pair
@@ -44,13 +44,17 @@ def make_drafter(
         if drafter == DraftModel.name and is_shipped(target):
             return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree, vocab)
         if drafter == DraftModel.name:
-            raise ParameterError(f"drafter {drafter!r} needs a model: give the model's path or hub id, or the model")
+            raise ParameterError(
+                f"drafter {shown(drafter)} needs a model: give the model's path or hub id, or the model"
+            )
         parts = [part.strip() for part in drafter.split(",")]
         if len(parts) > 1 and not os.path.exists(drafter):
             _check_parts(drafter, parts)
             drafter = parts
         elif drafter == Cascade.name:
-            raise ParameterError(f"drafter {drafter!r} is made of others: name them, 'prompt-lookup,path/of/a/model'")
+            raise ParameterError(
+                f"drafter {shown(drafter)} is made of others: name them, 'prompt-lookup,path/of/a/model'"
+            )
     if isinstance(drafter, list | tuple):
         _refuse_trees(tree, "a cascade")
         return Cascade([make_drafter(part, target, vocab=vocab, **load_options) for part in drafter])
@@ -60,7 +64,7 @@ def make_drafter(
         # A slip of the pen is no reason to ask the hub, which can take long to say no.
         meant = get_close_matches(drafter.partition(":")[0], drafter_names(), n=1, cutoff=0.8)
         if meant and not os.path.exists(drafter):
-            raise ParameterError(f"unknown drafter {drafter!r}: did you mean {meant[0]!r}? {_choices()}")
+            raise ParameterError(f"unknown drafter {shown(drafter)}: did you mean {meant[0]!r}? {_choices()}")
     kind = kind_of(drafter) if isinstance(drafter, str | Path) else None
     if kind is not None:
         return _named(kind, target, tree, load_options, head=drafter)
@@ -80,7 +84,7 @@ def make_drafter(
         model = load(drafter, **{"quantize": "auto", **load_options})
     except ModelError as error:
         if isinstance(drafter, str) and "/" not in drafter and not os.path.exists(drafter):
-            raise ParameterError(f"unknown drafter {drafter!r} ({error}). {_choices()}") from error
+            raise ParameterError(f"unknown drafter {shown(drafter)} ({error}). {_choices()}") from error
         raise
     return _of_model(model, target, tree, vocab)
 
@@ -96,10 +100,12 @@ def _check_parts(drafter: str, parts: list[str]) -> None:
         ParameterError: one is empty, or unknown.
     """
     if not all(parts):
-        raise ParameterError(f"drafter {drafter!r} has nothing on one side of a comma: name a drafter, or leave it out")
+        raise ParameterError(
+            f"drafter {shown(drafter)} has nothing on one side of a comma: name a drafter, or leave it out"
+        )
     unknown = [part for part in parts[:-1] if not is_name(part) and not os.path.exists(part)]
     if unknown:
-        raise ParameterError(f"unknown drafter {unknown[0]!r} in {drafter!r}. {_choices()}")
+        raise ParameterError(f"unknown drafter {shown(unknown[0])} in {shown(drafter)}. {_choices()}")
 
 
 def _named(
@@ -109,7 +115,7 @@ def _named(
     if tree is not None and known.takes_tree:
         options["tree"] = tree
     else:
-        _refuse_trees(tree, f"drafter {name!r}")
+        _refuse_trees(tree, f"drafter {shown(name)}")
     if known.takes_quantize and "quantize" in load_options:
         options["quantize"] = load_options["quantize"]
     if name == Eagle3.name and not options.get("head") and is_shipped(target):

@@ -13,7 +13,7 @@ from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.translated import SharedModel, TranslatedModel
 from foretoken.drafters.tree_plan import Tree
 from foretoken.drafters.vocabularies import Reader, Vocabulary
-from foretoken.errors import ModelError, ParameterError
+from foretoken.errors import ModelError, check_choice
 from foretoken.models.base import LanguageModel
 from foretoken.models.pairing import check_kind, check_pair, difference
 from foretoken.sampling import Sampler, SamplingParams
@@ -254,8 +254,7 @@ def check_vocab(vocab: str) -> None:
     Raises:
         ParameterError: it is not.
     """
-    if vocab not in get_args(Vocab):
-        raise ParameterError(f"vocab is {vocab!r}: use one of {', '.join(map(repr, get_args(Vocab)))}")
+    check_choice("vocab", vocab, get_args(Vocab))
 
 
 def _reader(model: LanguageModel, target: LanguageModel) -> Reader:

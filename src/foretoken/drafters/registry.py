@@ -21,7 +21,7 @@ from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.recycling import TokenRecycling
 from foretoken.drafters.retrieval import Retrieval
 from foretoken.drafters.suffix import Suffix
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, shown
 from foretoken.models.base import LanguageModel
 
 
@@ -161,7 +161,9 @@ def get(name: str, target: LanguageModel | None = None, **options: Any) -> Draft
     """
     base, colon, argument = name.partition(":")
     if base not in _DRAFTERS:
-        raise ParameterError(f"unknown drafter {name!r}: choose one of {', '.join(_DRAFTERS)}, or give a model's path")
+        raise ParameterError(
+            f"unknown drafter {shown(name)}: choose one of {', '.join(_DRAFTERS)}, or give a model's path"
+        )
     found = _DRAFTERS[base]
     if colon:
         if not found.argument or not argument:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, shown
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
 
 
@@ -210,7 +210,7 @@ def load(path: str | os.PathLike[str]) -> TreeShape | AcceptanceTable:
         return AcceptanceTable(tuple(tuple(float(rate) for rate in ranks) for ranks in content["acceptance"]))
     except OSError as error:
         raise ParameterError(
-            f"tree is {os.fspath(path)!r}, which can't be read as a file ({error.strerror}): use none, static, dynamic "
+            f"tree is {shown(path)}, which can't be read as a file ({error.strerror}): use none, static, dynamic "
             "or a file"
         ) from error
     except ParameterError as error:

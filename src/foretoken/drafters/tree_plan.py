@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from foretoken.drafters.shapes import TYPICAL, AcceptanceTable, TreeShape, best_shape, load
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, shown
 from foretoken.sampling.params import check_integer
 
 KINDS = ("none", "static", "dynamic")
@@ -84,12 +84,14 @@ def plan_of(tree: Tree) -> TreePlan:
         return tree
     if isinstance(tree, TreeShape | AcceptanceTable):
         return TreePlan(tree)
+    if not isinstance(tree, str | os.PathLike):
+        raise ParameterError(
+            f"tree is {shown(tree)}: use {', '.join(KINDS)}, a file, a TreeShape or an AcceptanceTable"
+        )
     if tree == "none":
         return TreePlan()
     if tree == "static":
         return TreePlan(TYPICAL)
     if tree == "dynamic":
         return TreePlan(dynamic=True)
-    if not isinstance(tree, str | os.PathLike):
-        raise ParameterError(f"tree is {tree!r}: use {', '.join(KINDS)}, a file, a TreeShape or an AcceptanceTable")
     return TreePlan(load(tree))

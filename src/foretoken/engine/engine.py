@@ -23,7 +23,7 @@ from foretoken.engine.prompts import Prompt, is_single, make_sequence
 from foretoken.engine.row import Row
 from foretoken.engine.scheduler import Request, Scheduler
 from foretoken.engine.settings import check_load_options, check_num_speculative_tokens
-from foretoken.errors import ForetokenError, ParameterError, PromptError, refuse_unknown, shown
+from foretoken.errors import ForetokenError, ParameterError, PromptError, check_flag, refuse_unknown, shown
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel, load
 from foretoken.policy.controller import AUTO
@@ -99,7 +99,7 @@ class Engine:
         self.target: LanguageModel = load(target, **load_options)
         self._loops = Loops(
             self.target,
-            reuse_prefixes=reuse_prefixes,
+            reuse_prefixes=check_flag("reuse_prefixes", reuse_prefixes),
             cache_memory=limit,
             vocab=vocab,
             load_options=load_options,
@@ -168,7 +168,7 @@ class Engine:
 
     @reuse_prefixes.setter
     def reuse_prefixes(self, value: bool) -> None:
-        self._loops.reuse_prefixes = value
+        self._loops.reuse_prefixes = check_flag("reuse_prefixes", value)
 
     @property
     def policy(self) -> SpeculationPolicy:

@@ -91,7 +91,7 @@ class Profile:
             os.chmod(opened.name, 0o644)
             os.replace(opened.name, file)
         except OSError as error:
-            raise ProfileError(f"profile {str(file)!r} can't be written: {error.strerror}") from error
+            raise ProfileError(f"profile {shown(str(file))} can't be written: {error.strerror}") from error
 
     def check_target(self, target: str | Path | None, name: str) -> None:
         """See to it that the profile is this target's; say so where it was made on another machine.
@@ -131,24 +131,26 @@ def read(file: str | Path) -> Profile:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ProfileError(
-            f"profile {str(file)!r} can't be read ({error.strerror}): name a file that foretoken tune -o has written"
+            f"profile {shown(str(file))} can't be read ({error.strerror}): name a file that foretoken tune -o wrote"
         ) from error
     except ValueError as error:
         raise ProfileError(
-            f"{str(file)!r} is no profile ({error}): name a file that foretoken tune -o has written"
+            f"{shown(str(file))} is no profile ({error}): name a file that foretoken tune -o has written"
         ) from error
     if not isinstance(content, dict) or _KEY not in content:
-        raise ProfileError(f"{str(file)!r} is no profile: name a file that foretoken tune -o has written")
+        raise ProfileError(f"{shown(str(file))} is no profile: name a file that foretoken tune -o has written")
     version = content.pop(_KEY)
     if version != VERSION:
         raise ProfileError(
-            f"profile {str(file)!r} is of version {version!r}, this is version {VERSION}: make it anew with "
+            f"profile {shown(str(file))} is of version {version!r}, this is version {VERSION}: make it anew with "
             "foretoken tune, or use the foretoken that wrote it"
         )
     try:
         profile = Profile(**content)
     except TypeError as error:
-        raise ProfileError(f"profile {str(file)!r} is damaged ({error}): make it anew with foretoken tune") from error
+        raise ProfileError(
+            f"profile {shown(str(file))} is damaged ({error}): make it anew with foretoken tune"
+        ) from error
     kinds = {
         "target": str | None,
         "fingerprint": dict,
@@ -164,13 +166,13 @@ def read(file: str | Path) -> Profile:
     for name, kind in kinds.items():
         if not isinstance(getattr(profile, name), kind):
             raise ProfileError(
-                f"profile {str(file)!r} is damaged: its {name} is {getattr(profile, name)!r}: make it anew with "
+                f"profile {shown(str(file))} is damaged: its {name} is {getattr(profile, name)!r}: make it anew with "
                 "foretoken tune"
             )
     unknown = [option for option in (*profile.load, *profile.load_drafter) if option not in LOAD_OPTIONS]
     if unknown:
         raise ProfileError(
-            f"profile {str(file)!r} is damaged: it loads models with {unknown[0]!r}, and knows only "
+            f"profile {shown(str(file))} is damaged: it loads models with {unknown[0]!r}, and knows only "
             f"{', '.join(LOAD_OPTIONS)}: make it anew with foretoken tune"
         )
     return profile

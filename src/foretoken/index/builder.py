@@ -14,7 +14,7 @@ import numpy as np
 
 from foretoken.errors import OutOfMemory, ParameterError, show_bytes
 from foretoken.index.corpus import Piece, Source, find, pieces
-from foretoken.index.file import FORMAT, HEADER, Header, fingerprint, token_width
+from foretoken.index.file import FORMAT, HEADER, Header, fingerprint, refuse_pipe, token_width
 from foretoken.index.sort import sorted_suffixes
 from foretoken.sampling.params import check_integer
 
@@ -140,6 +140,7 @@ def build(
 def _check_replaceable(path: Path) -> None:
     """An older index may go; anything else is somebody's."""
     try:
+        refuse_pipe(path)
         with path.open("rb") as file:
             is_index = f'"format": "{FORMAT}"'.encode() in file.read(HEADER)
     except OSError as error:

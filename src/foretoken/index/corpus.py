@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ParameterError
+from foretoken.index.file import refuse_pipe
 
 PIECE = 1 << 16
 """Characters of a piece, about: it ends where a line does."""
@@ -55,7 +56,10 @@ def find(files: Sequence[str | Path]) -> list[Source]:
     found: list[Source] = []
     for name in files:
         path = Path(name).expanduser()
+        if not str(name):  # which pathlib takes for the current folder
+            raise ParameterError("the name of a file to index is empty: name a file or a folder")
         try:
+            refuse_pipe(path)
             if path.is_dir():
                 inner = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
                 found += [Source(file, False, file.stat().st_size) for file in inner]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
@@ -80,6 +81,16 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
+def refuse_pipe(path: Path) -> None:
+    """See to it that a path is no pipe and no device, of which opening or reading may wait for ever.
+
+    Raises:
+        OSError: it is one.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
 class Index:
     """A corpus to look up texts in. Opening it reads next to nothing: pages come as they are looked at.
 
@@ -99,6 +110,7 @@ class Index:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         try:
+            refuse_pipe(self.path)
             with self.path.open("rb") as file:
                 self.header = _header(file.read(HEADER), self.path)
                 size = self.path.stat().st_size

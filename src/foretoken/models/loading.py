@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from foretoken.errors import ModelError
+from foretoken.errors import ModelError, check_choice, shown
 from foretoken.models import native
 from foretoken.models.base import LanguageModel, check_attributes
 from foretoken.models.load_errors import translated_errors
@@ -69,8 +69,7 @@ def load(
         OutOfMemory: it doesn't fit.
     """
     check_tokenizer(tokenizer)
-    if runner not in get_args(Runner):
-        raise ModelError(f"runner is {runner!r}: use one of {', '.join(map(repr, get_args(Runner)))}")
+    check_choice("runner", runner, get_args(Runner), ModelError)
     options = native.Options(quantize, backend, eager)
     if isinstance(model, nn.Module):
         tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
@@ -217,7 +216,7 @@ def _refusal(
 ) -> str | None:
     """Why a checkpoint should not run natively; None if it should."""
     if kwargs:
-        return f"{next(iter(kwargs))}={next(iter(kwargs.values()))!r} is an option of transformers"
+        return f"{next(iter(kwargs))}={shown(next(iter(kwargs.values())))} is an option of transformers"
     if runner == "auto" and device.type != "cpu":
         return f"on {device.type} it has not been shown to be faster"
     return native.refusal(config, folder, dtype, device)

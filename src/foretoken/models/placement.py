@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from foretoken.errors import ModelError
+from foretoken.errors import ModelError, shown
 from foretoken.models.processor import multiplies_bfloat16
 
 
@@ -16,6 +16,8 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     Raises:
         ModelError: this machine has no such device.
     """
+    if not (device is None or isinstance(device, str | torch.device)):
+        raise ModelError(f"device is {shown(device)}: give a name such as cpu or cuda:0, or a torch.device")
     if device is None or device == "":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -23,7 +25,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         torch.empty(1, device=found)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise ModelError(
-            f"device {device!r} can't be used here ({str(error).splitlines()[0][:200]}): use cpu"
+            f"device {shown(device)} can't be used here ({str(error).splitlines()[0][:200]}): use cpu"
             + (f", or cuda:0 to cuda:{torch.cuda.device_count() - 1}" if torch.cuda.is_available() else "")
         ) from error
     return found
@@ -40,11 +42,13 @@ def resolve_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) -
     Raises:
         ModelError: there is no such dtype, or it is none to compute in.
     """
+    if not isinstance(dtype, str | torch.dtype):
+        raise ModelError(f"dtype is {shown(dtype)}: use auto, float32, bfloat16 or float16")
     if dtype != "auto":
         found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
         # Eight bits are a format to store weights in, not one to multiply them in.
         if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
-            raise ModelError(f"dtype {dtype!r} is unknown: use auto, float32, bfloat16 or float16")
+            raise ModelError(f"dtype {shown(dtype)} is unknown: use auto, float32, bfloat16 or float16")
         return found
     stored = getattr(config, "dtype", None)
     if stored is None and hasattr(config, "get_text_config"):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import ModelError
+from foretoken.errors import ModelError, shown
 from foretoken.models.locating import CONFIG, hub_resolves, read_json
 
 _FILES = (
@@ -31,9 +31,9 @@ def check_tokenizer(tokenizer: Any) -> None:
     Raises:
         ModelError: it is not.
     """
-    if not (tokenizer is None or isinstance(tokenizer, str | Path) or hasattr(tokenizer, "decode")):
+    if not (tokenizer is None or isinstance(tokenizer, str | Path) or callable(getattr(tokenizer, "get_vocab", None))):
         raise ModelError(
-            f"tokenizer is {tokenizer!r}: give a transformers tokenizer, or the folder or hub id to load one from"
+            f"tokenizer is {shown(tokenizer)}: give a transformers tokenizer, or the folder or hub id to load one from"
         )
 
 
@@ -47,16 +47,16 @@ def load_tokenizer(source: str | Path, **hub: Any) -> Any:
     Raises:
         ModelError: there is none.
     """
-    path = Path(source).expanduser()
-    if not path.is_dir() and "local_files_only" not in hub and not hub_resolves():
-        hub["local_files_only"] = True
     with quiet_transformers():
         try:
+            path = Path(source).expanduser()
+            if not path.is_dir() and "local_files_only" not in hub and not hub_resolves():
+                hub["local_files_only"] = True
             return _from_pretrained(path if path.is_dir() else str(source), hub)
         except Exception as error:
             raise ModelError(
-                f"no tokenizer can be loaded from {str(source)!r} ({first_line(error)}): give the folder or hub id "
-                "of one"
+                f"no tokenizer can be loaded from {shown(str(source))} ({first_line(error)}): give the folder or hub "
+                "id of one"
             ) from error
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, refuse_unknown, shown
 
 DEFAULT_MAX_NEW_TOKENS = 256
 
@@ -54,6 +54,14 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
 
+    def __new__(cls, *values: Any, **named: Any) -> SamplingParams:
+        """Name the closest parameter where one is unknown; a dataclass would raise a TypeError that names none."""
+        known = cls.__dataclass_fields__
+        if values:
+            raise ParameterError(f"{cls.__name__} takes its values by name: {cls.__name__}(temperature=0.7, top_p=0.9)")
+        refuse_unknown(cls.__name__, (name for name in named if name not in known), known)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         def keep(name: str, value: object) -> None:
             object.__setattr__(self, name, value)  # the way to normalise a field of a frozen dataclass
@@ -83,7 +91,7 @@ class SamplingParams:
         keep("stop_token_ids", _token_ids(self.stop_token_ids))
         keep("stop", _strings(self.stop))
         if not isinstance(self.ignore_eos, bool):
-            raise ParameterError(f"ignore_eos is {self.ignore_eos!r}: use True or False")
+            raise ParameterError(f"ignore_eos is {shown(self.ignore_eos)}: use True or False")
         if self.logprobs is not None:
             keep("logprobs", check_integer("logprobs", self.logprobs, 0, cure="use None to report nothing"))
 
@@ -101,13 +109,13 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, *, a
     """
     limit = f"{'above' if above else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ParameterError(f"{name} is {value!r}, not a number: give a number {limit}; {cure}")
+        raise ParameterError(f"{name} is {shown(value)}, not a number: give a number {limit}; {cure}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number) or not low <= number <= high or (above and number == low):
-        raise ParameterError(f"{name} is {value!r}, but must be a finite number {limit}: {cure}")
+        raise ParameterError(f"{name} is {shown(value)}, but must be a finite number {limit}: {cure}")
     return number
 
 
@@ -119,7 +127,7 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None, *, c
     """
     limit = f"at least {low}" + (f" and at most {high}" if high is not None else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ParameterError(f"{name} is {value!r}, not an integer: give an integer {limit}; {cure}")
+        raise ParameterError(f"{name} is {shown(value)}, not an integer: give an integer {limit}; {cure}")
     number = int(value)
     if number < low or (high is not None and number > high):
         raise ParameterError(f"{name} is {number}, but must be {limit}: {cure}")
@@ -139,7 +147,7 @@ def _items(value: Any) -> tuple[Any, ...] | None:
 def _token_ids(value: Any) -> tuple[int, ...]:
     tokens = _items(value)
     if tokens is None:
-        raise ParameterError(f"stop_token_ids is {value!r}: give a list of token ids")
+        raise ParameterError(f"stop_token_ids is {shown(value)}: give a list of token ids")
     return tuple(check_integer("stop_token_ids", token, 0, cure="give token ids of the vocabulary") for token in tokens)
 
 
@@ -148,10 +156,10 @@ def _strings(value: Any) -> tuple[str, ...]:
         value = (value,)
     strings = _items(value)
     if strings is None:
-        raise ParameterError(f"stop is {value!r}: give a string or a list of strings")
+        raise ParameterError(f"stop is {shown(value)}: give a string or a list of strings")
     for text in strings:
         if not isinstance(text, str) or not text:
-            raise ParameterError(f"stop holds {text!r}: give strings of at least one character")
+            raise ParameterError(f"stop holds {shown(text)}: give strings of at least one character")
     return strings
 
 
@@ -159,7 +167,7 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise ParameterError(f"logit_bias is {value!r}: give a mapping from token ids to numbers")
+        raise ParameterError(f"logit_bias is {shown(value)}: give a mapping from token ids to numbers")
     bias = {}
     for token, number in value.items():
         token = check_integer("a token id in logit_bias", token, 0, cure="give token ids of the vocabulary")

@@ -6,7 +6,7 @@ This package is mathematics: it imports no model and no drafter. `exact` proves 
 
 from __future__ import annotations
 
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, did_you_mean, shown
 from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, Verifier, is_coupled
 from foretoken.verify.block import BlockVerifier
 from foretoken.verify.coupled import SharedNoiseVerifier
@@ -74,21 +74,27 @@ def get(name: str | AnyVerifier) -> AnyVerifier:
         raise ParameterError(f"verifier is a {kind}: {cure}")
     if not isinstance(name, str) or not name:
         raise ParameterError(
-            f"verifier is {name!r}: give an instance of a verifier's class, or a name: one of {', '.join(_VERIFIERS)}"
+            f"verifier is {shown(name)}: give an instance of a verifier's class, or one of {', '.join(_VERIFIERS)}"
         )
     base, colon, values = name.partition(":")
     if base not in _VERIFIERS:
-        raise ParameterError(f"unknown verifier {name!r}: choose one of {', '.join(_VERIFIERS)}")
+        raise ParameterError(
+            f"unknown verifier {shown(name)}{did_you_mean(base, _VERIFIERS)}: choose one of {', '.join(_VERIFIERS)}"
+        )
     if not colon:
         return _VERIFIERS[base]
     if base not in _PARAMETERS:
-        raise ParameterError(f"verifier {base!r} takes no parameters: got {values!r}, leave out what follows the name")
+        raise ParameterError(
+            f"verifier {base!r} takes no parameters: got {shown(values)}, leave out what follows the name"
+        )
     try:
         return _PARAMETERS[base](*map(float, values.split(",")))
     except (TypeError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
-        raise ParameterError(f"can't read parameters {values!r}: write {base}:0.5, or {base} for defaults") from None
+        raise ParameterError(
+            f"can't read parameters {shown(values)}: write {base}:0.5, or {base} for defaults"
+        ) from None
 
 
 def names() -> tuple[str, ...]:

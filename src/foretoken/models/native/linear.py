@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from foretoken.errors import ModelError
+from foretoken.errors import ModelError, check_choice
 from foretoken.models.native.checkpoint import Matrix
 from foretoken.models.processor import multiplies_bfloat16
 
@@ -29,8 +29,8 @@ def check_quantize(value: str | None) -> None:
     Raises:
         ModelError: it is not.
     """
-    if value not in (*get_args(Quantize), "auto", None):
-        raise ModelError(f"quantize is {value!r}: use {', '.join(map(repr, get_args(Quantize)))} or None")
+    if value is not None:
+        check_choice("quantize", value, (*get_args(Quantize), "auto"), ModelError)
 
 
 def make(matrix: Matrix, quantize: Quantize | None = None) -> Linear:

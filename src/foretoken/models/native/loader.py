@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from foretoken.errors import ModelError
+from foretoken.errors import ModelError, check_choice, check_flag
 from foretoken.models.native.checkpoint import Folder, Module, Source, Weights
 from foretoken.models.native.compiled import compiled
 from foretoken.models.native.linear import Quantize, check_quantize
@@ -56,8 +56,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check_quantize(self.quantize)
-        if self.backend not in get_args(BackendName):
-            raise ModelError(f"backend is {self.backend!r}: use one of {', '.join(map(repr, get_args(BackendName)))}")
+        check_choice("backend", self.backend, get_args(BackendName), ModelError)
+        check_flag("eager", self.eager, ModelError)
         if self.eager and self.backend == "openvino":
             raise ModelError("OpenVINO compiles all that it runs: leave out eager=True, or backend='openvino'")
 
