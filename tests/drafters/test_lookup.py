@@ -127,6 +127,25 @@ def test_candidates_are_judged_whether_they_were_drafted_or_not():
     assert rates.rate(candidate.key) < before
 
 
+def test_candidates_are_judged_before_the_round_that_scored_them_is_learnt():
+    """The target says another token after 1 each time: what it said last is never right, and known not to be."""
+    drafter = Lookup()
+    sequence = sequence_of([1, 2, 1])
+    for number in range(3, 30):
+        follow(drafter, sequence, {1: [number], number: [1]}, Draft.empty(1), trees=False)
+        follow(drafter, sequence, {1: [number], number: [1]}, Draft.empty(1), trees=False)
+    drafter.propose(batch_of(sequence), [1])
+    assert drafter.estimates[sequence][0] < 0.2  # judged by its own logits it would be nearly 1
+
+
+def test_a_sequence_that_was_cut_is_read_again():
+    drafter, fresh = Lookup(), Lookup()
+    sequence = sequence_of([1, 2, 1, 2, 3])
+    drafter.propose(batch_of(sequence), [4])
+    del sequence.tokens[-1:]
+    assert chain_of(drafter, sequence, 4) == chain_of(fresh, sequence_of([1, 2, 1, 2]), 4)
+
+
 def _continuations(tokens: list[int]) -> Continuations:
     known = Continuations(AcceptanceRates())
     known.read_prompt(tokens)

@@ -60,22 +60,27 @@ class Lookup(Drafter):
         return Draft.from_lists(rows, batch.device, parents)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Keep the target's likeliest tokens after every node of the draft."""
+        """Judge what could have been drafted by what is emitted, then keep the target's likeliest tokens of every node.
+
+        In this order: candidates that come from these very logits would be right all the time.
+        """
         likeliest = logits.topk(min(SUCCESSORS, logits.shape[-1]), dim=-1).indices.tolist()
         tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
-        paths, accepted = verdict.path.tolist(), verdict.counts.tolist()
+        paths, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
         for row, sequence in enumerate(batch.sequences):
             known = self._continuations(batch, row)
             nodes = [sequence.tokens[-1], *tokens[row][: counts[row]]]
+            path = [0, *paths[row][: accepted[row]]]
+            known.extend([*(nodes[node] for node in path[1:]), following[row]])
             # After a token that was scored several times, what followed it in the output itself counts.
-            for node in (*range(len(nodes)), 0, *paths[row][: accepted[row]]):
+            for node in (*range(len(nodes)), *path):
                 known.scored(nodes[node], likeliest[row][node])
 
     def _continuations(self, batch: Batch, row: int) -> Continuations:
         """The row's state, up to date with its sequence."""
         sequence = batch.sequences[row]
         state = self._sequences[sequence]
-        if state.known is None:
+        if state.known is None or len(state.known) > len(sequence.context):
             apart = bool(batch.reproducible) and batch.reproducible[row]
             shared = not apart and self._participants.takes_part(sequence, batch.shared_noise[row])
             rates = AcceptanceRates(self._engine[sequence.params.greedy]) if shared else AcceptanceRates()
