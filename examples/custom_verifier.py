@@ -73,7 +73,8 @@ def main() -> None:
             print(f"{verifier.name}, tokens {mode}: error {report.error:.1e}, TV {report.total_variation:.1e}")
     target, drafter = foretoken.tiny_pair()
     engine = foretoken.Engine(target, drafter, PlainVerifier())
-    completion = engine.generate("Compute 12 + 30.", foretoken.SamplingParams(max_new_tokens=32, seed=1))
+    question = [{"role": "user", "content": "Tom has 3 bags of 4 apples. How many apples does he have?"}]
+    completion = engine.generate(question, foretoken.SamplingParams(temperature=0.8, max_new_tokens=40, seed=1))
     print(f"accepted {completion.stats.acceptance_rate:.0%} of the draft tokens: {completion.text!r}")
 
 

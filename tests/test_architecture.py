@@ -25,6 +25,7 @@ MOST_LINES = 450
 LONGER = {  # to be split; a file that has become shorter leaves the list
     "foretoken.drafters.cascade": 840,
     "foretoken.engine.decode_loop": 540,
+    "foretoken.integrations.transformers": 520,
     "foretoken.models.native.openvino_backend": 560,
 }
 

@@ -20,13 +20,13 @@ class Draft:
         tokens: ``[B, N]`` int64, proposed tokens. Rows shorter than N are padded with 0.
         parents: ``[B, N]`` int64, node number of each token's parent (0 = root); a chain is 0, 1, 2, …
         counts: ``[B]`` int64, number of draft tokens in each row.
-        probs: ``[B, M, V]`` float or None. The law that each *parent* node drew its children from, exactly as they
-            were drawn, indexed by node number; only nodes with children need to be meaningful, so a chain of N
+        probs: ``[B, M, V]`` float or None: q, the distribution that each *parent* node drew its children from, exactly
+            as they were drawn, indexed by node number; only nodes with children need to be meaningful, so a chain of N
             tokens has ``M = N``. None means that the tokens were chosen, not drawn: q is one-hot at each child, in
             order. V may be smaller or larger than the target's vocabulary where the models are padded differently.
         replacement: whether siblings were drawn with (True) or without (False) replacement. Of no meaning for
             chains and chosen tokens.
-        is_chain: every row is a chain. Kept as a flag so that nobody has to read `parents` back from a device.
+        is_chain: every row is a chain. A flag, so that `parents` need not be read back from a device.
     """
 
     tokens: Tensor
@@ -43,7 +43,7 @@ class Draft:
         Args:
             tokens: ``[B, N]`` int64.
             counts: ``[B]`` int64, tokens used in each row; None means all N.
-            probs: ``[B, N, V]``, the law that each token was drawn from, or None for chosen tokens.
+            probs: ``[B, N, V]``, the distribution that each token was drawn from, or None for chosen tokens.
         """
         batch_size, width = tokens.shape
         parents = torch.arange(width, device=tokens.device).expand(batch_size, width)
@@ -101,7 +101,7 @@ class Draft:
         return Draft.chain(self.tokens[:, :width], self.counts, probs)
 
     def has_chains(self) -> bool:
-        """Whether no row branches; `is_chain` says so without looking where that is known."""
+        """Whether no row branches; `is_chain` says so at no cost where it is known."""
         steps = torch.arange(self.width, device=self.parents.device)
         return self.is_chain or bool(((self.parents == steps) | ~self.used()).all())
 
@@ -116,7 +116,7 @@ class Draft:
         return self.ancestors().sum(-1) - 1
 
     def ancestors(self) -> Tensor:
-        """``[B, N+1, N+1]`` bool: entry ``[b, i, j]`` says that node j is on the path to node i (i itself included)."""
+        """``[B, N+1, N+1]`` bool: entry ``[b, i, j]``: node j is on the path to node i, i itself included."""
         return ancestor_matrix(
             torch.cat([self.parents.new_full((self.batch_size, 1), -1), self.parents], dim=1), self.is_chain
         )
@@ -153,7 +153,7 @@ def ancestor_matrix(parents: Tensor, is_chain: bool = False) -> Tensor:
         is_chain: every node's parent is the one before it.
 
     Returns:
-        ``[B, N, N]`` bool: ``[b, i, j]`` says that j is i or one of i's ancestors.
+        ``[B, N, N]`` bool: ``[b, i, j]``: j is i or one of i's ancestors.
     """
     batch_size, size = parents.shape
     if is_chain:

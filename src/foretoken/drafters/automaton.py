@@ -1,4 +1,4 @@
-"""Suffix automaton: all substrings of growing texts, how often each occurred, and what followed it."""
+"""Suffix automaton: all substrings of growing token sequences, how often each occurred, and what followed it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MANY = 16  # continuations of a context from which on only the likeliest one is
 
 
 class SuffixAutomaton:
-    """The suffix automaton of one text, or of several that grow in turns (Blumer et al. 1985), with counts.
+    """The suffix automaton of one token sequence, or of several that grow in turns (Blumer et al. 1985), with counts.
 
-    A state stands for substrings that occur at the same places; `link` leads to the longest of their suffixes that
-    occurs at more places. Every state knows how often its strings occurred, and its favourite: the token that followed
-    them most often, of equally many the latest. Both are exact where a text's end has at most 32 states above it, as
-    in all but highly periodic texts; there short contexts are undercounted.
+    A state stands for substrings that end at the same positions; `link` leads to the longest of their suffixes that
+    ends at more positions. Every state knows how often its strings occurred, and its favourite: the token that followed
+    them most often, of equally many the latest. Both are exact where a sequence's end has at most 32 states above it,
+    as in all but highly periodic sequences; there short contexts are undercounted.
 
     A token takes constant time on average, a drafted one too. States are rows of 32-bit arrays, and most have a single
     continuation, which stands there with them: 100 to 200 bytes a token.
@@ -25,7 +25,7 @@ class SuffixAutomaton:
 
     def __init__(self) -> None:
         self.size = 0
-        """Tokens read."""
+        """Tokens entered."""
         self._links = array("i", [-1])
         self._lengths = array("i", [0])
         self._counts = array("i", [0])
@@ -37,10 +37,10 @@ class SuffixAutomaton:
         return len(self._links)
 
     def append(self, end: int, token: int) -> int:
-        """Read one more token of a text.
+        """Enter one more token of a sequence.
 
         Args:
-            end: what this call returned for the text's token before; `ROOT` begins a text.
+            end: what this call returned for the sequence's token before; `ROOT` begins a sequence.
             token: 0 or more.
         """
         links, lengths = self._links, self._lengths
@@ -75,10 +75,10 @@ class SuffixAutomaton:
         return -1 if branches is None else branches.get(token, -1)
 
     def follow(self, state: int, match: int, token: int) -> tuple[int, int]:
-        """Where the longest known suffix of a text ends that goes on with `token`: its state, and its length.
+        """State and length of the longest known suffix of a sequence, `token` included.
 
         Args:
-            state: what this call returned for the text's token before, `ROOT` at first.
+            state: what this call returned for the sequence's token before, `ROOT` at first.
             match: likewise, 0 at first.
             token: the next one.
         """
@@ -116,7 +116,7 @@ class SuffixAutomaton:
         return ordered
 
     def chain(self, state: int, limit: int) -> list[int]:
-        """The favourite after a context, the favourite after that, and so on; at a text's end by shorter contexts."""
+        """The favourite after a context, the favourite after that, and so on, shorter contexts at the end."""
         favourites, targets = self._favourites, self._targets
         tokens: list[int] = []
         while len(tokens) < limit:
@@ -199,7 +199,7 @@ class SuffixAutomaton:
         return len(self._links) - 1
 
     def _split(self, state: int, token: int, whole: int) -> int:
-        """Give those of a state's strings a state of their own that end a text now; what leads there, too."""
+        """Split off those of a state's strings that are a sequence's suffix now, and redirect the edges to them."""
         links = self._links
         part = self._add(self._lengths[state] + 1)
         links[part], links[whole] = links[whole], part
@@ -216,11 +216,11 @@ class SuffixAutomaton:
         return part
 
     def _count(self, end: int, token: int) -> None:
-        """Count a token after every context that it follows here, the text before it and its suffixes."""
+        """Count a token after every context that it follows here: the sequence before it, and its suffixes."""
         counts, favourites, targets, branches = self._counts, self._favourites, self._targets, self._branches
         links, last = self._links, -1
         for _ in range(_COUNTED):
-            # As `step` does, without a call: most of the time that a token takes goes by here.
+            # As `step`, without a call: most of a token's time is spent here.
             favourite = targets[end]
             target = favourite if favourites[end] == token else branches[end][token]
             if target != last:

@@ -1,4 +1,4 @@
-"""Chains of a drafter that has a law: a token a step in every row, drawn from it or, where noise is shared, picked."""
+"""Chains of drafters with a distribution: one token a step in every row, drawn, or picked where noise is shared."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from foretoken.randomness import Stream, uniforms
 from foretoken.sampling.vocabulary import all_finite, check_finite, draw
 
 OneCall = Callable[[AbstractSequence[int], Draws | None], Chains]
-"""Given the most tokens of each row, and how they are drawn unless the likeliest are wanted: makes chains."""
+"""Makes chains in one call, of most tokens by row, drawn as the `Draws` say, or the likeliest tokens for None."""
 
 Steps = Callable[[AbstractSequence[int]], tuple[Draft, bool]]
-"""Given the most tokens of each row: makes a draft token by token, and says whether all of them could be drafted."""
+"""Makes a draft of most tokens by row, token by token; also returns whether all of them could be drafted."""
 
 
 def draft_chains(
     batch: Batch, limits: AbstractSequence[int], one_call: OneCall | None, steps: Steps
 ) -> tuple[Draft, bool]:
-    """Chains of a model that drafts them in one call where that can be done, and in steps elsewhere.
+    """Chains, in one call of the model for rows where that can be done, step by step for the others.
 
-    In one call tokens are drawn from a softmax of scores over temperature. With the same numbers it does not draw the
-    very tokens that the steps would, so each row goes its way by what it asks for itself, whatever the others do.
+    One call draws from a softmax of logits over temperature. With the same uniforms it does not draw exactly the tokens
+    that single steps would. So a row takes one way or the other by its own parameters, whatever the other rows ask for.
 
     Args:
         batch: the rows.
         limits: most tokens of each; at least one of them is more than 0.
-        one_call: None where the model has none. Rows without tokens to draft may have tentative ones, those of `steps`.
+        one_call: None where the model has no such call. Rows without tokens to draft may have tentative nodes, those
+            of `steps`.
         steps: as `draw_chains` does it; called first, and not for the same rows.
 
     Returns:
-        draft: ``limits[b]`` tokens in row b, fewer where scores were no numbers.
+        draft: ``limits[b]`` tokens in row b, fewer where logits were not finite.
         sound: whether all could be drafted.
     """
     if one_call is None:
@@ -58,7 +59,7 @@ def draft_chains(
         draft, sound = steps(others)
         parts.append(([limit > 0 for limit in others], draft))
     if any(drawn):
-        chains = one_call(drawn, Draws(inverse_temperatures, _coins(batch, max(drawn)).cpu()))
+        chains = one_call(drawn, Draws(inverse_temperatures, _uniforms(batch, max(drawn)).cpu()))
         draft, all_there = _draft_of(chains, drawn, device)
         parts.append(([limit > 0 for limit in drawn], draft))
         sound = sound and all_there
@@ -69,7 +70,7 @@ def draft_chains(
 
 
 def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, used: list[int]) -> Draft:
-    """One draft of rows whose chains are in several.
+    """One draft, each of whose rows has its chain in one of several drafts.
 
     Args:
         parts: of each draft, the rows that it is for, and the draft.
@@ -88,10 +89,10 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
         return replace(draft, counts=counts).chains()
     width = max(used)
     tokens = torch.zeros((size, width), dtype=torch.int64, device=device)
-    laws = [draft.probs for _, draft in drafts if draft.probs is not None]
-    # Laws of a drafter that is padded less than the target are narrower than what others choose from.
-    entries = max([vocab_size, *(law.shape[-1] for law in laws)])
-    probs = laws[0].new_zeros((size, width, entries)) if laws else None
+    drawn_from = [draft.probs for _, draft in drafts if draft.probs is not None]
+    # A drafter's vocabulary may be padded less than the target's, from which chosen tokens come.
+    entries = max([vocab_size, *(q.shape[-1] for q in drawn_from)])
+    probs = drawn_from[0].new_zeros((size, width, entries)) if drawn_from else None
     for rows, draft in drafts:
         mine = torch.tensor(rows, device=device)
         part = min(draft.width, width)
@@ -100,13 +101,13 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
             continue
         if draft.probs is not None:
             probs[mine, :part, : draft.probs.shape[-1]] = draft.probs[mine, :part]
-        else:  # a chosen token is one drawn from a law that is sure of it
+        else:  # for a chosen token q is one-hot
             probs[mine] = probs[mine].scatter(-1, tokens[mine][..., None], 1.0)
     return Draft.chain(tokens, counts, probs)
 
 
 def _draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.device) -> tuple[Draft, bool]:
-    """The draft that chains make, ``limits[b]`` tokens of row b, and whether all of these could be drafted."""
+    """The draft of ``limits[b]`` tokens of row b's chain, and whether all of these are there."""
     tokens = [chain[:limit] for chain, limit in zip(chains.tokens, limits, strict=True)]
     draft = Draft.from_lists(tokens, device)
     if chains.laws is not None:
@@ -117,24 +118,24 @@ def _draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.devic
 def draw_chains(
     batch: Batch, limits: AbstractSequence[int], logits: Tensor, score: Callable[[Tensor, int], Tensor]
 ) -> tuple[Draft, bool]:
-    """A chain of ``limits[b]`` tokens in row b, shorter where there is nothing to go on with.
+    """A chain of ``limits[b]`` tokens in row b, shorter where no further token could be drawn.
 
     Args:
         batch: the rows.
         limits: most tokens of each; at least one of them is more than 0.
-        logits: ``[B, V]``, the scores of each row's first token; V at most the target's vocabulary.
-        score: of the tokens ``[B, 1]`` that step number n, from 0, drew: the scores ``[B, V]`` of what follows them.
+        logits: ``[B, V]``, logits of each row's first token; V is at most the target's vocabulary size.
+        score: logits ``[B, V]`` of the token after the tokens ``[B, 1]`` that step n, counted from 0, drew.
 
     Returns:
-        draft: with the laws that tokens were drawn from, unless all were picked.
-        sound: whether all scores could be drawn from; where not, the row's chain ends.
+        draft: with the distributions that tokens were drawn from, unless all were picked.
+        sound: whether all logits were finite; where not, the row's chain ends.
     """
     size, width, device = len(limits), max(limits), batch.device
     chosen = all(batch.shared_noise) or batch.sampler.all_greedy
     counts, sound = torch.tensor(limits, device=device), True
     tokens = torch.zeros((size, 0), dtype=torch.int64, device=device)
-    laws: list[Tensor] = []
-    coins = None if chosen else _coins(batch, width)
+    probs: list[Tensor] = []
+    uniform = None if chosen else _uniforms(batch, width)
     for step in range(width):
         scores = logits[:, None].to(device)
         if not all_finite(scores):
@@ -144,14 +145,14 @@ def draw_chains(
             scores = scores.clone()
             scores[bad] = 0
         so_far, node = Draft.chain(tokens), torch.full((size, 1), step, device=device)
-        if coins is None:
+        if uniform is None:
             token = batch.sampler.picks(scores, batch.sequences, so_far, node, noise=all(batch.shared_noise))
         else:
             q = batch.sampler.probabilities(scores, batch.sequences, so_far, node)
-            laws.append(q)
-            token = draw(q, coins[:, step : step + 1])
+            probs.append(q)
+            token = draw(q, uniform[:, step : step + 1])
             if batch.sampler.alters:
-                # All that the drafter knows may be forbidden: then there was nothing to draw from.
+                # All tokens of the drafter's vocabulary may be forbidden: then there was nothing to draw from.
                 counts = torch.where(q[:, 0].amax(-1) > 0, counts, counts.clamp(max=step))
             if any(batch.shared_noise):
                 noisy = torch.tensor(batch.shared_noise, device=device)[:, None]
@@ -160,11 +161,11 @@ def draw_chains(
         tokens = torch.cat([tokens, token], dim=1)
         if step + 1 < width:
             logits = score(token, step)
-    return Draft.chain(tokens, counts, torch.cat(laws, dim=1) if laws else None), sound
+    return Draft.chain(tokens, counts, torch.cat(probs, dim=1) if probs else None), sound
 
 
-def _coins(batch: Batch, width: int) -> Tensor:
-    """``[B, width]``: what the tokens of chains are drawn with."""
+def _uniforms(batch: Batch, width: int) -> Tensor:
+    """``[B, width]``: one uniform for each token of a chain."""
     # Keyed by the root's position and the step, so that no two rounds share a draw.
     streams = Stream.DRAFT + torch.arange(width, device=batch.device)
     return uniforms(batch.seeds, batch.positions[:, None].expand(-1, width), streams)

@@ -32,8 +32,8 @@ class DraftCache:
     Attributes:
         cache: one row a sequence.
         rows: ids of the sequences that the rows belong to.
-        tentative: drafted tokens of each row that the cache holds, not yet committed or forgotten; empty for none.
-        grown: the trees that they are of; None for chains.
+        tentative: draft tokens of each row in the cache, not yet committed or dropped; empty for none.
+        grown: the trees that they belong to; None for chains.
     """
 
     cache: Cache
@@ -42,12 +42,12 @@ class DraftCache:
     grown: Grown | None = None
 
     def add(self, counts: AbstractSequence[int]) -> None:
-        """Note so many more tentative tokens in each row."""
+        """Count so many more tentative tokens in each row."""
         before = self.tentative or [0] * len(counts)
         self.tentative = [had + count for had, count in zip(before, counts, strict=True)]
 
     def keep(self, verdict: Verdict | None) -> None:
-        """Commit the tentative tokens that were accepted, None for none of them; forget the others."""
+        """Commit the accepted tentative tokens, none for a verdict of None; drop the others."""
         if any(self.tentative):
             size = len(self.rows)
             if verdict is None:
@@ -64,8 +64,8 @@ class DraftCache:
 class DraftModel(Drafter):
     """Drafts with a smaller model of the same vocabulary (Leviathan et al. 2023, arXiv 2211.17192).
 
-    Each token is drawn from the drafter's law under the request's own sampling parameters, and that very law is what
-    the draft carries as q. With temperature 0, and under a coupled verifier, tokens are chosen instead.
+    Each token is drawn from the drafter's distribution under the request's own sampling parameters, and the draft
+    carries that very distribution as q. With temperature 0, and under a coupled verifier, tokens are chosen instead.
 
     Args:
         model: in any form that `foretoken.load` takes; one that is loaded here is rounded where that helps.
@@ -87,14 +87,14 @@ class DraftModel(Drafter):
         self.models = (self.model,)
         self.own_threads = self.model.own_threads
         self.model.warm_up()
-        # Of each sequence: two batches that take turns don't disturb each other, and what ended is let go.
+        # By sequence: batches that alternate have caches of their own, and those of ended sequences are freed.
         self._caches = PerSequence(lambda: DraftCache(model.open(0), []))
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A draft of up to ``limits[b]`` tokens in row b."""
-        # The last drafted token is never fed, so a text of n tokens allows max_length - n + 1 draft tokens on a path.
+        # The last draft token is never fed, so a sequence of n tokens allows max_length - n + 1 draft tokens on a path.
         room = [
-            max(0, self.model.max_length - len(sequence.tokens) + 1) if self._reads(sequence) else 0
+            max(0, self.model.max_length - len(sequence.tokens) + 1) if self._fits_source(sequence) else 0
             for sequence in batch.sequences
         ]
         if self.tree.branches:
@@ -139,7 +139,7 @@ class DraftModel(Drafter):
         return draw_chains(batch, limits, logits[:, :size], score)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Commit the accepted tokens that the cache holds; forget the others."""
+        """Commit the accepted tokens that are in the cache; drop the others."""
         state = self._caches.get(batch.sequences[0])
         if state is not None:
             state.keep(verdict)
@@ -165,57 +165,57 @@ class DraftModel(Drafter):
             self._warn_of_bad_scores()
         return state.grown.draft
 
-    def _reads(self, sequence: Sequence) -> bool:
-        """Whether the encoder, if there is one, takes the source."""
+    def _fits_source(self, sequence: Sequence) -> bool:
+        """Whether the encoder input, if there is one, is short enough for the model."""
         return sequence.source is None or len(sequence.source) <= self.model.max_length
 
     def _known(self, tokens: list[int]) -> list[int]:
-        """The tokens, those that only the target's (more widely padded) vocabulary has replaced by another."""
+        """The tokens; ids that only the target's (more widely padded) vocabulary has are replaced by 0."""
         size = self.model.vocab_size
         return [token if token < size else 0 for token in tokens]
 
     def _warn_of_bad_scores(self) -> None:
         warnings.warn(
-            f"the drafter {self.model.name} gave scores with NaN or infinity (or nothing but -inf); such drafts "
+            f"the drafter {self.model.name} gave logits with NaN or infinity (or nothing but -inf); such drafts "
             "are cut short: load it with dtype='float32', or check its weights",
             RuntimeWarning,
             stacklevel=3,
         )
 
     def _recall(self, batch: Batch) -> DraftCache:
-        """What is remembered of the batch, its rows made the batch's: rows that left go, rows that joined are empty."""
+        """The batch's cache, its rows those of the batch: rows that left are dropped, new ones are empty."""
         known = [found for sequence in batch.sequences if (found := self._caches.get(sequence)) is not None]
         state = known[0] if known else self._caches[batch.sequences[0]]
         state.keep(None)
         ids = [sequence.id for sequence in batch.sequences]
         if ids == state.rows:
             return state
-        places = {row: place for place, row in enumerate(state.rows)}
-        selection, keep = [places.get(row, -1) for row in ids], list[int | None]([None] * len(ids))
+        rows = {identity: row for row, identity in enumerate(state.rows)}
+        selection, keep = [rows.get(identity, -1) for identity in ids], list[int | None]([None] * len(ids))
         shortest = current_limits().shortest_shared_prefix
         if self.model.shares_prefixes:
             lengths = state.cache.lengths.tolist()
             for row, sequence in enumerate(batch.sequences):
-                if ids[row] in places or sequence.source is not None:
+                if ids[row] in rows or sequence.source is not None:
                     continue
-                # What another row has read of a text that begins the same way, such as a system prompt, is copied.
+                # The KV cache of a shared prefix, such as a system prompt, is copied from another row.
                 for other in batch.sequences:
-                    place = places.get(other.id, -1)
-                    if place < 0:
+                    donor = rows.get(other.id, -1)
+                    if donor < 0:
                         continue
-                    length = min(shared_prefix_length(sequence.tokens, other.tokens, shortest), lengths[place])
+                    length = min(shared_prefix_length(sequence.tokens, other.tokens, shortest), lengths[donor])
                     if length > (keep[row] or 0):
-                        selection[row], keep[row] = place, length
+                        selection[row], keep[row] = donor, length
         state.cache.select(selection, keep)
         state.rows = ids
-        for row, (sequence, place) in enumerate(zip(batch.sequences, selection, strict=True)):
+        for row, (sequence, old) in enumerate(zip(batch.sequences, selection, strict=True)):
             self._caches[sequence] = state
-            if place < 0 and sequence.source is not None and self._reads(sequence):
+            if old < 0 and sequence.source is not None and self._fits_source(sequence):
                 state.cache.encode(row, sequence.source)
         return state
 
     def _missing(self, state: DraftCache, batch: Batch, limits: AbstractSequence[int]) -> list[list[int]]:
-        """What brings the cache up to each row's text, root included; nothing for rows that draft nothing."""
+        """The tokens that each row's cache lacks, the root included; none for rows that draft nothing."""
         known = state.cache.lengths.tolist()
         return [
             self._known(sequence.tokens[length:]) if limit > 0 else []

@@ -31,25 +31,25 @@ from foretoken.sequence import Sequence
 
 @dataclass
 class _Features:
-    """What the target has told about one sequence.
+    """The target's features of one sequence.
 
     Attributes:
-        read: tokens whose features came, the first ones of the text.
-        features: of the last ones of them, fused, ``[n, H]`` each: those that the head has not read.
+        received: tokens whose features were passed: the first ones of the sequence.
+        pending: fused features, ``[n, H]`` each, of the last of these tokens: those not in the head's cache yet.
     """
 
-    read: int = 0
-    features: list[Tensor] = field(default_factory=list)
+    received: int = 0
+    pending: list[Tensor] = field(default_factory=list)
 
     @property
-    def held(self) -> int:
-        """Tokens that the head has read the features of."""
-        return self.read - sum(map(len, self.features))
+    def cached(self) -> int:
+        """Tokens whose features are in the head's cache."""
+        return self.received - sum(map(len, self.pending))
 
 
 @dataclass
 class _BatchCache:
-    """The head's cache for sequences that are decoded together, and whose rows are whose."""
+    """The head's cache for sequences that are decoded together, and the id of each row's sequence."""
 
     cache: HeadCache
     rows: list[int]
@@ -58,13 +58,13 @@ class _BatchCache:
 class Eagle3(Drafter):
     """Drafts with a head on the target's features (EAGLE-3, Li et al. 2025, arXiv 2503.01840).
 
-    The features of a text come as the target reads it; they are fused at once, and read by the head when it is next
-    asked for a draft. From the last of them on it drafts by itself, each token from its own output for the one before.
-    A token is drawn from the head's law under the request's own sampling parameters, with probability 0 for tokens that
-    a reduced draft vocabulary lacks, and that very law is what the draft carries as q.
+    Features arrive with the target's passes; they are fused at once, and go through the head when it next drafts. After
+    the last of them the head runs on its own output of the token before. Each token is drawn from the head's
+    distribution under the request's own sampling parameters, with probability 0 for tokens that a reduced draft
+    vocabulary lacks, and the draft carries that very distribution as q.
 
-    A sequence is drafted for in one batch at a time: what the head has read of it stays with the batch that it was
-    last part of, so that a row which leaves a batch and comes back is no longer drafted for.
+    A sequence is drafted for in one batch at a time: its rows of the head's cache stay with the batch that it was last
+    part of, so that a row which leaves a batch and comes back is no longer drafted for.
 
     Args:
         head: a head, or the folder of one, in a layout that `foretoken.heads.load_eagle3` reads.
@@ -72,7 +72,8 @@ class Eagle3(Drafter):
         tree: see `DraftModel`.
         backend: "openvino", "torch", or "auto" for the fastest that can be used.
         quantize: how the head's weights are rounded, on OpenVINO: "int8", "w8a8", None, or "auto" for "w8a8" where it
-            is faster. What is drawn from is the rounded head's law, so no rounding changes the text's.
+            is faster. Drafts are drawn from the rounded head, so that rounding does not change the output's
+            distribution.
 
     Raises:
         ModelError: the folder holds no whole head, the head was trained for another target, or it can't be rounded so.
@@ -111,7 +112,7 @@ class Eagle3(Drafter):
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the head is made of."""
+        """Weights of the head."""
         return sum(weight.numel() for weight in self._head.parameters())
 
     def observe_hidden(
@@ -121,40 +122,40 @@ class Eagle3(Drafter):
         counts: AbstractSequence[int],
         hidden: AbstractSequence[Tensor],
     ) -> None:
-        """Fuse the features, and keep them until there is something to draft."""
+        """Fuse the features, and keep them until the next draft."""
         if not any(counts):
             return
         weight = self._head.fc.weight
         with torch.inference_mode():
             fused = self._head.fuse(torch.cat(list(hidden), dim=-1).to(weight))
         for row, (sequence, start, count) in enumerate(zip(sequences, starts, counts, strict=True)):
-            text = self._features[sequence]
-            if count and start == text.read:
+            features = self._features[sequence]
+            if count and start == features.received:
                 part = fused[row, :count]
-                text.features.append(part.clone() if len(counts) > 1 else part)
-                text.read += count
+                features.pending.append(part.clone() if len(counts) > 1 else part)
+                features.received += count
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """A draft of up to ``limits[b]`` tokens in row b; none where the target has not read the text's beginning."""
-        memory = self._recall(batch)
-        held = memory.cache.lengths
-        texts = [self._features[sequence] for sequence in batch.sequences]
+        """A draft of up to ``limits[b]`` tokens in row b; none where features are missing."""
+        state = self._recall(batch)
+        held = state.cache.lengths
+        known = [self._features[sequence] for sequence in batch.sequences]
         limits = [
-            limit if 0 < text.read == len(sequence.tokens) - 1 and text.held == slots else 0
-            for limit, sequence, text, slots in zip(limits, batch.sequences, texts, held, strict=True)
+            limit if 0 < features.received == len(sequence.tokens) - 1 and features.cached == slots else 0
+            for limit, sequence, features, slots in zip(limits, batch.sequences, known, held, strict=True)
         ]
         if not any(limits):
             return Draft.empty(len(limits), batch.device)
         if self.trees:
-            return self._trees(memory.cache, batch, limits, texts)
+            return self._trees(state.cache, batch, limits, known)
         whole = self._runner.drafts_chains
 
         def one_call(limits: AbstractSequence[int], draws: Draws | None) -> Chains:
-            tokens, states = self._new(memory.cache, batch, limits, texts)
-            return self._spread_chains(self._runner.chain(memory.cache, tokens, states, max(limits), draws))
+            tokens, states = self._new(state.cache, batch, limits, known)
+            return self._spread_chains(self._runner.chain(state.cache, tokens, states, max(limits), draws))
 
         def steps(limits: AbstractSequence[int]) -> tuple[Draft, bool]:
-            return self._steps(memory.cache, batch, limits, texts)
+            return self._steps(state.cache, batch, limits, known)
 
         with torch.inference_mode():
             draft, sound = draft_chains(batch, limits, one_call if whole else None, steps)
@@ -163,13 +164,13 @@ class Eagle3(Drafter):
         return draft
 
     def _trees(
-        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Features]
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], known: AbstractSequence[_Features]
     ) -> Draft:
         def score(frontier: Frontier) -> Tensor:
             return self._spread(self._runner.score(cache, frontier.tokens, frontier.parents, frontier.counts))
 
         with torch.inference_mode():
-            logits = self._spread(self._runner.read(cache, *self._new(cache, batch, limits, texts)))
+            logits = self._spread(self._runner.read(cache, *self._new(cache, batch, limits, known)))
             grown = grow(self.tree, batch, limits, logits, score)
             cache.forget()
         if not grown.sound:
@@ -177,25 +178,25 @@ class Eagle3(Drafter):
         return grown.draft
 
     def _new(
-        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Features]
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], known: AbstractSequence[_Features]
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """What the head has to read of rows that are drafted for: tokens and features, which are forgotten here."""
+        """Tokens and pending features of the rows that are drafted for; these features are no longer pending then."""
         tokens: list[list[int]] = []
         states: list[Tensor] = []
         nothing = self._head.fc.weight.new_zeros((0, self._head.config.hidden_size))
-        for limit, sequence, text, slots in zip(limits, batch.sequences, texts, cache.lengths, strict=True):
-            new = list(text.features) if limit else []
-            tokens.append(sequence.tokens[slots + 1 : text.read + 1] if limit else [])
+        for limit, sequence, features, slots in zip(limits, batch.sequences, known, cache.lengths, strict=True):
+            new = list(features.pending) if limit else []
+            tokens.append(sequence.tokens[slots + 1 : features.received + 1] if limit else [])
             states.append(torch.cat(new) if len(new) > 1 else new[0] if new else nothing)
             if limit:
-                text.features.clear()
+                features.pending.clear()
         return tokens, states
 
     def _steps(
-        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], texts: AbstractSequence[_Features]
+        self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], known: AbstractSequence[_Features]
     ) -> tuple[Draft, bool]:
         """Chains that are drawn token by token."""
-        logits = self._spread(self._runner.read(cache, *self._new(cache, batch, limits, texts)))
+        logits = self._spread(self._runner.read(cache, *self._new(cache, batch, limits, known)))
         most = torch.tensor(limits)
 
         def score(token: Tensor, step: int) -> Tensor:
@@ -208,14 +209,14 @@ class Eagle3(Drafter):
         return drawn
 
     def _spread(self, logits: Tensor) -> Tensor:
-        """Scores ``[…, Vd]`` of draft tokens as scores ``[…, V]`` of the target's."""
+        """Logits ``[…, Vd]`` of the draft vocabulary as logits ``[…, V]`` of the target's."""
         if self._tokens is None:
             return logits
         spread = logits.new_full((*logits.shape[:-1], self._head.config.vocab_size), -torch.inf)
         return spread.index_copy_(-1, self._tokens.to(logits.device), logits)
 
     def _spread_chains(self, chains: Chains) -> Chains:
-        """Chains of draft tokens as chains of the target's."""
+        """Chains in the draft vocabulary as chains in the target's."""
         if self._tokens is None:
             return chains
         laws = chains.laws
@@ -226,28 +227,28 @@ class Eagle3(Drafter):
 
     def _warn_of_bad_scores(self) -> None:
         warnings.warn(
-            "the EAGLE-3 head gave scores with NaN or infinity; such drafts are cut short: load the target with "
+            "the EAGLE-3 head gave logits with NaN or infinity; such drafts are cut short: load the target with "
             "dtype='float32', or check the head's weights",
             RuntimeWarning,
             stacklevel=3,
         )
 
     def _recall(self, batch: Batch) -> _BatchCache:
-        """What is remembered of the batch, its rows made the batch's: rows that left go, rows that joined are empty."""
+        """The batch's cache, its rows those of the batch: rows that left are dropped, new ones are empty."""
         known = [found for sequence in batch.sequences if (found := self._caches.get(sequence)) is not None]
-        memory = known[0] if known else self._caches[batch.sequences[0]]
+        state = known[0] if known else self._caches[batch.sequences[0]]
         ids = [sequence.id for sequence in batch.sequences]
-        if ids != memory.rows:
-            places = {row: place for place, row in enumerate(memory.rows)}
-            memory.cache.select([places.get(row, -1) for row in ids])
-            memory.rows = ids
+        if ids != state.rows:
+            rows = {identity: row for row, identity in enumerate(state.rows)}
+            state.cache.select([rows.get(identity, -1) for identity in ids])
+            state.rows = ids
             for sequence in batch.sequences:
-                self._caches[sequence] = memory
-        return memory
+                self._caches[sequence] = state
+        return state
 
 
 def _check(head: Eagle3Head, name: str, target: LanguageModel) -> None:
-    """See to it that the target has the layers and the embeddings that a head asks for.
+    """Check that the target has the layers and the embeddings that a head needs.
 
     Raises:
         ModelError: it has not.

@@ -22,12 +22,12 @@ from foretoken.sampling.params import check_integer
 class EarlyExit(DraftModel):
     """Drafts with the first layers of the target (Draft & Verify, arXiv 2309.08168; LayerSkip, arXiv 2404.16710).
 
-    What the target has read of the text serves the drafter as it is: nothing is read twice, and no cache is added. The
-    layers' keys and values of drafted tokens go to the target's cache too, until its pass over the draft writes them
-    anew, with those of all layers. Tokens are drawn and chosen as `DraftModel` does it.
+    The target's KV cache serves the drafter as it is: there is no second prefill, and no second cache. Keys and values
+    of draft tokens go to the target's cache, too, and are overwritten by its pass over the draft. Tokens are drawn and
+    chosen as in `DraftModel`.
 
-    How often the drafts are right depends on the target: layers that were trained to be left early (LayerSkip's
-    models) draft well, those of most other models badly.
+    The acceptance rate depends on the target: layers that were trained for early exit (LayerSkip's models) draft well,
+    those of most other models badly.
 
     Args:
         target: the loaded target, the very object that the engine gets. It runs on the native runner, or on the
@@ -61,7 +61,7 @@ class EarlyExit(DraftModel):
         super().__init__(_EarlyLayers(early), tree)
 
     def check_target(self, target: LanguageModel) -> None:
-        """See to it that the layers are the target's.
+        """Check that the layers are the target's.
 
         Raises:
             ParameterError: they are another model's.
@@ -87,37 +87,37 @@ class EarlyExit(DraftModel):
 
 
 class _TargetCacheView(Cache):
-    """Rows of the target's cache as a cache of the drafter's, in which nothing is committed for good.
+    """A view of rows of the target's cache, whose commits are tentative nodes of that cache.
 
     Args:
         cache: the target's, without tentative nodes.
-        places: its rows that are the drafter's.
+        rows: the rows of the view.
 
     Attributes:
-        read: ``[B]`` int64, tentative nodes of each row that count as committed here: the first ones, a chain.
+        read: ``[B]`` int64, leading tentative nodes of each row, a chain, that count as committed in the view.
     """
 
-    def __init__(self, cache: Cache, places: AbstractSequence[int]) -> None:
+    def __init__(self, cache: Cache, rows: AbstractSequence[int]) -> None:
         self.cache = cache
-        self.places = list(places)
-        self.read = torch.zeros(len(self.places), dtype=torch.int64)
+        self.rows = list(rows)
+        self.read = torch.zeros(len(self.rows), dtype=torch.int64)
 
     @property
     def lengths(self) -> Tensor:
         """See `Cache`."""
-        return self.cache.lengths[self.places] + self.read
+        return self.cache.lengths[self.rows] + self.read
 
     def commit(self, path: Tensor, counts: Tensor) -> None:
-        """Let the first tentative nodes, a chain, count as text."""
+        """Let the first tentative nodes, a chain, count as committed."""
         self.read = self.read + counts.cpu()
 
     def select(self, rows: AbstractSequence[int], keep: AbstractSequence[int | None] | None = None) -> None:
-        """The rows are the target's."""
+        """Refused: the target alone rearranges its rows."""
         raise TypeError("rows of the target's cache are the target's to select")
 
 
 class _EarlyLayers(LanguageModel):
-    """The first layers as a model of their own, whose caches are views of the target's.
+    """The first layers as a model of its own, whose caches are views of the target's.
 
     Args:
         early: the layers.
@@ -141,7 +141,7 @@ class _EarlyLayers(LanguageModel):
         self._early.warm_up()
 
     def open(self, batch_size: int) -> Cache:
-        """There is no cache but the target's."""
+        """Refused: the only cache is the target's."""
         raise TypeError("the target's layers work in the target's cache")
 
     def cache_bytes(self, lengths: AbstractSequence[int]) -> int:
@@ -162,12 +162,12 @@ class _EarlyLayers(LanguageModel):
         read = cache.read.to(parents.device)[:, None]
         parents = torch.where(parents < 0, read - 1, parents + read)
         rows = len(cache.cache.lengths)
-        if len(cache.places) == rows:
+        if len(cache.rows) == rows:
             return self._early.forward(tokens, parents, counts, cache.cache, keep, hidden_layers)
-        tokens, parents, counts = (placed(values, cache.places, rows) for values in (tokens, parents, counts))
+        tokens, parents, counts = (placed(values, cache.rows, rows) for values in (tokens, parents, counts))
         scores = self._early.forward(tokens, parents, counts, cache.cache, keep, hidden_layers)
-        logits = None if scores.logits is None else scores.logits[cache.places]
-        return Scores(logits, tuple(layer[cache.places] for layer in scores.hidden))
+        logits = None if scores.logits is None else scores.logits[cache.rows]
+        return Scores(logits, tuple(layer[cache.rows] for layer in scores.hidden))
 
     def chain(
         self, rows: AbstractSequence[AbstractSequence[int]], steps: int, cache: Cache, draws: Draws | None = None
@@ -176,7 +176,7 @@ class _EarlyLayers(LanguageModel):
         assert isinstance(cache, _TargetCacheView)
         total = len(cache.cache.lengths)
         spread: list[AbstractSequence[int]] = [()] * total
-        for place, tokens in zip(cache.places, rows, strict=True):
-            spread[place] = tokens
-        draws = None if draws is None else draws.among(cache.places, total)
-        return self._early.chain(spread, steps, cache.cache, draws).of(cache.places)
+        for row, tokens in zip(cache.rows, rows, strict=True):
+            spread[row] = tokens
+        draws = None if draws is None else draws.among(cache.rows, total)
+        return self._early.chain(spread, steps, cache.cache, draws).of(cache.rows)

@@ -1,4 +1,4 @@
-"""From the word for a drafter to the drafter: names, folders, models, heads, and several of these."""
+"""Makes the drafter that a user asks for: by name, folder, model, head, or several of these."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_drafter(
     if isinstance(drafter, str):
         if is_name(drafter):
             return _named(drafter, target, tree, load_options)
-        # A slip of the pen is no reason to ask the hub, which can take long to say no.
+        # A misspelt name should not go to the hub, which may take long to answer.
         meant = get_close_matches(drafter.partition(":")[0], drafter_names(), n=1, cutoff=0.8)
         if meant and not os.path.exists(drafter):
             raise ParameterError(f"unknown drafter {shown(drafter)}: did you mean {meant[0]!r}? {_choices()}")
@@ -94,10 +94,10 @@ def _choices() -> str:
 
 
 def _check_parts(drafter: str, parts: list[str]) -> None:
-    """See to it that names with commas make a cascade: only its last may be a model, for whose loading an error waits.
+    """Check names separated by commas: all but the last, which may be a model to load, have to be known.
 
     Raises:
-        ParameterError: one is empty, or unknown.
+        ParameterError: a name is empty or unknown.
     """
     if not all(parts):
         raise ParameterError(
@@ -131,9 +131,9 @@ def _of_model(model: LanguageModel, target: LanguageModel, tree: TreePlan | None
 
 
 def _checked(drafter: Drafter, target: LanguageModel) -> Drafter:
-    """The drafter, which can draft for the target."""
+    """The drafter, checked to fit the target."""
     for model in drafter.models:
-        # A translated model reads its target's tokens.
+        # A translated model takes its target's tokens.
         check_pair(target, model.target if isinstance(model, TranslatedModel) else model)
     drafter.check_target(target)
     return drafter

@@ -1,14 +1,15 @@
-"""Growing draft trees, whichever model scores the nodes: what to expand, what to draw or choose, what to keep.
+"""Growing draft trees with any scorer: which nodes to expand, which children to draw or choose, which nodes to keep.
 
-A drafter gives the scores of the root and a way to score a `Frontier`: nodes of all rows, of one depth, in one pass.
-`grow` gives back a `Draft`. Each row's tree depends on its own text, draws and limit alone.
+A drafter passes the logits of the root and a function that scores a `Frontier`: nodes of all rows, of one depth, in one
+pass. `grow` returns a `Draft`. Each row's tree depends on its own tokens, uniforms and limit alone.
 
 Three kinds of trees:
 
-- *drawn*, of a static shape: children are drawn without replacement from the drafter's law under the request's
-  sampling parameters, and nothing that was drawn is dropped. A law with fewer tokens gives fewer children.
+- *drawn*, of a static shape: children are drawn without replacement from the drafter's distribution under the
+  request's sampling parameters, and every drawn child is kept. Where fewer tokens are possible, there are fewer
+  children.
 - *chosen*, of a static shape: the best tokens of each node. In rows that are greedy, and where noise is shared with the
-  target: there the best are those of law and noise together.
+  target: there the best are those by probability and noise together.
 - *dynamic*, chosen as well: at each depth the likeliest nodes are expanded, by the drafter's probability of the whole
   path, and of all nodes seen the likeliest make the draft (EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4).
 """
@@ -60,12 +61,12 @@ Score = Callable[[Frontier], Tensor]
 
 @dataclass(frozen=True)
 class Grown:
-    """Trees, and which of their nodes were scored.
+    """Draft trees, and which of their nodes were scored.
 
     Attributes:
         draft: the trees.
         scored: ``[B, N]`` int64 on the CPU: number of node 1, 2, … among the row's scored nodes, -1 if it is none.
-        sound: every score was usable. Rows where one was not have shallower trees.
+        sound: all logits were finite. Rows where some were not have shallower trees.
     """
 
     draft: Draft
@@ -96,8 +97,8 @@ def grow(plan: TreePlan, batch: Batch, limits: AbstractSequence[int], root: Tens
     """
     trees = [_tree(plan, batch, row, limit) for row, limit in enumerate(limits)]
     size, device = len(trees), batch.device
-    coins = _coins(trees, batch)
-    laws: list[tuple[Tensor, list[list[int]]]] = []  # by depth: what children were drawn from, and whose children
+    uniform = _uniforms(trees, batch)
+    probs: list[tuple[Tensor, list[list[int]]]] = []  # by depth: q, and the nodes whose children were drawn from it
     logits, sound, depth = root[:, None], True, 0
     frontiers = [[0] if tree.wanted(0) else [] for tree in trees]
     while any(frontiers):
@@ -112,12 +113,12 @@ def grow(plan: TreePlan, batch: Batch, limits: AbstractSequence[int], root: Tens
             sound = sound and not bool(bad.any())
             frontiers = [[] if is_bad else nodes for nodes, is_bad in zip(frontiers, bad.tolist(), strict=True)]
         so_far, nodes = _so_far(trees, batch, counts, depth)
-        if coins is not None:
+        if uniform is not None:
             q = batch.sampler.probabilities(logits, batch.sequences, so_far, nodes)
-            laws.append((q, frontiers))
-            # All that the drafter knows may be forbidden: then there is nothing to draw from.
+            probs.append((q, frontiers))
+            # All tokens of the drafter's vocabulary may be forbidden: then there is nothing to draw from.
             possible = (q.amax(-1) > 0).tolist() if batch.sampler.alters else None
-            _draw(trees, frontiers, q, coins, possible)
+            _draw(trees, frontiers, q, uniform, possible)
         if not all(tree.drawn for tree in trees):
             _choose(trees, frontiers, batch, logits, so_far, nodes)
         depth += 1
@@ -129,8 +130,8 @@ def grow(plan: TreePlan, batch: Batch, limits: AbstractSequence[int], root: Tens
     is_chain = all(tree.parents == list(range(-1, len(tree.parents) - 1)) for tree in trees)
     if is_chain:
         parents = torch.arange(tokens.shape[1], device=device).expand(size, -1)
-    probs = None if coins is None else _by_parent(laws, trees, numbers)
-    draft = Draft(tokens, parents, used, probs, replacement=is_chain, is_chain=is_chain)
+    by_parent = None if uniform is None else _by_parent(probs, trees, numbers)
+    draft = Draft(tokens, parents, used, by_parent, replacement=is_chain, is_chain=is_chain)
     return Grown(draft, _table([tree.scored[1:] for tree in trees], -1), sound)
 
 
@@ -139,10 +140,10 @@ class _Tree(ABC):
 
     Attributes:
         drawn: children are drawn, not chosen.
-        tokens: of each node; the root's is of no interest.
+        tokens: of each node; the root's is not used.
         parents: of each node, -1 for the root.
         scored: of each node its number among the scored ones, -1 if it is none; the root is none.
-        expanded: of each scored node its number as a node.
+        expanded: node number of each scored node.
     """
 
     def __init__(self, drawn: bool) -> None:
@@ -182,7 +183,7 @@ class _Tree(ABC):
 
     @abstractmethod
     def finish(self) -> dict[int, int]:
-        """Make of all nodes the draft's; the numbers that these get."""
+        """Reduce the tree to the draft's nodes; returns their new numbers by the old ones."""
 
 
 class _Static(_Tree):
@@ -192,21 +193,21 @@ class _Static(_Tree):
         super().__init__(drawn)
         self.size = len(shape)
         self._shape = shape
-        self._places = [0]  # of each node: which of the shape's it is
+        self._shape_nodes = [0]  # of each node, its number in the shape
 
     def add(self, node: int, tokens: AbstractSequence[int], shares: AbstractSequence[float]) -> None:
         super().add(node, tokens, shares)
-        self._places += self.places(node)[: len(tokens)]
+        self._shape_nodes += self.shape_children(node)[: len(tokens)]
 
-    def places(self, node: int) -> tuple[int, ...]:
-        """The children that the shape has for a node."""
-        return self._shape.children[self._places[node]]
+    def shape_children(self, node: int) -> tuple[int, ...]:
+        """The children of a node in the shape, by their numbers there."""
+        return self._shape.children[self._shape_nodes[node]]
 
     def wanted(self, node: int) -> int:
-        return len(self.places(node))
+        return len(self.shape_children(node))
 
     def finish(self) -> dict[int, int]:
-        """What was drawn stays."""
+        """All nodes: drawn ones must not be dropped."""
         return {node: node for node in range(len(self.tokens))}
 
     def _worthy(self, level: range) -> list[int]:
@@ -214,7 +215,7 @@ class _Static(_Tree):
 
 
 class _Dynamic(_Tree):
-    """A tree of the nodes that are likeliest, given the root."""
+    """A tree of the nodes that are most probable, given the root."""
 
     def __init__(self, plan: TreePlan, limit: int, depth: int) -> None:
         super().__init__(drawn=False)
@@ -235,13 +236,13 @@ class _Dynamic(_Tree):
             return []
         best = sorted(level, key=lambda node: -self._values[node])[: self._width]
         if len(self._values) > self._limit:
-            # Nodes that are no likelier than the last one of the draft as it stands have no better children.
+            # No child of a node that is less probable than all of the draft's can become part of it.
             least = nlargest(self._limit, self._values[1:])[-1]
             best = [node for node in best if self._values[node] > least]
         return sorted(best)
 
     def finish(self) -> dict[int, int]:
-        """Keep the likeliest nodes: parents, which are as likely at least, before their children."""
+        """Keep the most probable nodes: parents, which are at least as probable, before their children."""
         order = sorted(range(1, len(self.tokens)), key=lambda node: -self._values[node])[: self._limit]
         kept = [0, *sorted(order)]
         numbers = {node: number for number, node in enumerate(kept)}
@@ -263,8 +264,8 @@ def _tree(plan: TreePlan, batch: Batch, row: int, limit: int) -> _Tree:
     return _Static(plan.fitting(limit, depth), drawn)
 
 
-def _coins(trees: list[_Tree], batch: Batch) -> Tensor | None:
-    """``[B, N]``: a uniform number for each node that is drawn, by its place in the shape; None where none is.
+def _uniforms(trees: list[_Tree], batch: Batch) -> Tensor | None:
+    """``[B, N]``: one uniform for each drawn node, by its number in the shape; None where no node is drawn.
 
     Keyed by the root's position, so that no two rounds share a draw.
     """
@@ -285,9 +286,9 @@ def _frontier(trees: list[_Tree], counts: list[int], depth: int, device: torch.d
 
 
 def _so_far(trees: list[_Tree], batch: Batch, counts: list[int], depth: int) -> tuple[Draft, Tensor]:
-    """A draft in which the nodes of the frontier have the depth that they have, and their places ``[B, F]`` in it.
+    """A draft that holds the frontier's nodes at their depth, and their node numbers ``[B, F]`` in it.
 
-    If logits are altered by what was said, it is the tree of all scored nodes, and else as simple as can be.
+    Where earlier tokens alter logits (penalties), it is the tree of all scored nodes, else a chain of that depth.
     """
     size, width, device = len(trees), max(counts), batch.device
     if depth == 0 or not batch.sampler.alters:
@@ -302,23 +303,23 @@ def _so_far(trees: list[_Tree], batch: Batch, counts: list[int], depth: int) -> 
 
 
 def _draw(
-    trees: list[_Tree], frontiers: list[list[int]], q: Tensor, coins: Tensor, possible: list[list[bool]] | None
+    trees: list[_Tree], frontiers: list[list[int]], q: Tensor, uniform: Tensor, possible: list[list[bool]] | None
 ) -> None:
-    """Give the nodes of the frontiers of `drawn` trees children, from laws ``[B, F, V]``; all, or those `possible`."""
-    parents: list[tuple[int, int, int]] = []  # row, place in the frontier, node
-    places: list[tuple[int, ...]] = []
+    """Draw children from q, ``[B, F, V]``, for the frontiers of `drawn` trees: for all nodes, or those `possible`."""
+    parents: list[tuple[int, int, int]] = []  # row, index in the frontier, node
+    in_shape: list[tuple[int, ...]] = []
     for row, (tree, nodes) in enumerate(zip(trees, frontiers, strict=True)):
         if tree.drawn:
             assert isinstance(tree, _Static)
-            found = [(row, place, node) for place, node in enumerate(nodes) if possible is None or possible[row][place]]
+            found = [(row, index, node) for index, node in enumerate(nodes) if possible is None or possible[row][index]]
             parents += found
-            places += [tree.places(node) for _, _, node in found]
+            in_shape += [tree.shape_children(node) for _, _, node in found]
     if not parents:
         return
     rows, columns, _ = (torch.tensor(numbers, device=q.device) for numbers in zip(*parents, strict=True))
-    children = _table([list(one) for one in places], 1, q.device)
-    wanted = torch.tensor([len(one) for one in places], device=q.device)
-    tokens, drawn = draw_distinct(q[rows, columns], coins[rows[:, None], children - 1], wanted)
+    children = _table([list(one) for one in in_shape], 1, q.device)
+    wanted = torch.tensor([len(one) for one in in_shape], device=q.device)
+    tokens, drawn = draw_distinct(q[rows, columns], uniform[rows[:, None], children - 1], wanted)
     for (row, _, node), found, count in zip(parents, tokens.tolist(), drawn.tolist(), strict=True):
         trees[row].add(node, found[:count], [])
 
@@ -326,7 +327,7 @@ def _draw(
 def _choose(
     trees: list[_Tree], frontiers: list[list[int]], batch: Batch, logits: Tensor, so_far: Draft, nodes: Tensor
 ) -> None:
-    """Give the nodes of all other frontiers the best children."""
+    """Give the nodes of all other trees' frontiers their best children."""
     chosen = [(tree, frontier) for tree, frontier in zip(trees, frontiers, strict=True) if not tree.drawn]
     most = max((tree.wanted(node) for tree, frontier in chosen for node in frontier), default=0)
     if most == 0:
@@ -337,26 +338,29 @@ def _choose(
     for row, (tree, frontier) in enumerate(zip(trees, frontiers, strict=True)):
         if tree.drawn:
             continue
-        for place, node in enumerate(frontier):
-            known = zip(tokens[row][place], shares[row][place], strict=True)
+        for index, node in enumerate(frontier):
+            known = zip(tokens[row][index], shares[row][index], strict=True)
             found = [(token, share) for token, share in known if share > -math.inf][: tree.wanted(node)]
             tree.add(node, [token for token, _ in found], [share for _, share in found])
 
 
-def _by_parent(laws: list[tuple[Tensor, list[list[int]]]], trees: list[_Tree], numbers: list[dict[int, int]]) -> Tensor:
-    """``[B, M, V]``: by node what its children were drawn from; M is just enough for all that have some."""
+def _by_parent(
+    probs_by_depth: list[tuple[Tensor, list[list[int]]]], trees: list[_Tree], numbers: list[dict[int, int]]
+) -> Tensor:
+    """``[B, M, V]``: by parent, the distribution that its children were drawn from; M covers all parents."""
     most = 1 + max(max(tree.parents) for tree in trees)
-    probs = laws[0][0].new_zeros((len(trees), max(most, 1), laws[0][0].shape[-1]))
-    for q, frontiers in laws:
+    first = probs_by_depth[0][0]
+    probs = first.new_zeros((len(trees), max(most, 1), first.shape[-1]))
+    for q, frontiers in probs_by_depth:
         at = [
-            (row, place, numbers[row][node])
+            (row, index, numbers[row][node])
             for row, nodes in enumerate(frontiers)
-            for place, node in enumerate(nodes)
+            for index, node in enumerate(nodes)
             if numbers[row].get(node, most) < most
         ]
         if at:
-            rows, places, nodes = (torch.tensor(column, device=q.device) for column in zip(*at, strict=True))
-            probs[rows, nodes] = q[rows, places]
+            rows, columns, nodes = (torch.tensor(column, device=q.device) for column in zip(*at, strict=True))
+            probs[rows, nodes] = q[rows, columns]
     return probs
 
 

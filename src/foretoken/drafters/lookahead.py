@@ -1,4 +1,4 @@
-"""Lookahead decoding: guess several later tokens at once, and remember the n-grams that come of it."""
+"""Lookahead decoding: Jacobi iteration over several later tokens at once, and a pool of the n-grams that it yields."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ class Lookahead(Drafter):
     """Jacobi iteration beside verification, in the same pass of the target (Fu et al. 2024, arXiv 2402.02057).
 
     A window of ``window`` columns and ``ngram - 1`` levels stands behind the root: the token of level l in column j is
-    a guess for position l + j after the root, guessed l times anew. Each pass says what comes after the tokens of the
-    top level; that is the next top level, and with each column's tokens an n-gram, which goes into a pool. Candidates
-    for verification are n-grams of the pool that begin with the root, and the latest of them continued by others.
+    a candidate for position l + j after the root, renewed l times. Each pass scores the tokens of the top level; the
+    target's likeliest tokens after them are the next top level, and with each column's tokens an n-gram for a pool.
+    Candidates for verification are n-grams of the pool that begin with the root, and the latest of them continued by
+    others.
 
     All of it is one draft tree of chosen tokens. Level 0 is a chain under the root, the token of level l and column j a
     child of that of level l - 1 in the same column (in column 0 of level 0, the root). So a node's ancestors are just
     what the paper's attention mask lets it see, its own column below it and level 0 up to there, and its depth is its
-    position. Nodes of both parts with the same path are one node, and a guess of the window that turns out right is
-    accepted like any candidate.
+    position. Nodes of both parts with the same path are one node, and a token of the window that is right is
+    accepted like any other.
 
     The window has as many columns as there is room for: of the tokens that may be drafted, the candidates get half. A
-    wide window pays where passes over many tokens cost little more than over one. n-grams of the text itself are in the
-    pool too, and so are those that every other node of a draft makes with the target's likeliest token after it.
+    wide window pays where passes over many tokens cost little more than over one. The pool also has the
+    n-grams of the sequence itself, and those of every other node of a draft with the target's likeliest token after it.
 
-    Where only chains are taken, there is room for one row: an n-gram of the pool, continued by others, or where none
-    begins with the root plain Jacobi iteration, the target's likeliest tokens after the draft before.
+    Where only chains are taken, there is room for one row: an n-gram of the pool, continued by others, or, where none
+    begins with the root, plain Jacobi iteration: the target's likeliest tokens after those of the last draft.
 
     Args:
         ngram: tokens of the pool's n-grams, N.
         window: most columns, W.
-        guesses: n-grams that are kept for each first token, G, the oldest forgotten first.
+        guesses: n-grams that are kept for each first token, G (the paper's name), the oldest dropped first.
     """
 
     name = "lookahead"
@@ -84,7 +85,7 @@ class Lookahead(Drafter):
             for path, token in zip(paths, likely[row], strict=False):
                 if len(path) == self.ngram - 1:
                     state.pool.add([*path, token])
-            # The draft may be another drafter's.
+            # The verified draft may be another drafter's.
             if state.proposal == (drafted[row][: sizes[row]], above[row][: sizes[row]]):
                 state.window.extend(likely[row])
             state.proposal = None
@@ -98,7 +99,7 @@ class Lookahead(Drafter):
         tree.limit = limit
         levels = self.ngram - 1
         window.fill(min(self.window, (limit - len(tree.tokens) + 1) // levels), levels, state)
-        window.place(tree)
+        window.enter(tree)
         tree.add_all(candidates)
 
     def _go_straight(self, state: _LookaheadState, tree: _TokenTree) -> None:
@@ -108,9 +109,9 @@ class Lookahead(Drafter):
             state.window.fill(min(self.window, tree.limit + 1), 1, state)
             chain = state.window.levels[0][1:]
         tree.add(chain)
-        # Whatever the chain is, what the target says after its tokens is the next row.
+        # Whatever the chain is, the target's likeliest tokens after it are the next level.
         state.window.levels = [[state.root, *tree.tokens]]
-        state.window.place(tree)
+        state.window.enter(tree)
 
     def _chain(self, state: _LookaheadState, limit: int) -> list[int]:
         """The latest n-gram that begins with the root, the latest that begins with its last token, and so on."""
@@ -141,7 +142,7 @@ class _NgramPool:
             del rests[next(iter(rests))]
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """What n-grams that begin with a token go on with, the latest first."""
+        """The continuations of n-grams that begin with a token, the latest first."""
         return list(reversed(self._rests.get(token, {})))
 
 
@@ -184,11 +185,11 @@ class _TokenTree:
 
 
 class _JacobiWindow:
-    """The guesses of one text.
+    """The Jacobi window of one sequence.
 
     Attributes:
-        levels: the token of level l and column j, a guess for position l + j after the root. Column 0 of level 0 is the
-            root. Levels may be of different lengths until they are filled up.
+        levels: the token of level l and column j, a candidate for position l + j after the root. Column 0 of level 0
+            is the root. Levels may be of different lengths until they are filled up.
     """
 
     def __init__(self) -> None:
@@ -202,7 +203,7 @@ class _JacobiWindow:
         del self.levels[:-levels]
         if not self.levels:
             self.levels.append([])
-        guesses = state.guesses()
+        fillers = state.fillers()
         for level, row in enumerate(self.levels):
             if level == 0:
                 row[:1] = [state.root]
@@ -210,9 +211,9 @@ class _JacobiWindow:
             while len(row) < columns:
                 before = self.levels[level - 1][len(row)] if level else row[-1]
                 known = state.pool.after(before)
-                row.append(known[0][0] if known else next(guesses))
+                row.append(known[0][0] if known else next(fillers))
 
-    def place(self, tree: _TokenTree) -> None:
+    def enter(self, tree: _TokenTree) -> None:
         """Enter the window into a draft."""
         nodes: list[int] = []
         for level, row in enumerate(self.levels):
@@ -228,11 +229,11 @@ class _JacobiWindow:
         self._top = nodes
 
     def extend(self, likely: list[int]) -> None:
-        """Put what the target says after the top level's nodes on top."""
+        """Add the target's likeliest tokens after the top level's nodes as the new top level."""
         self.levels.append([likely[node] for node in self._top])
 
     def move(self, steps: int) -> None:
-        """Follow the root, which has gone on by `steps` tokens."""
+        """Follow the root, which has advanced by `steps` tokens."""
         if len(self.levels) > self._full:  # without its lowest level the window stands one position further on
             del self.levels[0]
             steps -= 1
@@ -240,7 +241,7 @@ class _JacobiWindow:
 
 
 class _LookaheadState:
-    """What is known of one request: its n-grams, its window, and what was proposed for it last."""
+    """One request's n-grams, its window, and its last proposal."""
 
     def __init__(self, ngram: int, guesses: int) -> None:
         self.pool = _NgramPool(guesses)
@@ -251,7 +252,7 @@ class _LookaheadState:
         self._tokens: list[int] = []
 
     def update(self, sequence: Sequence) -> None:
-        """Catch up with the text."""
+        """Enter the new tokens of the sequence."""
         known = len(self._tokens)
         new = sequence.context if not known else sequence.tokens[known - len(sequence.source or ()) :]
         for token in new:
@@ -261,9 +262,9 @@ class _LookaheadState:
         self.root = self._tokens[-1]
         self.window.move(len(new) if known else 0)
 
-    def guesses(self) -> Iterator[int]:
-        """Tokens of the text from all over it; the same ones each time for the same text."""
-        place = size = len(self._tokens)
+    def fillers(self) -> Iterator[int]:
+        """Tokens from all over the sequence, to fill the window; the same ones each time for the same sequence."""
+        index = size = len(self._tokens)
         while True:
-            place = (place * _PRIME + 1) % size
-            yield self._tokens[place]
+            index = (index * _PRIME + 1) % size
+            yield self._tokens[index]

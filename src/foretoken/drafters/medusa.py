@@ -28,10 +28,10 @@ from foretoken.sequence import Sequence
 class Medusa(Drafter):
     """Drafts with heads on the target's last hidden state (Cai et al. 2024, arXiv 2401.10774).
 
-    Head j, counted from 0, is the law of the (j + 1)-th token after the root, given the text before the root: the root
-    itself is not known to it, nor are the tokens drafted before. So a draft costs one pass over the heads, a tree is
+    Head j, counted from 0, is the distribution of the (j + 1)-th token after the root, given the tokens before it: it
+    sees neither the root itself nor the tokens drafted before. So a draft costs one pass over the heads, a tree is
     made of the heads' best tokens in all combinations, and no path is longer than there are heads. Tokens are drawn
-    from a head's law under the request's own sampling parameters, which is what the draft carries as q.
+    from a head's distribution under the request's own sampling parameters, which the draft carries as q.
 
     Args:
         head: the heads, or the folder of them, in the Medusa repository's layout.
@@ -62,7 +62,7 @@ class Medusa(Drafter):
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the heads are made of."""
+        """Weights of the heads."""
         return sum(weight.numel() for weight in self._heads.parameters())
 
     def observe_hidden(
@@ -106,7 +106,7 @@ class Medusa(Drafter):
             grown = grow(self.tree, batch, limits, logits[0], score)
         if not grown.sound:
             warnings.warn(
-                "the Medusa heads gave scores with NaN or infinity; such drafts are cut short: load the target with "
+                "the Medusa heads gave logits with NaN or infinity; such drafts are cut short: load the target with "
                 "dtype='float32', or check the heads' weights",
                 RuntimeWarning,
                 stacklevel=2,

@@ -1,4 +1,4 @@
-"""N-gram storage: count what follows what, in the text and in the target's own predictions."""
+"""N-gram storage: counts of n-grams in the sequence and in the target's own predictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NgramStorage(Drafter):
     """Drafts the most frequent continuation of the longest context that was seen.
 
     Counts all n-grams of orders 2 … `max_order` of prompt and output, and, as *filler*, of each scored position's
-    path followed by the target's likeliest tokens there: what the target almost said is what it often says next. A
+    path followed by the target's likeliest tokens there, which often come up later. A
     context of ``max_order - 1`` tokens is looked up first, then ever shorter ones. The tokens are chosen, not drawn.
 
     Args:
@@ -29,10 +29,9 @@ class NgramStorage(Drafter):
         top_k_filler: how many of the target's predictions at each scored position are counted; 0 for none.
         stop_if_unknown: end the draft where no context is known; else go on with the most frequent token of all.
         one_level: only n-grams of order N: no fallback to shorter contexts.
-        keep: count over all requests instead of each on its own. Quicker to learn; but which tokens a request drafts,
-            and with a rejection verifier which tokens it samples, then depends on the requests before it (their law
-            does not). Requests that share a seed share their coins, so that what one said would tell another's drafts
-            of them: where coins decide, only the first request of each seed takes part.
+        keep: count over all requests instead of each on its own. Then a request's drafts, and with a rejection verifier
+            its samples, depend on the requests before it (their distribution does not). Requests with one seed have the
+            same uniforms: of these only the first takes part, see `foretoken.drafters.sharing`.
     """
 
     name = "ngram-storage"

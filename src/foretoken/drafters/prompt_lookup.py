@@ -1,4 +1,4 @@
-"""Prompt lookup: continue the text as it went on the last time it read like this."""
+"""Prompt lookup: draft what followed the last occurrence of the sequence's longest suffix."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LONGEST_NGRAM = 256
 
 
 class PromptLookup(Drafter):
-    """Copies what followed the most recent earlier occurrence of the longest suffix of the text.
+    """Copies what followed the most recent earlier occurrence of the longest suffix of the sequence.
 
-    The rule of prompt lookup decoding (Saxena 2023), as in transformers and vLLM, with every n-gram's last place
-    kept in a table, so that a proposal costs the same at any length. The tokens are chosen, not drawn.
+    The rule of prompt lookup decoding (Saxena 2023), as in transformers and vLLM. A table holds the last position of
+    every n-gram, so that a proposal costs the same at any length. The tokens are chosen, not drawn.
 
     Args:
-        max_ngram: longest suffix that is looked for, in tokens.
+        max_ngram: longest suffix that is looked up, in tokens.
         min_ngram: shortest one.
     """
 
@@ -38,13 +38,13 @@ class PromptLookup(Drafter):
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
         self.matches: PerSequence[int] = PerSequence(int)
-        """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
+        """See `Drafter.matches`."""
         self.foreseen: PerSequence[list[Seen]] = PerSequence(list)
-        """Of each sequence, its latest tokens, as proposals made just before them would have foreseen them."""
+        """See `Drafter.foreseen`."""
         self._tables = PerSequence(lambda: _NgramEnds(min_ngram, max_ngram))
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """A chain that copies earlier text, empty where no suffix of the text occurred before."""
+        """A chain that copies earlier tokens, empty where no suffix occurred before."""
         rows = []
         for sequence, limit in zip(batch.sequences, limits, strict=True):
             table = self._tables[sequence]
@@ -55,53 +55,53 @@ class PromptLookup(Drafter):
 
 
 class _NgramEnds:
-    """For every n-gram of a growing text that something followed, where it ended last."""
+    """For every n-gram of a growing sequence that has a continuation, the position of this at its last occurrence."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
-        self._text: list[int] = []
+        self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
-        self._source = -1  # where it would have gone on copying, had it been right so far
+        self._source = -1  # position that would be copied next, had all copies been right so far
         self.foreseen: list[Seen] = []
-        """Of the tokens that were read last, see `PromptLookup.foreseen`; none of a prompt's."""
+        """Of the tokens that were entered last, see `Drafter.foreseen`; none of a prompt's."""
 
     def continuation(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
-        """Tokens of the longest known suffix, and `limit` tokens that followed it."""
-        self._read(sequence)
-        size, end = self._place()
+        """Length of the longest known suffix, and `limit` tokens that followed it."""
+        self._update(sequence)
+        size, end = self._match()
         return size, self._copy(end, limit) if size else []
 
     def _copy(self, start: int, limit: int) -> list[int]:
         """`limit` tokens from `start` on; behind the sequence's end from the copy itself, as in LZ77."""
-        tokens = self._text[start : start + limit]
-        period = len(self._text) - start
+        tokens = self._tokens[start : start + limit]
+        period = len(self._tokens) - start
         while len(tokens) < limit:
             tokens.append(tokens[-period])
         return tokens
 
-    def _place(self) -> tuple[int, int]:
-        """Tokens of the longest known suffix, and where it ended before; 0 if there is none."""
+    def _match(self) -> tuple[int, int]:
+        """Length of the longest known suffix, and the position after its last occurrence; 0 and 0 if there is none."""
         for size in self._sizes:
-            if size <= len(self._text):
-                end = self._ends.get(tuple(self._text[-size:]))
+            if size <= len(self._tokens):
+                end = self._ends.get(tuple(self._tokens[-size:]))
                 if end is not None:
                     return size, end
         return 0, 0
 
-    def _read(self, sequence: Sequence) -> None:
-        """Enter the n-grams that end before the last token: those have a continuation."""
+    def _update(self, sequence: Sequence) -> None:
+        """Enter the new tokens, and the n-grams that end before the last one: those have a continuation."""
         offset = len(sequence.source or ())
-        begun = bool(self._text)
-        new = sequence.tokens[len(self._text) - offset :] if begun else sequence.context
+        begun = bool(self._tokens)
+        new = sequence.tokens[len(self._tokens) - offset :] if begun else sequence.context
         self.foreseen = []
         for token in new:
             if begun:
-                size, place = self._place()
-                right = bool(size) and self._text[place] == token
-                self.foreseen.append(Seen(size, right, place == self._source))
-                self._source = place + 1 if right else -1
-            end = len(self._text)
+                size, position = self._match()
+                right = bool(size) and self._tokens[position] == token
+                self.foreseen.append(Seen(size, right, position == self._source))
+                self._source = position + 1 if right else -1
+            end = len(self._tokens)
             for size in self._sizes:
                 if size <= end:
-                    self._ends[tuple(self._text[end - size :])] = end
-            self._text.append(token)
+                    self._ends[tuple(self._tokens[end - size :])] = end
+            self._tokens.append(token)

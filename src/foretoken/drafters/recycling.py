@@ -1,4 +1,4 @@
-"""Token recycling: what the target nearly said after a token is drafted when that token comes again."""
+"""Token recycling: the target's likeliest tokens after a token are drafted when that token comes again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
-# Where the first successor is wrong, how often each later one is right: about the same at all temperatures.
+# Where the first successor is rejected, acceptance rates of the later ones: about the same at all temperatures.
 _LATER = (0.2, 0.1, 0.07, 0.045, 0.03, 0.02, 0.015)
-_FIRST = 0.5  # how often the first one is right, before there were any
-_STEP = 1 / 32  # what one more counts
+_FIRST = 0.5  # acceptance rate of the first one before any was tried
+_STEP = 1 / 32  # weight of a new observation
 
 
 class TokenRecycling(Drafter):
@@ -30,21 +30,20 @@ class TokenRecycling(Drafter):
     Every pass scores all nodes of a draft, and the likeliest tokens after each of them, rejected ones too, are entered
     as the successors of the node's token. A draft follows the table from the root on: where trees are taken in a tree
     of a fixed shape, wide at the top and deepest along first successors, else along first successors alone. The shape
-    is one of nine, by how often the first one was right lately: where that is the rule, a tree hardly branches. The
+    is one of nine, by the recent acceptance rate of first successors: where it is high, a tree hardly branches. The
     tokens are chosen, not drawn.
 
-    The prompt is not scored node by node where a drafter could see it: until the target was heard on a token, its
-    successors are those that it had in the prompt, the latest first.
+    Drafters don't see the logits of the prompt: until a token was part of a scored draft, its successors are those that
+    it had in the prompt, the latest first.
 
     Takes some 200 bytes for each token that came up, and at most that for each of the vocabulary.
 
     Args:
         candidates: successors that are kept of each token, at most 8.
-        shared: one table for all requests, in place of one for each. Better from a request's beginning on; but which
-            tokens a request drafts, and with a rejection verifier which tokens it samples, then depends on the requests
-            before it and beside it (their law does not). Requests that share a seed share their coins, so that what
-            one said would tell another's drafts of them: where coins decide, only the first request of each seed takes
-            part.
+        shared: one table for all requests instead of one for each: better drafts from a request's beginning on. Then a
+            request's drafts, and with a rejection verifier its samples, depend on the requests before it and beside it
+            (their distribution does not). Requests with one seed have the same uniforms: of these only the first takes
+            part, see `foretoken.drafters.sharing`.
     """
 
     name = "recycling"
@@ -67,7 +66,7 @@ class TokenRecycling(Drafter):
             if not self._entered[sequence]:
                 self._entered[sequence] = True
                 table.enter(sequence.context, self.candidates, batch.vocab_size)
-            # Twice as large, to put others in the place of nodes without known successors.
+            # Twice as large, for nodes of the shape without known successors are left out.
             branches = self.candidates if batch.takes_chosen_trees(row) else 1
             shape = tree_shape(2 * limit, branches, round(10 * table.rate))
             tokens, links = table.grow(sequence.tokens[-1], shape, limit)
@@ -85,9 +84,9 @@ class TokenRecycling(Drafter):
             tokens = [sequence.tokens[-1], *drafted[row][: sizes[row]]]
             kept = [0, *paths[row][: accepted[row]]]
             table.judge([*(tokens[node] for node in kept), following[row]])
-            # What was said where the text really went on counts most, so that it comes last.
+            # Accepted nodes count most: they are entered last.
             for node in (*range(len(tokens)), *kept):
-                table.heard[tokens[node]] = array("i", likely[row][node])
+                table.predicted[tokens[node]] = array("i", likely[row][node])
 
     def _table(self, sequence: Sequence, shared_noise: bool) -> _SuccessorTable:
         if self.shared and self._participants.takes_part(sequence, shared_noise):
@@ -99,23 +98,23 @@ class _SuccessorTable:
     """The successors of each token, the likeliest first.
 
     Attributes:
-        heard: the target's.
-        found: those in prompts.
-        rate: how often the first one was right lately.
+        predicted: by token, the target's likeliest successors.
+        found: by token, its successors in the prompt.
+        rate: recent acceptance rate of first successors.
     """
 
     def __init__(self) -> None:
-        self.heard: dict[int, array[int]] = {}
+        self.predicted: dict[int, array[int]] = {}
         self.found: dict[int, list[int]] = {}
         self.rate = _FIRST
 
     def successors(self, token: int) -> AbstractSequence[int]:
-        """What is known to follow a token."""
-        return self.heard.get(token) or self.found.get(token) or ()
+        """The known successors of a token."""
+        return self.predicted.get(token) or self.found.get(token) or ()
 
-    def judge(self, said: list[int]) -> None:
-        """Compare with how the text went on."""
-        for token, following in pairwise(said):
+    def judge(self, emitted: list[int]) -> None:
+        """Update `rate` with the root, the accepted tokens and the one after them."""
+        for token, following in pairwise(emitted):
             known = self.successors(token)
             if known:
                 self.rate += _STEP * ((known[0] == following) - self.rate)
@@ -153,12 +152,12 @@ class _SuccessorTable:
 
 @lru_cache(maxsize=1024)
 def tree_shape(size: int, candidates: int, tenths: int) -> tuple[tuple[int, int], ...]:
-    """The `size` paths of ranks that are likeliest to be right, as a tree.
+    """The tree of the `size` paths of ranks that are most likely to be accepted.
 
     Args:
         size: nodes.
         candidates: ranks.
-        tenths: how often the first one is right.
+        tenths: acceptance rate of rank 0, in tenths.
 
     Returns:
         For each node, parents first, its parent's number (0 = root) and its rank among the parent's successors.
@@ -166,7 +165,7 @@ def tree_shape(size: int, candidates: int, tenths: int) -> tuple[tuple[int, int]
     first = min(max(tenths / 10, 0.1), 0.9)
     rates = (first, *((1 - first) * later for later in _LATER))
     shape: list[tuple[int, int]] = []
-    heap = [(-first, 0, 0, 1.0)]  # minus the chance, parent, rank, the parent's chance
+    heap = [(-first, 0, 0, 1.0)]  # minus the probability, parent, rank, the parent's probability
     while len(shape) < size:
         chance, parent, rank, above = heappop(heap)
         shape.append((parent, rank))

@@ -27,7 +27,7 @@ from foretoken.models.base import LanguageModel
 
 @dataclass(frozen=True)
 class Known:
-    """A drafter that has a name."""
+    """A drafter with a name."""
 
     make: Callable[..., Drafter]
     summary: str
@@ -38,18 +38,18 @@ class Known:
     takes_tree: bool = False
     """Whether `make` takes what trees to grow, as ``tree=``."""
     takes_quantize: bool = False
-    """Whether it has weights that can be rounded, and `make` takes how, as ``quantize=``."""
+    """Whether it has weights that can be quantised, and `make` takes how, as ``quantize=``."""
     needs_model: bool = False
     needs_target: bool = False
     """Whether `make` takes the target, as ``target=``."""
     argument: str = ""
-    """The option that stands behind a colon: ``name:argument``."""
+    """The option given after a colon: ``name:argument``."""
     number: bool = False
-    """Whether that is a whole number."""
+    """Whether that option is a whole number."""
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Options that `make` can't do without."""
+        """Options of `make` without a default."""
         parameters = signature(self.make).parameters.values()
         return tuple(one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD)
 
@@ -77,17 +77,17 @@ _DRAFTERS = {
     ),
     "prompt-lookup": Known(
         PromptLookup,
-        "copies what followed the last occurrence of the longest suffix of the text",
+        "copies what followed the last occurrence of the sequence's longest suffix",
         "Saxena 2023, prompt lookup decoding",
     ),
     "ngram-storage": Known(
         NgramStorage,
-        "counts n-grams of the text and of the target's likeliest predictions; the longest known context drafts",
+        "counts n-grams of the sequence and of the target's likeliest predictions; the longest known context drafts",
     ),
     "ngram-storage-one-level": Known(_one_level, "the same with contexts of one length alone: no fallback"),
     "suffix": Known(
         Suffix,
-        "what most often followed the longest suffix that occurred before; suffix:N looks in other requests' texts too",
+        "what most often followed the longest suffix that occurred before; suffix:N looks in other requests, too",
         "Oliaro et al. 2024, arXiv 2411.04975; Hu et al. 2024, arXiv 2411.10666",
         trees=True,
         argument="global_tokens",
@@ -101,7 +101,7 @@ _DRAFTERS = {
     ),
     "lookahead": Known(
         Lookahead,
-        "n-grams that the target makes in parallel Jacobi windows, in the pass that verifies",
+        "n-grams from parallel Jacobi iteration of the target, in the pass that verifies",
         "Fu et al. 2024, arXiv 2402.02057",
         trees=True,
     ),
@@ -116,8 +116,8 @@ _DRAFTERS = {
     ),
     "retrieval": Known(
         Retrieval,
-        "looks the end of the text up in a corpus, and drafts what follows there: retrieval:INDEX, a file that "
-        "'foretoken index' wrote",
+        "looks the sequence's longest suffix up in a corpus, and drafts what follows there: retrieval:INDEX, a file "
+        "that 'foretoken index' wrote",
         "REST, He et al. 2023, arXiv 2311.08252",
         trees=True,
         argument="index",
@@ -142,7 +142,7 @@ _DRAFTERS = {
     ),
     "cascade": Known(
         Cascade,
-        "several drafters, named with commas: the first that promises as much as the next proposes",
+        "several drafters, separated by commas, the cheapest first: each row gets the draft that pays most",
         needs_model=True,
     ),
 }
@@ -195,9 +195,9 @@ def _whole(name: str, option: str, argument: str) -> int:
         ) from None
 
 
-def is_name(text: str) -> bool:
-    """Whether a text names a drafter, with an argument or without."""
-    return text.partition(":")[0] in _DRAFTERS
+def is_name(name: str) -> bool:
+    """Whether a drafter has this name, with an argument or without."""
+    return name.partition(":")[0] in _DRAFTERS
 
 
 def names() -> tuple[str, ...]:
@@ -206,5 +206,5 @@ def names() -> tuple[str, ...]:
 
 
 def known() -> Mapping[str, Known]:
-    """All drafters by name, and what there is to know about them."""
+    """All drafters, by name."""
     return MappingProxyType(_DRAFTERS)

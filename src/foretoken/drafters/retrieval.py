@@ -1,4 +1,4 @@
-"""Retrieval: continue the text as a corpus goes on where it reads alike."""
+"""Retrieval: draft what follows the sequence's longest suffix in a corpus."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
 
 _SAMPLES = 64
-"""Occurrences that are looked at; of more, so many at equal distances among the sorted ones."""
+"""Most occurrences that are looked at: of more, so many at equal distances in suffix order."""
 
 Tree = tuple[list[int], list[int]]
 """Tokens, and of each the number of its parent node, as in `Draft`."""
 
 
 class Retrieval(Drafter):
-    """Looks the end of the text up in a corpus, and drafts what follows there (REST, He et al., arXiv 2311.08252).
+    """Drafts what follows the sequence's longest suffix in a corpus (REST, He et al. 2023, arXiv 2311.08252).
 
-    The longest suffix of the text that occurs in the corpus decides. Its continuations make a tree; of this the nodes
-    that most of them share are drafted, for rows whose verifier takes no trees the chain of the commonest successors.
-    The tokens are chosen, not drawn. The corpus never changes, so that a seed gives one text.
+    The continuations of the longest suffix that occurs in the corpus make a tree; the nodes that most of them share are
+    drafted, or the chain of the most frequent successors for rows whose verifier takes no trees. The tokens are chosen,
+    not drawn. The corpus never changes, so that a seed gives one output.
 
     Args:
         index: the file that ``foretoken index`` or `foretoken.index.build` wrote.
@@ -50,10 +50,10 @@ class Retrieval(Drafter):
         check_integer("min_match", min_match, 1, self.max_match, cure="use 1 for any length, at most max_match")
         self.min_match = min_match
         self.matches: PerSequence[int] = PerSequence(int)
-        """Of each sequence: tokens of the suffix that its last proposal continued, 0 where there was none."""
+        """See `Drafter.matches`."""
 
     def check_target(self, target: LanguageModel) -> None:
-        """See to it that the corpus was tokenised as the target's texts are.
+        """Check that the corpus was tokenised with the target's tokenizer.
 
         Raises:
             ParameterError: it was not.
@@ -75,7 +75,7 @@ class Retrieval(Drafter):
             )
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """Trees of continuations, empty where no suffix of the text occurs in the corpus."""
+        """Trees of continuations, empty where no suffix of the sequence occurs in the corpus."""
         rows = [
             self._continue(sequence, limit, batch.takes_chosen_trees(row), batch.vocab_size)
             for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True))
@@ -89,32 +89,32 @@ class Retrieval(Drafter):
         length, found = self.index.find(sequence.tokens[-self.max_match :], self.max_match, self.min_match)
         step = max(1, -(-len(found) // _SAMPLES))
         endings = [self.index.after(suffix, length, limit) for suffix in found[::step]]
-        tree = _commonest(endings, limit, branch, vocab_size)
+        tree = _most_shared(endings, limit, branch, vocab_size)
         self.matches[sequence] = length if tree[0] else 0
         return tree
 
 
-def _commonest(endings: list[list[int]], budget: int, branch: bool, vocab_size: int) -> Tree:
-    """The best nodes of the tree of some texts.
+def _most_shared(endings: list[list[int]], budget: int, branch: bool, vocab_size: int) -> Tree:
+    """The nodes that most of some continuations share, as a tree.
 
     Args:
-        endings: the texts.
+        endings: the continuations.
         budget: most nodes.
-        branch: whether the tree may branch; if not, each node has but its commonest successor.
-        vocab_size: tokens from here on are no token of the target's.
+        branch: whether the tree may branch; if not, each node has its most frequent successor alone.
+        vocab_size: the target's; tokens from there on are left out.
     """
     tokens: list[int] = []
     parents: list[int] = []
-    # The commonest node first, of equal ones the one nearer to the root, then the one that was found first.
+    # The most frequent node first, of equal ones the one nearer to the root, then the one that was found first.
     waiting: list[tuple[int, int, int, int, int, list[list[int]]]] = []
     found = 0
 
-    def look(texts: list[list[int]], depth: int, parent: int) -> None:
+    def look(continuations: list[list[int]], depth: int, parent: int) -> None:
         nonlocal found
         groups: dict[int, list[list[int]]] = {}
-        for text in texts:
-            if len(text) > depth and text[depth] < vocab_size:
-                groups.setdefault(text[depth], []).append(text)
+        for tokens_after in continuations:
+            if len(tokens_after) > depth and tokens_after[depth] < vocab_size:
+                groups.setdefault(tokens_after[depth], []).append(tokens_after)
         chosen = groups.items() if branch else sorted(groups.items(), key=lambda item: -len(item[1]))[:1]
         for token, group in chosen:
             found += 1

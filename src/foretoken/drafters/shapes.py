@@ -1,8 +1,8 @@
-"""Shapes of draft trees: the best one for a node budget, from how often drafts were accepted by rank and depth.
+"""Shapes of draft trees: the best one for a node budget, given acceptance rates by rank and depth.
 
-A child's *rank* is its place among its siblings, 0 first. Where the child of rank r at depth d is the one that is
-accepted with probability ``a[d][r]`` once its parent is, a node is part of the text with the product of these on the
-way to it, and a tree emits ``1 + Σ products`` tokens a round. The best tree of n nodes follows by dynamic programming
+A child's *rank* is its index among its siblings, 0 first. If the child of rank r at depth d is accepted with
+probability ``a[d][r]`` once its parent is, a node is accepted with the product of these along its path, and a tree
+emits ``1 + Σ products`` tokens a round on average. The best tree of n nodes follows by dynamic programming
 (Sequoia, Chen et al. 2024, arXiv 2402.12374, section 4.1; here by depth too).
 """
 
@@ -29,7 +29,7 @@ class TreeShape:
 
     Attributes:
         parents: node number of the parent of node 1, 2, …; 0 is the root. Breadth first, so that they never fall and
-            siblings stand together, by rank.
+            siblings are adjacent, by rank.
     """
 
     parents: tuple[int, ...]
@@ -37,17 +37,17 @@ class TreeShape:
     def __post_init__(self) -> None:
         if len(self.parents) > MAX_SPECULATIVE_TOKENS:
             raise ParameterError(f"a tree of {len(self.parents)} nodes: at most {MAX_SPECULATIVE_TOKENS} are drafted")
-        for place, parent in enumerate(self.parents):
-            least = self.parents[place - 1] if place else 0
-            if not least <= parent <= place:
+        for index, parent in enumerate(self.parents):
+            least = self.parents[index - 1] if index else 0
+            if not least <= parent <= index:
                 raise ParameterError(
-                    f"tree shape: node {place + 1} has parent {parent}: parents are numbers from 0 (the root) up to "
-                    f"the node before, breadth first, so from {least} to {place} here"
+                    f"tree shape: node {index + 1} has parent {parent}: parents are numbers from 0 (the root) up to "
+                    f"the node before, breadth first, so from {least} to {index} here"
                 )
 
     @classmethod
     def chain(cls, length: int) -> TreeShape:
-        """One child each."""
+        """A chain of `length` nodes."""
         return cls(tuple(range(length)))
 
     @classmethod
@@ -69,19 +69,19 @@ class TreeShape:
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """Rank of node 1, 2, … among its siblings."""
-        return tuple(place - self.parents.index(parent) for place, parent in enumerate(self.parents))
+        return tuple(index - self.parents.index(parent) for index, parent in enumerate(self.parents))
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """The children of node 0, 1, 2, …, by rank."""
         below: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
-        for place, parent in enumerate(self.parents):
-            below[parent].append(place + 1)
+        for index, parent in enumerate(self.parents):
+            below[parent].append(index + 1)
         return tuple(map(tuple, below))
 
     @property
     def depth(self) -> int:
-        """Of the deepest node; 0 for an empty tree."""
+        """Depth of the deepest node; 0 for an empty tree."""
         return max(self.depths, default=0)
 
     @property
@@ -90,7 +90,7 @@ class TreeShape:
         return self.parents == tuple(range(len(self.parents)))
 
     def cut(self, budget: int, max_depth: int) -> TreeShape:
-        """What is left of it with `budget` nodes, none below `max_depth`: those that `TYPICAL` expects most of."""
+        """The `budget` nodes, none below `max_depth`, that are most likely to be accepted by the rates of `TYPICAL`."""
         kept = [node for node, depth in enumerate(self.depths, start=1) if depth <= max_depth]
         if len(kept) > budget:
             values = TYPICAL.values(self)
@@ -107,11 +107,11 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class AcceptanceTable:
-    """How often the child of each rank is the accepted one, once its parent is.
+    """Acceptance rates: how often the child of each rank is the accepted one, once its parent is.
 
     Attributes:
-        rates: by depth (children of the root first), then by rank; the sum over the ranks of a depth is 1 at most. The
-            last depth's stand for those below it.
+        rates: by depth (children of the root first), then by rank; a depth's sum is 1 at most. Those of the last depth
+            also count for deeper ones.
     """
 
     rates: tuple[tuple[float, ...], ...]
@@ -122,8 +122,8 @@ class AcceptanceTable:
         for depth, ranks in enumerate(self.rates, start=1):
             if min(ranks) < 0 or not sum(ranks) <= 1 + 1e-6:
                 raise ParameterError(
-                    f"acceptance table: rates at depth {depth} are {list(ranks)}: they are chances that exclude each "
-                    "other, none below 0 and their sum not above 1"
+                    f"acceptance table: rates at depth {depth} are {list(ranks)}: probabilities that exclude each "
+                    "other are at least 0, and their sum is at most 1"
                 )
 
     def at(self, depth: int) -> tuple[float, ...]:
@@ -148,26 +148,26 @@ class AcceptanceTable:
 
 
 TYPICAL = AcceptanceTable(((0.65, 0.09, 0.055, 0.032, 0.017, 0.015, 0.013, 0.011),))
-"""What is taken for the rates before any were measured: about those of the shipped pair at temperature 1."""
+"""Rates that are assumed before any were measured: about those of the shipped pair at temperature 1."""
 
 
 @lru_cache(maxsize=512)
 def best_shape(acceptance: AcceptanceTable, budget: int, max_depth: int) -> TreeShape:
-    """The tree that emits most tokens a round.
+    """The tree with the largest mean acceptance length.
 
     Args:
-        acceptance: chances by depth and rank.
+        acceptance: rates by depth and rank.
         budget: most nodes.
         max_depth: most tokens of a path.
 
     Returns:
-        A shape of `budget` nodes, or fewer where a further one has no chance of being accepted.
+        A shape of `budget` nodes, or fewer where a further one would never be accepted.
     """
     nodes = np.arange(budget + 1)
     # first[n, m]: of n nodes m go to the first child (itself and all below it), which leaves n - m to its siblings.
     left = nodes[:, None] - nodes
     possible = (left >= 0) & (nodes > 0)
-    below = np.zeros(budget + 1)  # by number of nodes: the best sum of chances under an accepted node, one depth down
+    below = np.zeros(budget + 1)  # by number of nodes: best sum of probabilities under an accepted node, one depth down
     taken: list[list[np.ndarray[Any, Any]]] = []  # by depth, rank, nodes that are left: how many the child takes
     for depth in range(min(max_depth, budget), 0, -1):
         siblings, takes = np.zeros(budget + 1), list[np.ndarray[Any, Any]]()

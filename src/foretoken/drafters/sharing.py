@@ -1,4 +1,4 @@
-"""Who may take part in what a drafter shares among requests."""
+"""Which requests may use what a drafter shares among requests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from foretoken.sequence import Sequence
 
 
 class Participants:
-    """Keeps requests that have the same coins apart.
+    """Keeps requests with the same randomness apart.
 
-    A drafter that learns from other requests makes a request's drafts depend on their texts. That is lossless as long
-    as those texts tell nothing of the request's own coins. Requests that share a seed share their coins: where coins
-    decide, only the first request of each seed takes part. About 150 bytes a request, kept for good: what was learnt
-    from a text lives on in the texts of others.
+    With a drafter that learns from other requests, drafts depend on the outputs of these. That is lossless as long as
+    those outputs are independent of the request's own uniforms. Requests with one seed have the same uniforms: where
+    these decide anything, only the first request of each seed takes part. Takes about 150 bytes a request, for the
+    life of the drafter: outputs that others learnt from keep having influence.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Participants:
 
         Args:
             sequence: the request.
-            shared_noise: as in `Batch.shared_noise`: under it, and without any, a draft has no influence on the text.
+            shared_noise: as in `Batch.shared_noise`: there, and in greedy decoding, drafts don't influence the output.
         """
         if shared_noise or sequence.params.greedy:
             return True
