@@ -3,7 +3,7 @@
 A greedy text is the same whatever drafts it, and so is a text under shared noise. So what each drafter would have
 proposed at each place of a text is recorded once, and then texts are gone through by any drafter in simulated time: the
 cascade's clock is moved on by what calls and passes are said to take, with noise, and dearer where a pass has another
-width than the last one (`Widths`). What is left is the choice itself, its learning included; the machine has no say.
+width than the last one (`PassWidths`). What is left is the choice itself, its learning included.
 
 Run with: python benchmarks/cascade.py --spec-bench FILE [--copy-edit-target DIR] [--recording FILE]
 """
@@ -29,7 +29,7 @@ from foretoken.draft import Draft
 from foretoken.drafters import Cascade, PromptLookup, Suffix, cascade
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.models import load
-from foretoken.models.native.openvino_backend import Widths
+from foretoken.models.native.widths import PassWidths
 from foretoken.sequence import Sequence
 from foretoken.verify import Verdict
 
@@ -53,7 +53,7 @@ class Times:
         call, step: of a call of the draft model, and of each of its tokens.
         own: the cascade's work in a round.
         lookup: a lookup's.
-        patience: of `Widths`.
+        patience: of `PassWidths`.
     """
 
     first: float
@@ -122,7 +122,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self._widths = Widths(self.times.patience)
+        self._widths = PassWidths(self.times.patience)
 
     def spend(self, milliseconds: float) -> None:
         """Some work, with noise of 15%, and twice as long once in fifty times."""

@@ -1,7 +1,7 @@
 """What a pass costs whose number of tokens is another than the last one's: OpenVINO's runtime gets ready anew for it.
 
 For pairs of widths: milliseconds of passes that are all of one width, and of passes that change between the two, as
-they are and padded by `foretoken.models.native.openvino_backend.Widths`. Medians.
+they are and padded by `foretoken.models.native.widths.PassWidths`. Medians.
 
 Run with: python benchmarks/widths.py [--target DIR] [--dtype bfloat16] [--passes N]
 """
@@ -20,7 +20,9 @@ from rich.table import Table
 from foretoken import tiny_pair_path
 from foretoken.models import load
 from foretoken.models.native.cache import Feed
-from foretoken.models.native.openvino_backend import OpenVinoBackend, Widths
+from foretoken.models.native.compilation import GraphKey
+from foretoken.models.native.openvino_backend import OpenVinoBackend
+from foretoken.models.native.widths import PassWidths
 
 PAIRS = ((1, 4), (1, 6), (3, 4), (4, 8), (6, 7), (6, 9), (8, 16))
 LENGTH = 200
@@ -41,7 +43,7 @@ class Meter:
 
     def alternating(self, widths: tuple[int, ...], patience: int) -> dict[int, float]:
         """Median milliseconds of passes over each number of tokens, one number after another."""
-        self._backend._request(()).widths = Widths(patience)
+        self._backend.graphs(GraphKey()).widths = PassWidths(patience)
         found: dict[int, list[float]] = {width: [] for width in widths}
         for number in range(self._passes + 3):
             for width in widths:
@@ -61,7 +63,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=40)
     arguments = parser.parse_args()
     backend = load(arguments.target, runner="native", backend="openvino", dtype=arguments.dtype).backend
-    backend._pads = False  # which changes the width as well
+    backend.pads = False  # which changes the width as well
     meter, console = Meter(backend, arguments.passes), Console()
     table = Table(box=SIMPLE_HEAD, title="milliseconds a pass")
     for column in ("tokens", "one width", "changing", "changing, padded"):

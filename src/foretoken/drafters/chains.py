@@ -110,8 +110,8 @@ def _draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.devic
     """The draft of ``limits[b]`` tokens of row b's chain, and whether all of these are there."""
     tokens = [chain[:limit] for chain, limit in zip(chains.tokens, limits, strict=True)]
     draft = Draft.from_lists(tokens, device)
-    if chains.laws is not None:
-        draft = replace(draft, probs=chains.laws[:, : draft.width].to(device))
+    if chains.probs is not None:
+        draft = replace(draft, probs=chains.probs[:, : draft.width].to(device))
     return draft, [len(chain) for chain in tokens] == list(limits)
 
 

@@ -219,7 +219,7 @@ class Eagle3(Drafter):
         """Chains in the draft vocabulary as chains in the target's."""
         if self._tokens is None:
             return chains
-        laws = chains.laws
+        laws = chains.probs
         if laws is not None:
             spread = laws.new_zeros((*laws.shape[:-1], self._head.config.vocab_size))
             laws = spread.index_copy_(-1, self._tokens.to(laws.device), laws)

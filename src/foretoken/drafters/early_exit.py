@@ -136,9 +136,9 @@ class _EarlyLayers(LanguageModel):
         """See `LanguageModel.drafts_chains`."""
         return self._early.drafts_chains
 
-    def warm_up(self) -> None:
+    def warm_up(self, hidden_layers: AbstractSequence[int] | None = None) -> None:
         """See `LanguageModel.warm_up`."""
-        self._early.warm_up()
+        self._early.warm_up(hidden_layers)
 
     def open(self, batch_size: int) -> Cache:
         """Refused: the only cache is the target's."""

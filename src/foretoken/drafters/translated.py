@@ -108,9 +108,9 @@ class TranslatedModel(LanguageModel):
         """Most tokens that may follow a text, which is cut for them where it is too long."""
         self._first = model.eos_token_ids[0] if model.eos_token_ids else 0  # of a text that has nothing to read
 
-    def warm_up(self) -> None:
+    def warm_up(self, hidden_layers: Sequence[int] | None = None) -> None:
         """See `LanguageModel.warm_up`."""
-        self.model.warm_up()
+        self.model.warm_up(hidden_layers)
 
     def open(self, batch_size: int) -> TranslatedCache:
         """A new cache with `batch_size` empty rows."""

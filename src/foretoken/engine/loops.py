@@ -59,6 +59,8 @@ class Loops:
     def draft_with(self, drafter: Any, tree: TreePlan | None = None) -> None:
         """Use a drafter from the next loop on, with a policy of its own; see `Engine` for both arguments."""
         made = make_drafter(drafter, self.target, tree=tree, vocab=self._vocab, **self._load_options)
+        if made.hidden_layers:
+            self.target.warm_up(made.hidden_layers)
         key = measurement_key(self.target, made)
         made.keep_costs(key)
         self.drafter = made

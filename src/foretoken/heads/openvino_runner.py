@@ -1,4 +1,4 @@
-"""An EAGLE-3 head on OpenVINO's runtime: graphs like those of the native decoder, of one layer that is fed states."""
+"""An EAGLE-3 head on OpenVINO: the native decoder's backend, over a network of one layer that is fed states too."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from foretoken.limits import current_limits
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Layer, Matrix, Weights
+from foretoken.models.native.compilation import GraphKey
+from foretoken.models.native.graph_nodes import integers
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.loader import rounding
 from foretoken.models.native.openvino_backend import OpenVinoBackend
-from foretoken.models.native.openvino_graph import Graph, integers
+from foretoken.models.native.openvino_graph import DecoderGraph
 from foretoken.models.native.runner import spread
 from foretoken.models.native.spec import Spec
 from foretoken.models.traits import NO_LIMIT
 
 _REMEMBERED = 32
-"""States of a row's last tokens that are kept, to read these tokens once more along with others."""
+"""States of a row's last tokens that are kept, so that passes can begin earlier (`Feed.begin_earlier`)."""
 
 
-class _Weights(Weights):
-    """A head's weights in the form that a graph takes."""
+class HeadWeights(Weights):
+    """A head's weights in the form that a graph takes; `draft_tokens` are the target's ids of the draft vocabulary."""
 
     def __init__(self, head: Eagle3Head, embeddings: Tensor) -> None:
         self.spec = _spec(head.config)
@@ -39,13 +41,13 @@ class _Weights(Weights):
         self._head, self._embeddings = head, embeddings
         self.hidden_norm = head.midlayer.hidden_norm.weight.data
 
-    def known(self, token: int) -> int:
-        """A draft token in the target's numbers; some token for what stands for scores that are no numbers."""
+    def target_token(self, token: int) -> int:
+        """A draft token in the target's numbering; any token for the vocabulary's size, which stands for NaN."""
         token = min(token, self.spec.vocab_size - 1)
         return token if self.draft_tokens is None else self.draft_tokens[token]
 
     def bytes(self, layers: int | None = None) -> int:
-        """Of what a pass reads, in all of its one layer."""
+        """Of all weights that a pass reads."""
         return sum(weight.nbytes for weight in self._head.parameters())
 
     def embedding(self) -> Tensor:
@@ -76,110 +78,104 @@ class _Weights(Weights):
         )
 
 
-class _Graph(Graph):
-    """One pass: logits and outputs of the picked tokens. Several steps: as in `Graph`, and the outputs of the last one.
+class HeadGraph(DecoderGraph):
+    """One layer over embeddings and features: a pass also gives its outputs, a chain those of its last step.
 
     Args:
         weights: of the head.
         dtype: of weights, keys and values.
-        quantize: see `Graph`.
-        steps: see `Graph`.
-        draws: see `Graph`.
+        quantize: see `DecoderGraph`.
+        key: which graph.
     """
 
-    def __init__(
-        self, weights: _Weights, dtype: torch.dtype, quantize: Quantize | None, steps: int | None, draws: bool
-    ) -> None:
+    def __init__(self, weights: HeadWeights, dtype: torch.dtype, quantize: Quantize | None, key: GraphKey) -> None:
         self._config, self._hidden_norm, self._draft_tokens = weights.config, weights.hidden_norm, weights.draft_tokens
-        super().__init__(weights, dtype, quantize, (), steps, None, draws)
+        super().__init__(weights, dtype, quantize, (), key.steps, None, key.draws)
 
-    def _inputs_of(self, steps: int | None) -> dict[str, tuple[Any, list[int]]]:
-        return {**super()._inputs_of(steps), "states": (ov.Type.f32, [-1, self._config.hidden_size])}
+    def extra_inputs(self) -> dict[str, tuple[Any, list[int]]]:
+        """``[T, H]``, what goes with each token: a feature, or the output after the token before."""
+        return {"states": (ov.Type.f32, [-1, self._config.hidden_size])}
 
-    def _pass(self, hidden_layers: Sequence[int]) -> list[Any]:
-        outputs = self._pick(self._outputs())
-        return [self._logits(self._normalised(outputs)), outputs]
+    def run(self) -> list[Any]:
+        """`Eagle3Head.forward` over `now`: its outputs."""
+        layer, states = self.layers[0], self.now["states"]
+        embedded = ops.gather(self.weights.vector(self.table), self.now["tokens"], integers(0))
+        normed = self.norm(states, self._hidden_norm)
+        both = ops.concat([self.norm(embedded, layer.attention_norm), normed], -1)
+        x = normed if self._config.norm_before_residual else states
+        x = self.mlp(ops.add(x, self.attention(both, layer, 0)), layer)
+        return [self.norm(x, self.last_norm) if self._config.norm_output else x]
 
-    def _chain(self, steps: int) -> list[Any]:
-        turns = self._turns(steps)
-        outputs = self._pick(self._outputs())
-        token = self._token(self._normalised(outputs))
-        for turn in turns:
-            self._now |= {"tokens": self._known(token), "states": outputs, **turn}
-            outputs = self._outputs()
-            token = self._token(self._normalised(outputs))
-        return [*self._chained(), outputs]
+    def scored(self, state: Any) -> Any:
+        """The outputs, normed."""
+        return state if self._config.norm_output else self.norm(state, self.last_norm)
 
-    def _known(self, token: Any) -> Any:
-        """Draft tokens in the target's numbers; some token where the scores were no numbers."""
-        token = ops.minimum(token, integers(self._spec.vocab_size - 1))
-        if self._draft_tokens is None:
-            return token
-        return ops.gather(integers(self._draft_tokens), token, integers(0))
+    def next_inputs(self, token: Any, state: Any) -> dict[str, Any]:
+        """Draft tokens in the target's numbering (any token where a logit was NaN), and the outputs."""
+        token = ops.minimum(token, integers(self.spec.vocab_size - 1))
+        if self._draft_tokens is not None:
+            token = ops.gather(integers(self._draft_tokens), token, integers(0))
+        return {"tokens": token, "states": state}
 
-    def _outputs(self) -> Any:
-        """`Eagle3Head.forward` for the tokens of now."""
-        layer, states = self._layers[0], self._now["states"]
-        embedded = ops.gather(self._vector(self._table), self._now["tokens"], integers(0))
-        normalised = self._norm(states, self._hidden_norm)
-        both = ops.concat([self._norm(embedded, layer.attention_norm), normalised], -1)
-        x = normalised if self._config.norm_before_residual else states
-        x = self._mlp(ops.add(x, self._attention(both, layer, 0)), layer)
-        return self._norm(x, self._last_norm) if self._config.norm_output else x
-
-    def _normalised(self, outputs: Any) -> Any:
-        return outputs if self._config.norm_output else self._norm(outputs, self._last_norm)
+    def carried(self, state: Any) -> list[Any]:
+        """The outputs."""
+        return [state]
 
 
 @dataclass(slots=True)
-class _Feed(Feed):
-    """What a pass adds to a row, with the states ``[n, H]`` that go with the tokens, and those of tokens before."""
+class StateFeed(Feed):
+    """What a pass adds to a row, with the states that go with the tokens.
+
+    Attributes:
+        states: ``[n, H]``, one for each token.
+        past: ``[m, H]``, those of committed tokens right before the feed.
+    """
 
     states: Tensor = field(default_factory=lambda: torch.zeros(0))
     past: Tensor = field(default_factory=lambda: torch.zeros(0))
 
+    def split(self, count: int) -> Feed:
+        """See `Feed`."""
+        first = Feed.split(self, count)
+        states, self.states = self.states[:count], self.states[count:]
+        return StateFeed(first.row, first.start, first.tokens, first.regime, None, states=states)
 
-class _Backend(OpenVinoBackend):
-    """The native decoder's backend, for feeds that have states."""
-
-    def __init__(self, weights: _Weights, dtype: torch.dtype, quantize: Quantize | None) -> None:
-        self._parts = weights
-        super().__init__(weights, dtype, quantize)
-
-    def chain_after(self, cache: NativeCache, feeds: Sequence[_Feed], steps: int, draws: Draws | None) -> Chains:
-        """Of each row so many draft tokens after its feed; see `OpenVinoBackend.chain`."""
-        places = {feed.row: place for place, feed in enumerate(feeds)}
-
-        def go_on(feed: _Feed, token: int, outputs: list[Tensor]) -> None:
-            feed.tokens = [self._parts.known(token)]
-            feed.states = outputs[0][places[feed.row], None]
-
-        return self._chain(cache, feeds, steps, draws, len(cache.rows), go_on)
-
-    def _beginning(self, feed: Any, count: int) -> Feed:
-        first = super()._beginning(feed, count)
-        states, feed.states = feed.states[:count], feed.states[count:]
-        return _Feed(first.row, first.start, first.tokens, first.regime, None, states=states)
-
-    def _begin_earlier(self, cache: NativeCache, feed: Any, most: int) -> int:
-        count = super()._begin_earlier(cache, feed, min(most, len(feed.past)))
+    def begin_earlier(self, committed: Sequence[int], most: int) -> int:
+        """See `Feed`."""
+        count = Feed.begin_earlier(self, committed, min(most, len(self.past)))
         if count:
-            feed.states = torch.cat([feed.past[-count:], feed.states])
-            feed.past = feed.past[:-count]
+            self.states = torch.cat([self.past[-count:], self.states])
+            self.past = self.past[:-count]
         return count
 
-    def _arrays(self, cache: NativeCache, feeds: Sequence[Feed], room: int = 0) -> dict[str, Any]:
+
+class HeadNetwork:
+    """An EAGLE-3 head as the `Network` of an `OpenVinoBackend`.
+
+    Args:
+        weights: of the head.
+        dtype: of weights, keys and values.
+        quantize: see `OpenVinoBackend`.
+    """
+
+    def __init__(self, weights: HeadWeights, dtype: torch.dtype, quantize: Quantize | None) -> None:
+        self._weights, self._dtype, self._quantize = weights, dtype, quantize
+
+    def graph(self, key: GraphKey) -> DecoderGraph:
+        """See `Network`."""
+        return HeadGraph(self._weights, self._dtype, self._quantize, key)
+
+    def arrays(self, feeds: Sequence[Feed]) -> dict[str, Any]:
+        """The states of all feeds, zeros for padding."""
+        size = self._weights.config.hidden_size
         states = [
-            feed.states.float() if isinstance(feed, _Feed) else torch.zeros((len(feed.tokens), self.spec.hidden_size))
+            feed.states.float() if isinstance(feed, StateFeed) else torch.zeros((len(feed.tokens), size))
             for feed in feeds
         ]
-        return {**super()._arrays(cache, feeds, room), "states": torch.cat(states).numpy()}
-
-    def _graph(self, hidden_layers: tuple[int, ...], steps: int | None, draws: bool) -> Graph:
-        return _Graph(self._parts, self._dtype, self.quantize, steps, draws)
+        return {"states": torch.cat(states).numpy()}
 
 
-class _Cache(HeadCache):
+class PagedHeadCache(HeadCache):
     """With the states of each row's last tokens.
 
     Args:
@@ -192,17 +188,17 @@ class _Cache(HeadCache):
         self._size = hidden_size
         self._past: list[Tensor] = []
 
-    def feeds(self, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> list[_Feed]:
+    def feeds(self, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> list[StateFeed]:
         """Feeds of the rows that get tokens."""
         assert isinstance(self.slots, NativeCache)
         return [
-            _Feed(place, row.kept, list(new), 0, None, states=fed, past=past)
+            StateFeed(place, row.kept, list(new), 0, None, states=fed, past=past)
             for place, (row, new, fed, past) in enumerate(zip(self.slots.rows, tokens, states, self._past, strict=True))
             if new
         ]
 
     def commit(self, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> None:
-        """Note that the rows hold these tokens, whose keys and values have been computed."""
+        """Add tokens to the rows, whose keys and values have been computed."""
         assert isinstance(self.slots, NativeCache)
         for place, (row, new, fed) in enumerate(zip(self.slots.rows, tokens, states, strict=True)):
             row.tokens += new
@@ -218,7 +214,7 @@ class _Cache(HeadCache):
 
 
 class OpenVinoRunner:
-    """See `Runner`. A tree is read from its beginning at every depth, a chain a token a step.
+    """See `Runner`. A tree is computed from its root at every depth, a chain a token a step.
 
     Args:
         head: on the CPU.
@@ -234,9 +230,10 @@ class OpenVinoRunner:
     ) -> None:
         weight = head.fc.weight
         self._size = head.config.hidden_size
-        weights = _Weights(head, embeddings.to(weight))
+        self._weights = weights = HeadWeights(head, embeddings.to(weight))
         self.quantize = rounding(weights.bytes(), weight.dtype) if quantize == "auto" else quantize
-        self._backend = _Backend(weights, weight.dtype, self.quantize)
+        network = HeadNetwork(weights, weight.dtype, self.quantize)
+        self._backend = OpenVinoBackend(weights, weight.dtype, self.quantize, network)
         self._backend.warm_up()
 
     @property
@@ -246,11 +243,11 @@ class OpenVinoRunner:
 
     def open(self) -> HeadCache:
         """See `Runner`."""
-        return _Cache(self._backend.open(0), self._size)
+        return PagedHeadCache(self._backend.open(0), self._size)
 
     def read(self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> Tensor:
         """See `Runner`."""
-        assert isinstance(cache, _Cache)
+        assert isinstance(cache, PagedHeadCache)
         slots = cache.slots
         assert isinstance(slots, NativeCache)
         scores = torch.zeros((len(tokens), self._backend.spec.vocab_size))
@@ -275,20 +272,20 @@ class OpenVinoRunner:
         longest = max(len(row.nodes) for row in slots.rows)
         above = torch.tensor([row.parents + [-1] * (longest - len(row.parents)) for row in slots.rows])
         states = cache.states(above)
-        feeds: list[_Feed] = []
+        feeds: list[StateFeed] = []
         picks: list[tuple[int, int]] = []
-        places: list[int] = []
+        indices: list[int] = []
         for number, feed in enumerate(slots.feeds()):
             end, size = len(slots.rows[feed.row].nodes), len(feed.tokens)
             fed = states[feed.row, end - size : end]
-            feeds.append(_Feed(feed.row, feed.start, feed.tokens, feed.regime, feed.parents, states=fed))
+            feeds.append(StateFeed(feed.row, feed.start, feed.tokens, feed.regime, feed.parents, states=fed))
             new = range(added[feed.row])
             picks.extend((number, size - added[feed.row] + i) for i in new)
-            places.extend(feed.row * tokens.shape[1] + i for i in new)
+            indices.extend(feed.row * tokens.shape[1] + i for i in new)
         logits, (outputs,) = self._backend.score(slots, feeds, picks, ())
         slots.fed(feeds)
-        cache.keep_nodes(spread(outputs, places, *tokens.shape), added)
-        return spread(logits, places, *tokens.shape)
+        cache.keep_nodes(spread(outputs, indices, *tokens.shape), added)
+        return spread(logits, indices, *tokens.shape)
 
     def chain(
         self,
@@ -299,10 +296,17 @@ class OpenVinoRunner:
         draws: Draws | None = None,
     ) -> Chains:
         """See `Runner`."""
-        assert isinstance(cache, _Cache)
+        assert isinstance(cache, PagedHeadCache)
         slots = cache.slots
         assert isinstance(slots, NativeCache)
-        chains = self._backend.chain_after(slots, cache.feeds(tokens, states), steps, draws)
+        feeds = cache.feeds(tokens, states)
+        indices = {feed.row: index for index, feed in enumerate(feeds)}
+
+        def go_on(feed: StateFeed, token: int, outputs: list[Tensor]) -> None:
+            feed.tokens = [self._weights.target_token(token)]
+            feed.states = outputs[0][indices[feed.row], None]
+
+        chains = self._backend.chain_feeds(slots, feeds, steps, draws, len(slots.rows), go_on)
         cache.commit(tokens, states)
         return chains.below(self._backend.spec.vocab_size)
 

@@ -194,8 +194,13 @@ class LanguageModel(ABC):
                 always empty unless `supports_hidden_states`.
         """
 
-    def warm_up(self) -> None:
-        """Do now what would make the first drafts slow; called once, for a model that drafts."""
+    def warm_up(self, hidden_layers: Sequence[int] | None = None) -> None:
+        """Compile now what a first request would wait for; nothing by default.
+
+        Args:
+            hidden_layers: None for a model that drafts: all that `chain` needs, greedy and drawn. Else layers whose
+                hidden states passes of a target will be asked for.
+        """
         return
 
     @property

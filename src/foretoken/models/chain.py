@@ -15,19 +15,19 @@ class Draws:
 
     Attributes:
         inverse_temperatures: ``[B]`` float32.
-        coins: ``[B, steps]`` float64 in [0, 1): for each token a number of its own.
+        uniforms: ``[B, steps]`` float64 in [0, 1): one for each token.
     """
 
     inverse_temperatures: Tensor
-    coins: Tensor
+    uniforms: Tensor
 
     def of(self, rows: Sequence[int]) -> Draws:
         """Those of some rows, in this order."""
-        return Draws(self.inverse_temperatures[list(rows)], self.coins[list(rows)])
+        return Draws(self.inverse_temperatures[list(rows)], self.uniforms[list(rows)])
 
     def among(self, rows: Sequence[int], total: int) -> Draws:
         """Those of so many rows, of which `rows` are these, and the others draw nothing."""
-        return Draws(placed(self.inverse_temperatures, rows, total), placed(self.coins, rows, total))
+        return Draws(placed(self.inverse_temperatures, rows, total), placed(self.uniforms, rows, total))
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class Chains:
 
     Attributes:
         tokens: of each row. A chain ends early where the scores were no numbers.
-        laws: ``[B, steps, V]`` float32, what each token was drawn from, each entry a whole multiple of ``2**-24`` and
-            each law of total 1; None where all tokens are the likeliest ones.
+        probs: ``[B, steps, V]`` float32, the distribution q that each token was drawn from, each entry a multiple of
+            ``2**-24``, of total 1; None where all tokens are the best ones.
     """
 
     tokens: list[list[int]]
-    laws: Tensor | None = None
+    probs: Tensor | None = None
 
     def below(self, vocab_size: int) -> Chains:
         """The chains up to where the vocabulary's size stands for scores that were no numbers."""
-        return Chains([list(takewhile(lambda token: token < vocab_size, row)) for row in self.tokens], self.laws)
+        return Chains([list(takewhile(lambda token: token < vocab_size, row)) for row in self.tokens], self.probs)
 
     def of(self, rows: Sequence[int]) -> Chains:
         """Those of some rows, in this order."""
-        return Chains([self.tokens[row] for row in rows], None if self.laws is None else self.laws[list(rows)])
+        return Chains([self.tokens[row] for row in rows], None if self.probs is None else self.probs[list(rows)])
 
 
 def placed(values: Tensor, rows: Sequence[int], total: int) -> Tensor:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,13 @@ from models.native.checkpoints import MODELS, longrope, plain, skip_unless_usabl
 
 pytest.importorskip("openvino")
 
-from foretoken.models.native import openvino_backend
-from foretoken.models.native.openvino_backend import PagedStore, Pool, Widths
-from foretoken.models.native.openvino_graph import BLOCK
+from foretoken.models.native import compilation
+from foretoken.models.native.compilation import CompiledGraph
+from foretoken.models.native.paging import BLOCK, BlockPool, PagedStore
+from foretoken.models.native.widths import PassWidths
 
 
-def free(pool: Pool) -> int:
+def free(pool: BlockPool) -> int:
     return len(pool._free)
 
 
@@ -59,7 +61,7 @@ def next_logits(model, cache, tokens):
 def test_blocks_are_shared_and_come_back():
     module = tiny.tiny_llama()
     model = load(module, runner="native", backend="openvino")
-    pool = model.backend._pool
+    pool = model.backend.pool
     everything = free(pool)
     first, second = texts_of(3 * BLOCK, 5, BLOCK + 1), texts_of(200)
     ours, theirs = filled(first, model), filled(second, model)
@@ -96,7 +98,7 @@ def test_rows_that_split_don_t_share_what_they_write():
 def test_a_pool_that_grows_keeps_what_it_holds():
     module = tiny.tiny_llama(max_position_embeddings=2048)
     model = load(module, runner="native", backend="openvino")
-    pool = model.backend._pool
+    pool = model.backend.pool
     blocks = pool.tensors[0].shape[0]
     texts = texts_of(700, 20)
     cache = filled(texts, model)
@@ -107,7 +109,7 @@ def test_a_pool_that_grows_keeps_what_it_holds():
 
 
 def test_store_moves_slots_across_blocks():
-    pool = Pool(layers=1, groups=2, head_dim=4, dtype=torch.float32)
+    pool = BlockPool(layers=1, groups=2, head_dim=4, dtype=torch.float32)
     store = PagedStore(pool, 1)
     table = store.reserve(0, 2 * BLOCK)
     pool.tensors[0][table[1], :, 3] = 7.0
@@ -151,7 +153,7 @@ def test_drawn_chains_are_draws_from_the_very_laws_they_name(dtype, steps):
     coins[1, 0] = 1 - 2.0**-53  # the largest there is
     inverse = torch.tensor([1.0, 0.5, 1.0])
     found = model.chain(rows, steps, chained, Draws(inverse, coins))
-    units = found.laws.double() * 2**24
+    units = found.probs.double() * 2**24
     assert (units == units.floor()).all()
     assert (units[:2].sum(-1) == 2**24).all()
     assert not units[2].any()
@@ -167,7 +169,7 @@ def test_drawn_chains_are_draws_from_the_very_laws_they_name(dtype, steps):
         logits = model.forward(token, torch.full((3, 1), step - 1), ones, stepped).logits[:2, 0]
         laws = (logits.double() * inverse[:2, None]).softmax(-1)
         close = 1e-5 if dtype is torch.float32 else 0.02
-        assert (laws - found.laws[:2, step]).abs().sum(-1).max() < close
+        assert (laws - found.probs[:2, step]).abs().sum(-1).max() < close
         token = drawn[:, step : step + 1]
     chained.commit(torch.arange(steps).expand(3, steps), torch.tensor([steps - 1, 0, 0]))
     assert chained.lengths.tolist() == [11 + steps, 21, 5]
@@ -185,14 +187,14 @@ def test_drawn_chains_end_where_scores_are_no_numbers(broken):
     bad = load(module, runner="native", backend="openvino")
     chains = bad.chain([[3]], 4, filled(texts_of(4), bad), draws)
     assert chains.tokens == [chain[:2]]
-    assert torch.equal(chains.laws.sum(-1), torch.ones(1, 4))  # also where there was nothing to draw from
+    assert torch.equal(chains.probs.sum(-1), torch.ones(1, 4))  # also where there was nothing to draw from
 
 
 def test_torch_takes_over_where_the_model_does_not_compile(monkeypatch):
     def fail(*arguments):
         raise RuntimeError("Exception from somewhere:\nno kernel for this processor")
 
-    monkeypatch.setattr(openvino_backend, "_Request", fail)
+    monkeypatch.setattr(compilation, "CompiledGraph", fail)
     with pytest.warns(UserWarning, match="torch runs LlamaForCausalLM, .*no kernel for this processor"):
         assert load(tiny.tiny_llama(), runner="native").backend.name == "torch"
     with pytest.raises(ModelError, match=r"no kernel for this processor.*or use backend='torch'"):
@@ -360,7 +362,7 @@ def test_padding_leaves_no_trace(texts, monkeypatch):
     made = []
     for pads in (False, True):
         model = load(module, runner="native", backend="openvino")
-        model.backend._pads = pads
+        model.backend.pads = pads
         cache = filled(texts_of(*texts), model)
         rows = [[3, 4], [5]][: len(texts)]
         found = [next_logits(model, cache, [7] * len(texts))]
@@ -376,7 +378,7 @@ def test_padding_leaves_no_trace(texts, monkeypatch):
 
 
 def test_passes_keep_their_width_until_that_costs_more_than_another():
-    widths = Widths(8)
+    widths = PassWidths(8)
     assert [widths.fit(size) for size in (3, 6, 4, 5, 6, 2, 1, 1)] == [3, 6, 6, 6, 6, 6, 2, 2]
     assert [widths.fit(size) for size in (100, 95, 1, 1)] == [100, 100, 1, 1]
 
@@ -387,8 +389,8 @@ def test_texts_that_are_read_again_for_width_give_the_same_chains(draws, monkeyp
     coins = Draws(torch.ones(2), uniforms(torch.arange(2), torch.arange(steps).expand(2, steps), 5))
     for patience in (0, 16):
         model = load(module, runner="native", backend="openvino")
-        model.backend._patience = patience
-        sizes, run = [], openvino_backend._Request.run
+        model.backend.graphs.options = replace(model.backend.graphs.options, patience=patience)
+        sizes, run = [], CompiledGraph.run
 
         def watch(request, arrays, run=run, sizes=sizes):
             sizes.append(len(arrays["tokens"]))
@@ -397,7 +399,7 @@ def test_texts_that_are_read_again_for_width_give_the_same_chains(draws, monkeyp
         cache = filled(texts_of(2, BLOCK), model)
         chains = []
         with monkeypatch.context() as patch:
-            patch.setattr(openvino_backend._Request, "run", watch)
+            patch.setattr(CompiledGraph, "run", watch)
             for rows in ([[4, 9, 3], [8]], [[7], [2, 5]], [[6], [1]], [[], [3]]):
                 chains.append(model.chain(rows, steps, cache, coins if draws else None).tokens)
                 cache.commit(torch.zeros((2, 0), dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
@@ -413,9 +415,9 @@ def test_early_exits_leave_the_models_text_alone(monkeypatch):
     cache, early = filled(texts_of(20), model), model.exit_after(1)
     next_logits(model, cache, [5])
     cache.commit(torch.zeros((1, 1), dtype=torch.int64), torch.ones(1, dtype=torch.int64))
-    sizes, run = [], openvino_backend._Request.run
+    sizes, run = [], CompiledGraph.run
     monkeypatch.setattr(
-        openvino_backend._Request, "run", lambda self, arrays: sizes.append(len(arrays["tokens"])) or run(self, arrays)
+        CompiledGraph, "run", lambda self, arrays: sizes.append(len(arrays["tokens"])) or run(self, arrays)
     )
     for row in ([3, 4, 7], [3], [3, 4]):
         assert len(early.chain([row], 2, cache).tokens[0]) == 2
@@ -427,7 +429,7 @@ def test_trees_of_few_nodes_are_padded_too():
     outcomes = []
     for pads in (False, True):
         model = load(module, runner="native", backend="openvino")
-        model.backend._pads = pads
+        model.backend.pads = pads
         cache = filled(texts_of(6), model)
         tree = torch.tensor([[3, 4]]), torch.tensor([[-1, -1]]), torch.tensor([2])
         outcomes.append(model.forward(*tree, cache).logits)

@@ -35,6 +35,30 @@ class Feed:
     parents: list[int] | None
     lost: bool = False
 
+    def split(self, count: int) -> Feed:
+        """Take the first tokens of a chain off, as a feed of their own.
+
+        For feeds that carry more than tokens to override, as is `begin_earlier`.
+        """
+        first = Feed(self.row, self.start, self.tokens[:count], self.regime, None)
+        self.tokens, self.start = self.tokens[count:], self.start + count
+        return first
+
+    def begin_earlier(self, committed: Sequence[int], most: int) -> int:
+        """Put committed tokens that come before a chain in front of it, to compute their keys and values again.
+
+        Args:
+            committed: the row's committed tokens.
+            most: how many tokens at most.
+
+        Returns:
+            How many there were: none where the feed starts among tentative nodes.
+        """
+        count = min(most, self.start) if self.start <= len(committed) else 0
+        self.tokens = [*committed[self.start - count : self.start], *self.tokens]
+        self.start -= count
+        return count
+
     def depths(self) -> list[int]:
         """Of each token: how many of the feed are above it."""
         if self.parents is None:

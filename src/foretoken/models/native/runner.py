@@ -49,8 +49,8 @@ class Backend(Protocol):
     def exit_after(self, layers: int) -> Backend:
         """What runs the first layers alone, with the last norm and the output layer, over the same caches."""
 
-    def warm_up(self) -> None:
-        """Get ready for `chain`."""
+    def warm_up(self, hidden_layers: Sequence[int] | None) -> None:
+        """See `LanguageModel.warm_up`."""
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """Of each row that is given tokens, so many after them: each the likeliest one, or drawn.
@@ -140,9 +140,9 @@ class NativeModel(LanguageModel):
         """Whether it has a `chain`, and gains by it."""
         return self.backend.chains and self._switch is None
 
-    def warm_up(self) -> None:
-        """Get ready for `chain`, which takes its time else when it is called first."""
-        self.backend.warm_up()
+    def warm_up(self, hidden_layers: Sequence[int] | None = None) -> None:
+        """See `LanguageModel.warm_up`."""
+        self.backend.warm_up(hidden_layers)
 
     def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
         """Commit text to rows, and append a chain to each: a token, then one that follows it, ….

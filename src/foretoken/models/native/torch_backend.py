@@ -163,8 +163,8 @@ class TorchBackend:
             logits = self._decoder.head(_pick(states, places))
             return logits, [_pick(layer, places) for layer in hidden]
 
-    def warm_up(self) -> None:
-        """There is nothing to compile."""
+    def warm_up(self, hidden_layers: Sequence[int] | None) -> None:
+        """Nothing to do: layers are compiled when the model is loaded."""
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """Not here."""

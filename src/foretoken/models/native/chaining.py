@@ -1,0 +1,69 @@
+"""Chains on OpenVINO: several steps in one call of the runtime, made up of a few compiled sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.models.chain import Draws
+from foretoken.models.native.compilation import GraphKey
+from foretoken.models.native.graph_tokens import UNITS
+
+CHAIN_STEPS = (5, 3, 2, 1)
+"""Steps that are compiled into one graph; any number of steps is made up of these, and steps beyond it are dropped."""
+
+MOST_CHAINED = 64_000_000
+"""Bytes of weights of the largest model that takes several steps in one call.
+
+Between two steps there is a third of a millisecond to save. Reading more weights than these takes several times that,
+and a graph of several steps takes several times as long to compile.
+"""
+
+
+def chain_keys(layers: int | None) -> list[GraphKey]:
+    """All graphs that chains of best and of drawn tokens need, the largest first."""
+    return [GraphKey((), steps, draws, layers) for steps in CHAIN_STEPS for draws in (True, False)]
+
+
+def steps_of_call(steps: int) -> int:
+    """Steps of the next call where so many are left: a step too many costs less than another call."""
+    longest = CHAIN_STEPS[0]
+    return longest if steps >= longest else min(size for size in CHAIN_STEPS if size >= steps)
+
+
+def draw_arrays(draws: Draws, steps: slice) -> dict[str, Any]:
+    """Inputs of a graph that draws, for some of the steps."""
+    uniforms = np.zeros((steps.stop - steps.start, len(draws.uniforms)), dtype=np.float32)
+    given = draws.uniforms[:, steps].numpy().T
+    uniforms[: len(given)] = np.floor(given * UNITS)
+    # A copy: an input's memory is written to later on.
+    temperatures = draws.inverse_temperatures[:, None].numpy().copy()
+    return {"inverse_temperatures": temperatures, "uniforms": uniforms.reshape(-1, 1)}
+
+
+def probs_of(cumulative: Tensor) -> Tensor:
+    """Distributions ``[…, V]`` of cumulative ones in whole units. All of this is exact."""
+    probs = cumulative.clone()
+    probs[..., 1:] -= cumulative[..., :-1]
+    return probs.mul_(1 / UNITS)
+
+
+def next_pass_arrays(rotations: Tensor, ends: list[int], steps: int) -> dict[str, Any]:
+    """Inputs of the passes after a chain's first one.
+
+    Args:
+        rotations: ``[2, ≥ max(ends) + steps, R]``, cosines and sines by position.
+        ends: of each row, tokens before the chain.
+        steps: of the chain, more than one.
+    """
+    positions = (torch.arange(steps - 1)[:, None] + torch.tensor(ends)).flatten()
+    turns = rotations[:, positions, None, None].numpy()
+    return {
+        "next_cosines": turns[0],
+        "next_sines": turns[1],
+        "next_lens": np.array(ends, dtype=np.int32),
+        "next_begins": np.arange(len(ends) + 1, dtype=np.int32),
+    }

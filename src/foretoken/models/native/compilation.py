@@ -1,0 +1,150 @@
+"""Compiling graphs for the CPU with OpenVINO, and running them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from torch import Tensor
+
+from foretoken.models.native.graph_nodes import shared
+from foretoken.models.native.openvino_graph import DecoderGraph
+from foretoken.models.native.paging import BlockPool
+from foretoken.models.native.widths import PassWidths
+
+_INPUT_GROUP = 32
+
+
+@dataclass(frozen=True)
+class GraphKey:
+    """Which graph of a model.
+
+    Attributes:
+        hidden_layers: layers whose hidden states are outputs.
+        steps: passes of a chain; None for a single pass.
+        draws: the chain's tokens are drawn.
+        layers: first layers that are run; None for all.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+    steps: int | None = None
+    draws: bool = False
+    layers: int | None = None
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How a model's graphs are compiled.
+
+    Attributes:
+        dtype: what they compute in: float32 or bfloat16.
+        rounds_inputs: what linear layers multiply their weights with is rounded to eight bits, group by group.
+        threads: of the runtime.
+        patience: of `PassWidths`.
+    """
+
+    dtype: torch.dtype
+    rounds_inputs: bool
+    threads: int
+    patience: int
+
+
+class CompiledGraph:
+    """A compiled graph, its inputs, and the memory of its outputs.
+
+    Args:
+        graph: holds the memory of the weights.
+        pool: the keys and values that it reads and writes.
+        options: how it is compiled.
+    """
+
+    def __init__(self, graph: DecoderGraph, pool: BlockPool, options: CompileOptions) -> None:
+        self.widths = PassWidths(options.patience)
+        precision = "f32" if options.dtype is torch.float32 else "bf16"
+        settings = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
+            # Features of a layer's input that share a scale, in eight bits; with 0 they keep their precision.
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(_INPUT_GROUP if options.rounds_inputs else 0),
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": str(options.threads),
+            "ENABLE_CPU_PINNING": "NO",
+        }
+        self._graph = graph
+        compiled = _core().compile_model(graph.model, "CPU", settings)
+        self._request = compiled.create_infer_request()
+        self._outputs = len(compiled.outputs)
+        self._pool, self._version = pool, -1
+        self._memory: list[Any] = []
+        self._names = graph.inputs
+        self._inputs: list[Any] = [None] * len(self._names)
+
+    def run(self, arrays: dict[str, Any]) -> list[Tensor]:
+        """Outputs ``[P, …]`` for inputs by name; they belong to the caller."""
+        request = self._request
+        if self._version != self._pool.version:
+            self._memory = [shared(tensor) for tensor in self._pool.tensors[: self._graph.caches]]
+            for number, (tensor, _) in enumerate(self._memory):
+                request.set_input_tensor(len(self._names) + number, tensor)
+            self._version = self._pool.version
+        for number, name in enumerate(self._names):
+            array, bound = arrays[name], self._inputs[number]
+            if bound is not None and bound.shape == array.shape:
+                np.copyto(bound, array)  # a tenth of the time that another tensor would take
+            else:
+                request.set_input_tensor(number, ov.Tensor(array, shared_memory=True))
+                self._inputs[number] = array
+        request.infer()
+        return [torch.from_numpy(request.get_output_tensor(i).data.copy()) for i in range(self._outputs)]
+
+
+class CompiledGraphs:
+    """A model's graphs, each compiled once, when it is first asked for.
+
+    Compiled blobs are not kept on disk: OpenVINO's own cache (``CACHE_DIR``) tells models by the addresses of weights
+    in memory, so that it found none again, and a blob read back took as long as compiling and held the weights twice.
+
+    Args:
+        build: makes the graph of a key.
+        pool: the keys and values that they share.
+        options: how those are compiled that have not been yet.
+    """
+
+    def __init__(self, build: Callable[[GraphKey], DecoderGraph], pool: BlockPool, options: CompileOptions) -> None:
+        self._build, self._pool, self.options = build, pool, options
+        self._found: dict[GraphKey, CompiledGraph] = {}
+        self._lock = Lock()
+
+    def __call__(self, key: GraphKey) -> CompiledGraph:
+        """The graph, compiled now if it has not been."""
+        if key not in self._found:
+            graph = CompiledGraph(self._build(key), self._pool, self.options)
+            with self._lock:
+                self._found.setdefault(key, graph)
+        return self._found[key]
+
+    def prepare(self, keys: Iterable[GraphKey]) -> None:
+        """Compile graphs now, side by side: a first request would wait for them."""
+        missing = [key for key in keys if key not in self._found]
+        if missing:
+            with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as threads:
+                list(threads.map(self, missing))
+
+
+@cache
+def _core() -> ov.Core:
+    """OpenVINO's runtime, one for as long as the process lives.
+
+    Its CPU plugin gives the thread that loads it a stack for signal handlers, and takes the memory back when the
+    runtime goes. With several that go in another order than they came, the thread is left without: its next signal,
+    such as Ctrl-C, ends the process with a segmentation fault.
+    """
+    return ov.Core()

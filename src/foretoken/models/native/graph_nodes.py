@@ -1,0 +1,108 @@
+"""Nodes of OpenVINO graphs: inputs, small constants, and constants that lie in the memory of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from openvino import opset13 as ops
+from torch import Tensor
+
+from foretoken.models.native.checkpoint import Matrix
+from foretoken.models.native.linear import Quantize, quantised
+
+
+class WeightNodes:
+    """Weights as float32 nodes; the runtime multiplies in the type that lies below them.
+
+    Args:
+        quantize: "int8" or "w8a8" for matrices of eight bits; None to leave them as they are.
+    """
+
+    def __init__(self, quantize: Quantize | None) -> None:
+        self._quantize = quantize
+        self._memory: list[Any] = []  # constants don't keep the memory that they lie in
+        self._nodes: dict[tuple[int, str], Any] = {}
+
+    def linear(self, x: Any, matrix: Matrix) -> Any:
+        """``[T, out]`` of ``[T, in]``."""
+        product = ops.matmul(x, self.matrix(matrix.weight), False, True)
+        return product if matrix.bias is None else ops.add(product, self.vector(matrix.bias))
+
+    def matrix(self, weight: Tensor) -> Any:
+        """``[out, in]``, rounded to eight bits where that is asked for."""
+        return self.vector(weight) if self._quantize is None else self._once(weight, "matrix", self._quantised)
+
+    def vector(self, values: Tensor) -> Any:
+        """The values as they are."""
+        return self._once(values, "vector", self._widened)
+
+    def forget(self) -> None:
+        """Drop the nodes, once the graph is complete: tensors that were only a step on the way are freed."""
+        self._nodes.clear()
+
+    def _once(self, values: Tensor, kind: str, make: Callable[[Tensor], Any]) -> Any:
+        """The node that `make` gives for these values, made at the first call."""
+        key = values.data_ptr(), kind
+        if key not in self._nodes:
+            self._nodes[key] = make(values)
+        return self._nodes[key]
+
+    def _quantised(self, weight: Tensor) -> Any:
+        rounded, scale = quantised(weight)
+        widened = ops.convert(self._constant(rounded), "f32")
+        return ops.multiply(widened, self._constant(scale[:, None].contiguous()))
+
+    def _widened(self, values: Tensor) -> Any:
+        constant = self._constant(values)
+        if values.dtype is torch.float32:
+            return constant
+        widened = ops.convert(constant, "f32")
+        # Without this mark the runtime widens the weights when it compiles, and keeps twice their bytes from then on.
+        widened.get_rt_info()["decompression_0"] = ""
+        return widened
+
+    def _constant(self, values: Tensor) -> Any:
+        """A constant in the memory of the tensor."""
+        tensor = shared(values.contiguous())
+        self._memory.append(tensor)
+        return ops.constant(tensor[0], shared_memory=True)
+
+
+def shared(values: Tensor) -> tuple[ov.Tensor, Any]:
+    """OpenVINO's view of a contiguous tensor's memory, and the object that has to stay alive with it."""
+    if values.dtype is not torch.bfloat16:
+        array = values.numpy()
+        return ov.Tensor(array, shared_memory=True), array
+    array = values.view(torch.int16).numpy()  # NumPy has no bfloat16
+    return ov.Tensor(array, ov.Shape(list(values.shape)), ov.Type.bf16), array
+
+
+def parameter(name: str, kind: Any, shape: list[int]) -> Any:
+    """An input of the graph; -1 stands for a size that varies."""
+    parameter = ops.parameter(shape, kind, name)
+    parameter.output(0).get_tensor().set_names({name})
+    return parameter
+
+
+def integers(values: int | list[int]) -> Any:
+    """An int32 constant."""
+    return ops.constant(np.array(values, dtype=np.int32))
+
+
+def floats(value: float) -> Any:
+    """A float32 constant."""
+    return ops.constant(np.array(value, dtype=np.float32))
+
+
+def empty(dtype: Any, dimensions: int) -> Any:
+    """A constant without elements."""
+    return ops.constant(np.zeros((0,) * dimensions, dtype=dtype))
+
+
+def output(node: Any) -> Any:
+    """A node's only output."""
+    return node if isinstance(node, ov.Output) else node.output(0)

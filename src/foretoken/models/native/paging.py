@@ -1,0 +1,118 @@
+"""Paged KV cache: blocks of keys and values that all batches of a model share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import RLock
+from weakref import finalize
+
+import torch
+
+BLOCK = 32
+"""Slots of a block of keys or values: what OpenVINO's kernels for CPUs take."""
+
+FIRST_BLOCKS = 16
+"""Blocks that a model begins with; when they run out, there are half as many more."""
+
+
+class BlockPool:
+    """Blocks of keys and values, of `BLOCK` slots in every layer.
+
+    Args:
+        layers: of the model.
+        groups: key and value heads, G.
+        head_dim: D.
+        dtype: of keys and values.
+
+    Attributes:
+        tensors: keys, then values, of each layer in turn: ``[blocks, G, BLOCK, D]``.
+        version: changes when the tensors are replaced.
+    """
+
+    def __init__(self, layers: int, groups: int, head_dim: int, dtype: torch.dtype) -> None:
+        shape = (FIRST_BLOCKS, groups, BLOCK, head_dim)
+        self.tensors = [torch.zeros(shape, dtype=dtype) for _ in range(2 * layers)]
+        self.version = 0
+        self._free = list(range(FIRST_BLOCKS))
+        self._lock = RLock()  # the garbage collector may give blocks back at any time, within `take` too
+
+    def take(self) -> int:
+        """Reserve a block."""
+        with self._lock:
+            if not self._free:
+                self._grow()
+            return self._free.pop()
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Return blocks to the pool."""
+        with self._lock:
+            self._free.extend(blocks)
+
+    def _grow(self) -> None:
+        size = self.tensors[0].shape[0]
+        for index, old in enumerate(self.tensors):
+            new = old.new_zeros((size + size // 2, *old.shape[1:]))
+            new[:size] = old
+            self.tensors[index] = new
+        self._free.extend(range(size, size + size // 2))
+        self.version += 1
+
+
+def _release(pool: BlockPool, tables: list[list[int]]) -> None:
+    for table in tables:
+        pool.give_back(table)
+
+
+class PagedStore:
+    """The block tables of a batch's rows: rows come, go and move without copies of keys and values.
+
+    Args:
+        pool: where blocks come from.
+        rows: how many there are.
+    """
+
+    def __init__(self, pool: BlockPool, rows: int) -> None:
+        self._pool = pool
+        self.tables: list[list[int]] = [[] for _ in range(rows)]
+        finalize(self, _release, pool, self.tables)
+
+    def reserve(self, row: int, slots: int) -> list[int]:
+        """The row's block table, with blocks for at least so many slots."""
+        table = self.tables[row]
+        while len(table) * BLOCK < slots:
+            table.append(self._pool.take())
+        return table
+
+    def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
+        """See `Store`."""
+        old, new = (
+            [self.tables[row][slot // BLOCK] for row, slot in zip(rows, slots, strict=True)]
+            for slots in (sources, targets)
+        )
+        old_slots, new_slots = ([slot % BLOCK for slot in slots] for slots in (sources, targets))
+        for tensor in self._pool.tensors:
+            tensor[new, :, new_slots] = tensor[old, :, old_slots]
+
+    def select(self, rows: Sequence[int], kept: Sequence[int], cut: Sequence[int] = ()) -> None:
+        """See `Store`."""
+        old = list(self.tables)
+        sizes = [-(-slots // BLOCK) for slots in kept]
+        heirs: dict[int, int] = {}  # of each old row, the new one that takes its blocks over: the longest
+        for index, row in enumerate(rows):
+            if row >= 0 and (row not in heirs or sizes[index] > sizes[heirs[row]]):
+                heirs[row] = index
+        for row, table in enumerate(old):  # before new blocks are taken: fewer are in use at once
+            size = sizes[heirs[row]] if row in heirs else 0
+            spare = table[size:]
+            del table[size:]
+            self._pool.give_back(spare)
+        self.tables[:] = [
+            [] if row < 0 else old[row] if heirs[row] == index else self._copy(old[row][: sizes[index]])
+            for index, row in enumerate(rows)
+        ]
+
+    def _copy(self, table: list[int]) -> list[int]:
+        new = [self._pool.take() for _ in table]
+        for tensor in self._pool.tensors:
+            tensor[new] = tensor[table]
+        return new
