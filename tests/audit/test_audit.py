@@ -53,7 +53,7 @@ def test_a_wrong_sampler_fails(worlds, fault):
     report = audit(worlds[:1], AuditPlan(), fault)
     assert report.verdict == "FAIL"
     assert report.log_e >= math.log(100)
-    assert any(report.guilty(finding) for finding in report.findings)
+    assert any(report.refutes(finding) for finding in report.findings)
 
 
 def test_a_small_budget_is_inconclusive(worlds):
@@ -147,7 +147,7 @@ def test_noise_is_measured_on_the_subject(world):
     scores = reference.scores(prompt, [tokens])[0]
     logs = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
     told = [{t: float(logs[i, t]) + 1e-3} for i, t in enumerate(tokens)]
-    told[2] = {3: -50.0}  # one broken place does not excuse the others
+    told[2] = {3: -50.0}  # one broken position does not excuse the others
     assert measured_noise(reference, prompt, Sample(tokens, None, told), scores) == pytest.approx(8e-3)
     assert measured_noise(reference, prompt, Sample(tokens), scores) < 1e-4
 
@@ -214,7 +214,7 @@ def test_rounds_are_looked_into(world):
         num_speculative_tokens=2,
     )
     assert report.verdict == "FAIL"
-    (finding,) = (one for one in report.findings if one.name == "place in the round")
+    (finding,) = (one for one in report.findings if one.name == "position in the round")
     evidence = [row["log_e"] for row in finding.plot["rows"]]
     assert int(np.argmax(evidence)) == 2
     assert max(evidence[:2]) < math.log(100)
@@ -254,8 +254,8 @@ def test_reports_as_html(passed, failed):
         assert "http" not in page.replace("http://www.w3.org", "")  # nothing is loaded from anywhere
         assert "nan" not in page.replace("tenance", "")
         assert page.count("<svg") == page.count("</svg>") >= 4
-    assert 'class="guilty"' in failed.to_html()
-    assert 'class="guilty"' not in passed.to_html()
+    assert 'class="refutes"' in failed.to_html()
+    assert 'class="refutes"' not in passed.to_html()
 
 
 def test_a_report_escapes_names(passed):

@@ -11,7 +11,7 @@ from foretoken.bench.engines import parse
 from foretoken.bench.plan import BenchPlan
 from foretoken.bench.records import Store
 from foretoken.bench.run import measure
-from foretoken.bench.summary import Results
+from foretoken.bench.summary import BenchResults
 from foretoken.models import machine
 
 
@@ -37,7 +37,7 @@ def test_both_write_the_same_outputs(shipped: Path, monkeypatch: pytest.MonkeyPa
     )
     store = Store(None, plan.settings())
     measure(plan, store)
-    results = Results(store.records)
+    results = BenchResults(store.records)
     left_out = {(one["engine"], one["batch"]) for one in results.skipped}
     assert left_out == {("transformers:draft-model k=3", 3), ("transformers:prompt-lookup k=3", 3)}, results.skipped
     for batch in (1, 3):
@@ -52,5 +52,5 @@ def test_both_write_the_same_outputs(shipped: Path, monkeypatch: pytest.MonkeyPa
     assert {"foretoken", "transformers"} <= set(tables_versions(results))
 
 
-def tables_versions(results: Results) -> list[str]:
+def tables_versions(results: BenchResults) -> list[str]:
     return [name for one in results.machines for name in one.get("versions", {})]

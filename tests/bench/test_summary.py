@@ -11,7 +11,7 @@ from rich.console import Console
 from foretoken.bench import costs, plots, tables
 from foretoken.bench.records import Record
 from foretoken.bench.report import page
-from foretoken.bench.summary import Results
+from foretoken.bench.summary import BenchResults
 from foretoken.bench.turns import Spread
 
 GIGA = 10**9
@@ -72,7 +72,7 @@ def records() -> list[Record]:
 
 def test_rates_and_ratios_are_formed_repeat_by_repeat() -> None:
     """Every repeat is twice as slow as the one before: rates spread, ratios don't."""
-    results = Results(records())
+    results = BenchResults(records())
     ours, plain, theirs = results.rows(1, 0.0)
     assert [row.engine for row in (ours, plain, theirs)] == [
         "foretoken:draft-model k=4",
@@ -85,14 +85,14 @@ def test_rates_and_ratios_are_formed_repeat_by_repeat() -> None:
     assert plain.over_plain is None
     assert results.reference_at(1, 0.0) == "transformers:draft-model k=4"
     assert theirs.over_reference is None
-    assert Results(records(), "foretoken:plain").rows(1, 0.0)[0].over_reference == ours.over_plain
-    alone = Results([one for one in records() if not str(one.get("engine")).startswith("transformers")])
+    assert BenchResults(records(), "foretoken:plain").rows(1, 0.0)[0].over_reference == ours.over_plain
+    alone = BenchResults([one for one in records() if not str(one.get("engine")).startswith("transformers")])
     assert alone.reference_at(1, 0.0) == "foretoken:plain"
     assert plain.decode_rate.high == pytest.approx(2 * 39 / (16 - 1))
 
 
 def test_categories_have_ratios_of_their_own() -> None:
-    results = Results(records())
+    results = BenchResults(records())
     for category, times in (("a", 2.0), ("b", 1.0)):
         told = results.ratio("foretoken:draft-model k=4", "foretoken:plain", 1, 0.0, category)
         assert told is not None
@@ -101,17 +101,17 @@ def test_categories_have_ratios_of_their_own() -> None:
 
 def test_only_common_cases_count() -> None:
     told = [record for record in records() if record.get("engine") != "foretoken:plain" or record["repeat"] == 1]
-    row = Results(told).rows(1, 0.0)[0]
+    row = BenchResults(told).rows(1, 0.0)[0]
     assert row.over_plain == Spread(16 / 14, 16 / 14, 16 / 14)
 
 
 def test_acceptance_and_texts() -> None:
-    row = Results(records()).rows(1, 0.0)[0]
+    row = BenchResults(records()).rows(1, 0.0)[0]
     assert row.acceptance_length == 2.0
     assert row.acceptance == 0.25
     assert row.same_outputs == (0.0, 6)
     assert row.same_tokens == 0.75
-    assert costs.acceptance_by_position(Results(records()).of(row.engine, 1, 0.0)) == [0.7, 0.2, 0.1, 0.0]
+    assert costs.acceptance_by_position(BenchResults(records()).of(row.engine, 1, 0.0)) == [0.7, 0.2, 0.1, 0.0]
 
 
 def test_memory_traffic() -> None:
@@ -131,7 +131,7 @@ def test_memory_traffic() -> None:
 
 
 def test_the_prediction() -> None:
-    results = Results(records())
+    results = BenchResults(records())
     runs, plain = results.of("foretoken:draft-model k=4", 1, 0.0), results.of("foretoken:plain", 1, 0.0)
     assert costs.step_cost(runs, plain) == pytest.approx((1.6 / 80) / (4.0 / 40))
     assert costs.predicted_speed_up([0.7, 0.2], 2, 0.2) == pytest.approx(1.9 / 1.4)
@@ -140,7 +140,7 @@ def test_the_prediction() -> None:
 
 def test_the_table_says_what_there_is_to_say() -> None:
     output = io.StringIO()
-    tables.show(Results(records()), Console(file=output, width=80, color_system=None))
+    tables.show(BenchResults(records()), Console(file=output, width=80, color_system=None))
     text = output.getvalue()
     for words in (
         "pair/target, 1,000.0M parameters",
@@ -159,7 +159,7 @@ def test_the_page_has_its_plots_and_loads_nothing() -> None:
     for record in [one for one in made if one["kind"] == "run"]:
         made.append({**record, "k": 8, "engine": record["engine"].replace("k=4", "k=8")} if record["k"] else record)
         made.append({**record, "batch": 4, "generated": 160, "prompt_tokens": [10] * 4})
-    text = page(Results(made))
+    text = page(BenchResults(made))
     for words in (
         "Engines, batch 1, greedy",
         "Categories",
@@ -188,5 +188,5 @@ def test_names_cannot_break_out_of_a_plot() -> None:
 def test_what_runs_later_is_no_longer_left_out() -> None:
     made = records()
     made.append({**run("llama-cpp:plain", 1.0, batch=4), "temperature": 0})
-    assert Results(made).skipped == []
-    assert tables.left_out(Results(records())) == ["llama-cpp:plain at batch 4 can't be run: no"]
+    assert BenchResults(made).skipped == []
+    assert tables.left_out(BenchResults(records())) == ["llama-cpp:plain at batch 4 can't be run: no"]

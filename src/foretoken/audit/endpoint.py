@@ -258,17 +258,17 @@ def reported_probs(choice: Mapping[str, Any], top: int, url: str) -> tuple[Float
             "or give --target or --reference"
         )
     probs, cells = np.zeros((len(tokens), top + 1)), np.zeros(len(tokens), dtype=np.int64)
-    for place, (table, token) in enumerate(zip(tables, tokens, strict=True)):
+    for position, (table, token) in enumerate(zip(tables, tokens, strict=True)):
         best = sorted(table.items(), key=lambda item: -item[1])[:top]
         mass = [math.exp(value) for _, value in best]
         if sum(mass) > 1.001:
             raise AuditError(
                 f"{url} returns logprobs of total probability {sum(mass):.3f}: they are not those of a distribution"
             )
-        probs[place, : len(mass)] = mass
-        probs[place, top] = max(0.0, 1.0 - sum(mass))
+        probs[position, : len(mass)] = mass
+        probs[position, top] = max(0.0, 1.0 - sum(mass))
         names = [name for name, _ in best]
-        cells[place] = names.index(token) if token in names else top
+        cells[position] = names.index(token) if token in names else top
     return probs / probs.sum(axis=1, keepdims=True), cells
 
 

@@ -17,7 +17,7 @@ BAND = 2.576
 """Half-width of the bands in standard deviations: 99 of 100 honest points lie inside."""
 
 _STYLE = """
-main { max-width: 1040px; } table { width: 100%; } td { white-space: nowrap; } tr.guilty td { color: var(--red); }
+main { max-width: 1040px; } table { width: 100%; } td { white-space: nowrap; } tr.refutes td { color: var(--red); }
 .verdict { border-left: 6px solid; background: var(--panel); border-radius: 6px; padding: 16px 20px; margin: 20px 0; }
 .verdict b { font-size: 26px; letter-spacing: .03em; }
 .PASS { border-color: var(--green); } .PASS b { color: var(--green); }
@@ -80,8 +80,8 @@ def _section(report: Report, scope: str) -> str:
     findings = [finding for finding in report.findings if finding.scope == scope]
     rows = ""
     for finding in findings:
-        guilty = ' class="guilty"' if report.guilty(finding) else ""
-        rows += f"<tr{guilty}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row(report, finding)) + "</tr>"
+        mark = ' class="refutes"' if report.refutes(finding) else ""
+        rows += f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row(report, finding)) + "</tr>"
     head = "".join(f"<th>{name}</th>" for name in HEADINGS)
     plots = "".join(_figure(finding) for finding in findings)
     return f"""<h2>{escape(scope)}</h2><div class="wide"><table><thead><tr>{head}</tr></thead>

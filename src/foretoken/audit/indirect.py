@@ -100,7 +100,7 @@ def audit_own_logprobs(
         plan: error level, wanted power, budget.
         watch: called as the audit goes on.
         num_tokens: tokens of each sample.
-        top: log-probabilities to ask for at each place.
+        top: log-probabilities to ask for at each position.
 
     Raises:
         AuditError: see `audit_worlds`; also parameters that shape the distribution.

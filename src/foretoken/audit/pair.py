@@ -35,7 +35,7 @@ class View:
     def _keys(self, prompt: int, sequence: Sequence[int]) -> list[Hashable]:
         if self._joint:
             return [(prompt, *sequence[: self.length])]
-        return [(prompt, place, token) for place, token in enumerate(sequence[: self.length])]
+        return [(prompt, position, token) for position, token in enumerate(sequence[: self.length])]
 
     def _ratio(self, prompt: int, sequence: Sequence[int]) -> float:
         keys = self._keys(prompt, sequence)
@@ -153,5 +153,5 @@ def views(scope: str, num_tokens: int) -> list[View]:
             True,
         ),
         View("two samples, 3 tokens", scope, "Do both write the same first three tokens?", min(3, num_tokens), True),
-        View("two samples, places", scope, "Do both write the same tokens at each place?", num_tokens, False),
+        View("two samples, positions", scope, "Do both write the same tokens at each position?", num_tokens, False),
     ]

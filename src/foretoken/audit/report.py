@@ -59,7 +59,7 @@ class Report:
         """The verdict is PASS."""
         return self.verdict == "PASS"
 
-    def guilty(self, finding: Finding) -> bool:
+    def refutes(self, finding: Finding) -> bool:
         """Whether this finding fails the audit by itself."""
         return finding.log_e >= self.threshold
 
@@ -125,7 +125,7 @@ def render(report: Report, width: int = 100) -> Group:
             table.add_column(name.replace(" ", "\n") if width < ROOMY else name, justify="right", no_wrap=True)
         for finding in report.findings:
             if finding.scope == scope:
-                table.add_row(*row(report, finding), style="red" if report.guilty(finding) else "")
+                table.add_row(*row(report, finding), style="red" if report.refutes(finding) else "")
         tables.extend([Text(), table])
     note = Text(
         "distance: total variation from the claimed distribution. by chance: what a lossless system shows with so much "
@@ -177,7 +177,7 @@ def row(report: Report, finding: Finding) -> list[str]:
     if finding.plot.get("kind") == "count" and finding.plot["excused"]:
         chance = f"{finding.plot['excused']:,} ties"
     return [
-        ("✗ " if report.guilty(finding) else "  ") + finding.name,
+        ("✗ " if report.refutes(finding) else "  ") + finding.name,
         f"{data} {finding.unit}",
         measure(finding),
         chance,

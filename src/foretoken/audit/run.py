@@ -65,7 +65,7 @@ def audit_worlds(
             return audit_worlds(factory, make_worlds(folder), plan, watch, greedy=greedy)
     plan = plan or AuditPlan()
     sampled = [world for world in worlds if not world.params.greedy]
-    # Cells, positions, drafter's cells, four kinds on longer samples, places in the round; greedy.
+    # Cells, positions, drafter's cells, four kinds on longer samples, positions in the round; greedy.
     ledger = Ledger(plan, planned=max(1, 8 * len(sampled) + len(worlds)))
     run = Run(ledger, watch, len(worlds), sum(sum(_wanted(world, ledger)) for world in sampled))
     enough = True
@@ -118,7 +118,7 @@ def audit_model(
         watch: called as the audit goes on.
         drafter_reference: the drafter, if it is at hand: sharpens the audit.
         num_tokens: tokens of each sample.
-        num_speculative_tokens: k, for the places in a round; 0 if the subject does not tell its rounds.
+        num_speculative_tokens: k, for the positions in a round; 0 if the subject does not tell its rounds.
         greedy: also test greedy decoding.
         ends: the tokens that end a sample.
 

@@ -182,9 +182,9 @@ def pit(probs: Floats, tokens: Ints, order: Ints, uniforms: Floats) -> Floats:
     rows = np.arange(len(tokens))
     sorted_probs = np.take_along_axis(probs, order, axis=1)
     cumulative = sorted_probs.cumsum(axis=1)
-    place = (order == tokens[:, None]).argmax(axis=1)
-    width = sorted_probs[rows, place]
-    return np.clip(cumulative[rows, place] - width + uniforms * width, 0.0, np.nextafter(1.0, 0.0))
+    position = (order == tokens[:, None]).argmax(axis=1)
+    width = sorted_probs[rows, position]
+    return np.clip(cumulative[rows, position] - width + uniforms * width, 0.0, np.nextafter(1.0, 0.0))
 
 
 def tilt_log_e(probs: Floats, tokens: Ints) -> Floats:

@@ -121,22 +121,22 @@ def check(samples: Sequence[Sample], request: SampleRequest, vocab_size: int | N
     """
     if len(samples) != request.count:
         raise AuditError(f"the subject returned {len(samples)} samples where {request.count} were asked for")
-    for place, sample in enumerate(samples):
+    for number, sample in enumerate(samples):
         tokens = sample.tokens
         for token in tokens:
             if token < 0 or (vocab_size is not None and token >= vocab_size):
                 raise AuditError(
-                    f"sample {place} holds the token {token}: the vocabulary has the ids 0 to {(vocab_size or 0) - 1}"
+                    f"sample {number} holds the token {token}: the vocabulary has the ids 0 to {(vocab_size or 0) - 1}"
                 )
         if len(tokens) > request.num_tokens:
-            raise AuditError(f"sample {place} has {len(tokens)} tokens where {request.num_tokens} were asked for")
+            raise AuditError(f"sample {number} has {len(tokens)} tokens where {request.num_tokens} were asked for")
         if len(tokens) < request.num_tokens and not (tokens and tokens[-1] in ends):
             raise AuditError(
-                f"sample {place} has {len(tokens)} tokens where {request.num_tokens} were asked for, and the last is "
+                f"sample {number} has {len(tokens)} tokens where {request.num_tokens} were asked for, and the last is "
                 "no end token: the subject must return all tokens that it sampled, the end token included"
             )
         if sample.rounds is not None and sum(sample.rounds) != len(tokens):
-            raise AuditError(f"rounds of sample {place} add up to {sum(sample.rounds)}, its tokens are {len(tokens)}")
+            raise AuditError(f"rounds of sample {number} add up to {sum(sample.rounds)}, its tokens are {len(tokens)}")
 
 
 Function = Callable[[list[int], int, int, SamplingParams, int], Any]

@@ -106,7 +106,7 @@ class Offsets:
     residual, bonus) would not be a test: an accepted token has another distribution than the target's by design.
     """
 
-    name = "place in the round"
+    name = "position in the round"
 
     def __init__(self, scope: str, width: int) -> None:
         self.scope = scope
@@ -114,13 +114,13 @@ class Offsets:
         self._likelihoods = [LogLikelihood(scope) for _ in range(width)]
 
     def add(self, rounds: Sequence[int], values: Floats, probs: Floats, tokens: Ints) -> None:
-        """Count one sample: its rounds, and transform, distribution and token of each place."""
+        """Count one sample: its rounds, and transform, distribution and token of each position."""
         starts = np.cumsum([0, *rounds[:-1]])
         for d, (part, likelihood) in enumerate(zip(self.parts, self._likelihoods, strict=True)):
-            places = starts + d
-            places = places[places < len(values)]
-            part.add(values[places])
-            likelihood.add(probs[places], tokens[places])
+            positions = starts + d
+            positions = positions[positions < len(values)]
+            part.add(values[positions])
+            likelihood.add(probs[positions], tokens[positions])
 
     @property
     def log_e(self) -> float:
@@ -157,18 +157,18 @@ class Offsets:
             worst.expected_tv,
             worst.g_test,
             max((likelihood.z for likelihood in self._likelihoods), key=abs, default=None),
-            {"kind": "positions", "rows": rows, "note": "Distance by place after a round began."} if rows else {},
+            {"kind": "positions", "rows": rows, "note": "Distance by position after a round began."} if rows else {},
         )
 
 
 class Tokens:
-    """Token-by-token evidence on longer samples: transforms, log-likelihood, places in the round.
+    """Token-by-token evidence on longer samples: transforms, log-likelihood, positions in the round.
 
     Args:
         scope: on what.
         seed: of the randomisation of the transform.
         drafter: the drafter's distribution is known too: a second transform puts first what the drafter prefers.
-        width: places of a round that are told apart; 0 for none.
+        width: positions of a round that are told apart; 0 for none.
     """
 
     def __init__(self, scope: str, seed: int, drafter: bool, width: int) -> None:

@@ -140,9 +140,9 @@ def _ends(module: Any) -> list[int]:
 
 def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
     """Cut the padding after an end token."""
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token in ends:
-            return tokens[: place + 1]
+            return tokens[: position + 1]
     return tokens
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from foretoken.bench.records import Store
     from foretoken.bench.run import measure
     from foretoken.bench.shape import Shape, choose_shape, parse_size
-    from foretoken.bench.summary import Results
+    from foretoken.bench.summary import BenchResults
     from foretoken.bench.widening import widen
 
 __all__ = [
     "BenchPlan",
+    "BenchResults",
     "EngineConfig",
-    "Results",
     "Shape",
     "Store",
     "choose_shape",
@@ -33,7 +33,7 @@ __all__ = [
 _HOMES = {
     "EngineConfig": "engines",
     "BenchPlan": "plan",
-    "Results": "summary",
+    "BenchResults": "summary",
     "Shape": "shape",
     "Store": "records",
     "choose_shape": "shape",

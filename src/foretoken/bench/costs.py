@@ -59,7 +59,7 @@ def acceptance_by_position(runs: Sequence[Record]) -> list[float]:
         return []
     drafts = sum(run["drafted_by_position"][0] for run in told)
     depth = max(len(run["accepted_by_position"]) for run in told)
-    kept = [sum(sum(run["accepted_by_position"][place : place + 1]) for run in told) for place in range(depth)]
+    kept = [sum(sum(run["accepted_by_position"][position : position + 1]) for run in told) for position in range(depth)]
     return [count / drafts for count in kept] if drafts else []
 
 

@@ -238,18 +238,18 @@ class _Engines:
         return {word: engine for word, engine in found.items() if engine is not None}
 
     def _engine(self, name: str, word: str, warm_up: Prompt) -> Engine | None:
-        place = self._path(name), word
-        if place not in self._engines:
+        made = self._path(name), word
+        if made not in self._engines:
             try:
                 engine = make_engine(word, self.target(name), self._model)
                 for temperature in self._plan.temperatures:
                     params = SamplingParams(temperature=temperature, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
                     engine.generate(list(warm_up.tokens), params)
-                self._engines[place] = engine
+                self._engines[made] = engine
             except ForetokenError as error:
-                self._engines[place] = None
+                self._engines[made] = None
                 self._leave_out(word, error)
-        return self._engines[place]
+        return self._engines[made]
 
 
 def measure_drafters(

@@ -42,14 +42,14 @@ class Cell:
 
 def cells(runs: Sequence[Record]) -> dict[tuple[str, float, str], Cell]:
     """Of each workload, temperature and drafter that was measured."""
-    plain = {_place(run): run for run in runs if run["engine"] == PLAIN}
+    plain = {_turn(run): run for run in runs if run["engine"] == PLAIN}
     groups: dict[tuple[str, float, str], list[Record]] = {}
     for run in runs:
         groups.setdefault((run["workload"], run["temperature"], run["engine"]), []).append(run)
-    return {place: _cell(group, [plain[_place(run)] for run in group]) for place, group in groups.items()}
+    return {key: _cell(group, [plain[_turn(run)] for run in group]) for key, group in groups.items()}
 
 
-def _place(run: Record) -> tuple[Any, ...]:
+def _turn(run: Record) -> tuple[Any, ...]:
     return run["workload"], run["temperature"], run["repeat"], run["session"]
 
 
@@ -81,7 +81,7 @@ def _rate(run: Record) -> float:
 def _settled(found: Mapping[tuple[str, float, str], Cell]) -> Iterator[tuple[float, list[str], list[str]]]:
     """Temperatures, with the workloads and drafters that were measured at each, in the order of measurement."""
     for temperature in dict.fromkeys(temperature for _, temperature, _ in found):
-        here = [place for place in found if place[1] == temperature]
+        here = [key for key in found if key[1] == temperature]
         yield temperature, list(dict.fromkeys(p[0] for p in here)), list(dict.fromkeys(p[2] for p in here))
 
 

@@ -90,13 +90,13 @@ Line = Sequence[tuple[float, float]]
 def lines(series: Mapping[str, Line], x_name: str, y_name: str, dashed: Mapping[str, Line] | None = None) -> str:
     """Values over a number; dashed ones take the colour of the series of their name."""
     series = {name: sorted(points) for name, points in series.items() if points}
-    places = sorted({place for points in series.values() for place, _ in points})
-    if not series or not places:
+    positions = sorted({at for points in series.values() for at, _ in points})
+    if not series or not positions:
         return ""
     others = {name: sorted(points) for name, points in (dashed or {}).items() if points and name in series}
     top = max(value for points in [*series.values(), *others.values()] for _, value in points) * 1.05
     left, right, base = 44, 540, 210
-    x = svg.steps(left + 12, right - 12, places)
+    x = svg.steps(left + 12, right - 12, positions)
     y = svg.scale(base, 10, top)
     body: list[str] = []
     for value in svg.ticks(top):
@@ -104,15 +104,15 @@ def lines(series: Mapping[str, Line], x_name: str, y_name: str, dashed: Mapping[
             svg.line("axis", left, y(value), right, y(value)),
             svg.text(left - 6, y(value) + 4, _number(value), "end"),
         ]
-    body += [svg.text(x(place), base + 16, f"{place:g}", "middle") for place in places]
+    body += [svg.text(x(at), base + 16, f"{at:g}", "middle") for at in positions]
     body.append(svg.text((left + right) / 2, base + 32, x_name, "middle"))
     for i, (name, points) in enumerate(series.items()):
         for chosen, dash in ((points, False), (others.get(name, []), True)):
             if chosen:
-                body.append(svg.path([(x(place), y(value)) for place, value in chosen], _colour(i), dash))
-        for place, value in points:
-            note = f"{name}, {x_name} {place:g}: {value:.3g}"
-            body.append(svg.circle(x(place), y(value), 3.5, fill=_colour(i), note=note))
+                body.append(svg.path([(x(at), y(value)) for at, value in chosen], _colour(i), dash))
+        for at, value in points:
+            note = f"{name}, {x_name} {at:g}: {value:.3g}"
+            body.append(svg.circle(x(at), y(value), 3.5, fill=_colour(i), note=note))
     return key(list(series)) + svg.picture(WIDTH, base + 40, body, y_name)
 
 

@@ -7,7 +7,7 @@ from html import escape
 
 from foretoken.bench import plots
 from foretoken.bench.costs import acceptance_by_position, limit_rate, parts, predicted_speed_up, step_cost
-from foretoken.bench.summary import EngineResult, Results
+from foretoken.bench.summary import BenchResults, EngineResult
 from foretoken.bench.tables import HEADINGS, cells, facts, headed, left_out, title
 from foretoken.bench.turns import Spread
 from foretoken.pages import page as pages
@@ -27,7 +27,7 @@ precision rounds coarsely. <b>Of memory limit</b>: bytes of weights and cache th
 memory reads that were measured beside it.</p>"""
 
 
-def page(results: Results) -> str:
+def page(results: BenchResults) -> str:
     """The whole page."""
     first = "".join(f"<p>{escape(line)}</p>" for line in results.headlines())
     tables = "".join(_table(results, batch, temperature) for batch, temperature in results.settled())
@@ -44,7 +44,7 @@ def page(results: Results) -> str:
     )
 
 
-def _table(results: Results, batch: int, temperature: float) -> str:
+def _table(results: BenchResults, batch: int, temperature: float) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
     rows = ""
     for row in results.rows(batch, temperature):
@@ -54,7 +54,7 @@ def _table(results: Results, batch: int, temperature: float) -> str:
     return f'<h2>{heading}</h2><div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 
-def _figures(results: Results) -> Iterator[tuple[str, str, str]]:
+def _figures(results: BenchResults) -> Iterator[tuple[str, str, str]]:
     """Title, explanation and picture of each."""
     limit = limit_rate(results.settings, results.bandwidth)
     for batch, temperature in results.settled():
@@ -95,7 +95,7 @@ def _bar(row: EngineResult, value: Spread) -> tuple[str, Spread, bool]:
     return row.engine, value, row.family.startswith("foretoken")
 
 
-def _categories(results: Results, rows: list[EngineResult], batch: int, temperature: float) -> str:
+def _categories(results: BenchResults, rows: list[EngineResult], batch: int, temperature: float) -> str:
     fast = [row for row in rows if row.over_plain is not None][: len(COLOURS)]
     table: dict[str, dict[str, float]] = {}
     for category in results.categories():
@@ -108,7 +108,7 @@ def _categories(results: Results, rows: list[EngineResult], batch: int, temperat
     return plots.groups(table, [row.engine for row in fast], "times plain") if len(table) > 1 else ""
 
 
-def _over_k(results: Results, rows: list[EngineResult], where: str) -> tuple[str, str, str]:
+def _over_k(results: BenchResults, rows: list[EngineResult], where: str) -> tuple[str, str, str]:
     series: dict[str, list[tuple[float, float]]] = {}
     predicted: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -133,7 +133,7 @@ def _over_k(results: Results, rows: list[EngineResult], where: str) -> tuple[str
     return f"Tokens drafted a round, {where}", note, plots.lines(series, "k", "times plain", predicted)
 
 
-def _over_batch(results: Results) -> Iterator[tuple[str, str, str]]:
+def _over_batch(results: BenchResults) -> Iterator[tuple[str, str, str]]:
     for temperature in sorted({temperature for _, temperature in results.settled()}):
         ratios: dict[str, list[tuple[float, float]]] = {}
         rates: dict[str, list[tuple[float, float]]] = {}

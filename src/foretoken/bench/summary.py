@@ -51,7 +51,7 @@ class EngineResult:
     bandwidth_share: float | None
 
 
-class Results:
+class BenchResults:
     """The runs of one file, to be asked about.
 
     Args:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.bench.costs import limit_rate
-from foretoken.bench.summary import EngineResult, Results
+from foretoken.bench.summary import BenchResults, EngineResult
 from foretoken.bench.turns import Spread
 
 HEADINGS = (
@@ -24,15 +24,15 @@ HEADINGS = (
 """Under each ratio and rate stands its range; under the share of equal outputs that of equal tokens."""
 
 
-def show(results: Results, console: Console) -> None:
+def show(results: BenchResults, console: Console) -> None:
     """Print everything: what was measured on what, a table a batch size and temperature, what was left out."""
     for name, value in facts(results):
         console.print(f"{name}: {value}", soft_wrap=True)
     for batch, temperature in results.settled():
         console.print()
         table = Table(title=headed(results, batch, temperature), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        for place, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place > 0)
+        for column, heading in enumerate(HEADINGS):
+            table.add_column(heading, justify="left" if column == 0 else "right", no_wrap=column > 0)
         for row in results.rows(batch, temperature):
             style = "bold" if row.family.startswith("foretoken") else ""
             name, *rest = cells(row)
@@ -51,7 +51,7 @@ def title(batch: int, temperature: float) -> str:
     return f"batch {batch}, " + ("greedy" if temperature == 0 else f"temperature {temperature:g}")
 
 
-def headed(results: Results, batch: int, temperature: float) -> str:
+def headed(results: BenchResults, batch: int, temperature: float) -> str:
     """The title, and what ratios are formed with."""
     reference = results.reference_at(batch, temperature)
     return title(batch, temperature) + (f"; reference: {reference}" if reference is not None else "")
@@ -90,7 +90,7 @@ def _three(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def facts(results: Results) -> list[tuple[str, str]]:
+def facts(results: BenchResults) -> list[tuple[str, str]]:
     """What was measured, on what."""
     settings, told = results.settings, []
     target, drafter = settings.get("target"), settings.get("drafter")
@@ -120,7 +120,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
     return told
 
 
-def left_out(results: Results) -> list[str]:
+def left_out(results: BenchResults) -> list[str]:
     """What could not be run: each reason once, with all that it kept from running."""
     reasons: dict[tuple[str, str], dict[str, None]] = {}
     for one in results.skipped:

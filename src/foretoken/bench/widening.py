@@ -180,9 +180,9 @@ class _Widening:
             self._mark(embedding)
         yield "model.embed_tokens.weight", embedding
         # Blocks that add nothing lie between the others, evenly.
-        places = {layer * shape.num_layers // small.num_layers: layer for layer in range(small.num_layers)}
-        for place in range(shape.num_layers):
-            yield from self._block(f"model.layers.{place}.", places.get(place))
+        sources = {layer * shape.num_layers // small.num_layers: layer for layer in range(small.num_layers)}
+        for layer in range(shape.num_layers):
+            yield from self._block(f"model.layers.{layer}.", sources.get(layer))
         final = self._norm("model.norm.weight")
         if mark is not None:
             final[-2], final[-1] = mark.gain, -mark.gain

@@ -303,7 +303,7 @@ def make_world(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="Where its checkpoints go.")],
     *,
     kind: Annotated[
-        str, typer.Option(metavar="NAME", help="twin, cousin or stranger: how well the drafter guesses.")
+        str, typer.Option(metavar="NAME", help="twin, cousin or stranger: how close the drafter is to the target.")
     ] = "cousin",
     k: Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Tokens drafted a round.")] = 2,
     seed: Annotated[int, typer.Option(help="Of its weights.")] = 0,

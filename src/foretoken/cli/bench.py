@@ -17,7 +17,7 @@ from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ForetokenError
 
 if TYPE_CHECKING:
-    from foretoken.bench.summary import Results
+    from foretoken.bench.summary import BenchResults
 
 bench_app = typer.Typer(
     name="bench",
@@ -95,13 +95,13 @@ def run(
             check_writable(file)
     from foretoken.bench.records import Store
     from foretoken.bench.run import measure
-    from foretoken.bench.summary import Results
+    from foretoken.bench.summary import BenchResults
 
     chosen = plan.plan()
     store = Store(json, chosen.settings())
     with watching(screen) as progress:
         measure(chosen, store, progress)
-    _conclude(Results(store.records, reference), html, screen)
+    _conclude(BenchResults(store.records, reference), html, screen)
 
 
 @command("drafters")
@@ -150,14 +150,14 @@ def report(
 ) -> None:
     """Show results again, or write them as a page."""
     from foretoken.bench.records import read
-    from foretoken.bench.summary import Results
+    from foretoken.bench.summary import BenchResults
 
     if html is not None:
         check_writable(html)
-    _conclude(Results(read(file), reference), html, Screen(no_color))
+    _conclude(BenchResults(read(file), reference), html, Screen(no_color))
 
 
-def _conclude(results: Results, html: Path | None, screen: Screen) -> None:
+def _conclude(results: BenchResults, html: Path | None, screen: Screen) -> None:
     from foretoken.bench.errors import BenchError
     from foretoken.bench.tables import left_out, show
 

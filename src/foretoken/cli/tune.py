@@ -19,7 +19,7 @@ from foretoken.errors import ModelError, ParameterError
 
 if TYPE_CHECKING:
     from foretoken.models import LanguageModel
-    from foretoken.tune import Results, TunePlan
+    from foretoken.tune import TunePlan, TuneResults
     from foretoken.tune.search import Progress
     from foretoken.workloads import Item
 
@@ -163,7 +163,7 @@ def _plan(
     )
 
 
-def _check(results: Results, plan: TunePlan) -> None:
+def _check(results: TuneResults, plan: TunePlan) -> None:
     if len(results.ranked) < 2 and results.unmeasured:
         raise ParameterError(
             f"{plan.seconds:g} seconds were not enough for a single turn of any drafter: give more time with --budget, "

@@ -60,8 +60,8 @@ class TunePlan:
         """The turns of a rung. Each goes on with the prompts where the one before ended."""
         kinds = max(_FEWEST, len({prompt.item.category for prompt in self.prompts}))
         first = kinds * sum(_PASSES[:rung])
-        places = [(first + place) % len(self.prompts) for place in range(kinds * _PASSES[rung])]
-        pairs = [(self.prompts[place], temperature) for place in places for temperature in self.temperatures]
+        indices = [(first + index) % len(self.prompts) for index in range(kinds * _PASSES[rung])]
+        pairs = [(self.prompts[index], temperature) for index in indices for temperature in self.temperatures]
         return [Turn(rung, number, *pair) for number, pair in enumerate(pairs)]
 
     def settings(self) -> dict[str, Any]:

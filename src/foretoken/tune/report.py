@@ -15,11 +15,11 @@ import foretoken
 from foretoken.engine.profile import MEASURED, Profile
 from foretoken.tune.candidates import PLAIN, Candidate
 from foretoken.tune.plan import TunePlan
-from foretoken.tune.results import Outcome, Results
+from foretoken.tune.results import Outcome, TuneResults
 
 
 def profile_of(
-    results: Results, plan: TunePlan, target: str | None, load: Mapping[str, Any], load_drafter: Mapping[str, Any]
+    results: TuneResults, plan: TunePlan, target: str | None, load: Mapping[str, Any], load_drafter: Mapping[str, Any]
 ) -> Profile:
     """The profile of the best candidate.
 
@@ -53,7 +53,7 @@ def profile_of(
     )
 
 
-def show(results: Results, plan: TunePlan, console: Console) -> None:
+def show(results: TuneResults, plan: TunePlan, console: Console) -> None:
     """Print the ranking, what fell out on the way, and what could not be measured."""
     ranked = results.ranked
     temperatures = sorted(ranked[0].ratios)
@@ -63,10 +63,10 @@ def show(results: Results, plan: TunePlan, console: Console) -> None:
     headings = [f"× plain\n{_called(at)}" for at in temperatures]
     for heading in (*headings, f"tokens/s\n{_called(temperatures[0])}", "tokens\na pass", "ms a\nround"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for place, outcome in enumerate(ranked):
-        if place and outcome.rung < ranked[place - 1].rung:
+    for rank, outcome in enumerate(ranked):
+        if rank and outcome.rung < ranked[rank - 1].rung:
             table.add_section()
-        table.add_row(*_cells(outcome, temperatures), style=_style(place, outcome))
+        table.add_row(*_cells(outcome, temperatures), style=_style(rank, outcome))
     console.print(table)
     for line in _remarks(results, plan):
         console.print(line, soft_wrap=True)
@@ -92,11 +92,11 @@ def _cells(outcome: Outcome, temperatures: Sequence[float]) -> list[str]:
     ]
 
 
-def _style(place: int, outcome: Outcome) -> str:
-    return "bold" if place == 0 else "cyan" if outcome.candidate == PLAIN else ""
+def _style(rank: int, outcome: Outcome) -> str:
+    return "bold" if rank == 0 else "cyan" if outcome.candidate == PLAIN else ""
 
 
-def _remarks(results: Results, plan: TunePlan) -> list[str]:
+def _remarks(results: TuneResults, plan: TunePlan) -> list[str]:
     ranked, remarks = results.ranked, []
     outputs = ranked[0].runs
     remarks.append(

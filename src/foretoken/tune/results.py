@@ -56,7 +56,7 @@ class Outcome:
         }
 
 
-class Results:
+class TuneResults:
     """Measurements, put together.
 
     Args:

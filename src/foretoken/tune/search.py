@@ -20,7 +20,7 @@ from foretoken.engine.profile import MEASURED
 from foretoken.tune import candidates
 from foretoken.tune.candidates import PLAIN, Candidate
 from foretoken.tune.plan import SHARES, TunePlan, Turn
-from foretoken.tune.results import Outcome, Results
+from foretoken.tune.results import Outcome, TuneResults
 
 _FINALISTS = 4
 _CLOSE = 0.97  # who comes so close to the last one that goes on goes on too
@@ -65,7 +65,7 @@ def search(
     store: Store,
     progress: Progress = lambda *_: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Results:
+) -> TuneResults:
     """Make the measurements of a plan that the store does not hold yet, as far as the time allows.
 
     A candidate that fails is left out, and the store says why.
@@ -90,7 +90,7 @@ class _Race:
             self._seconds.setdefault(Candidate(**run["candidate"]), []).append(run["seconds"])
         self._started = clock() - sum(run["seconds"] for run in runs)
 
-    def run(self) -> Results:
+    def run(self) -> TuneResults:
         choices = (self._drafters, self._settings, self._finalists)
         try:
             for rung, choose in enumerate(choices):
@@ -104,8 +104,8 @@ class _Race:
         self._progress(1.0, "done")
         return self._results()
 
-    def _results(self) -> Results:
-        return Results(self._store.records, self._contenders, self._plan.temperatures)
+    def _results(self) -> TuneResults:
+        return TuneResults(self._store.records, self._contenders, self._plan.temperatures)
 
     # Who takes part
 
@@ -177,8 +177,8 @@ class _Race:
                 return
             if turn.number >= 2 * least and turn.number % least == 0:
                 contenders = self._without_slow(rung, contenders)
-            for place, candidate in enumerate(order(contenders, turn.seed)):
-                done = (turn.number + place / len(contenders)) / len(turns)
+            for index, candidate in enumerate(order(contenders, turn.seed)):
+                done = (turn.number + index / len(contenders)) / len(turns)
                 self._progress((rung + done) / len(SHARES), f"round {rung + 1} of {len(SHARES)}: {candidate}")
                 self._one(candidate, turn)
 
@@ -237,4 +237,4 @@ def _best(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
     """The first `count`, and as many again if they come close; of the last rung alone."""
     last = [one for one in outcomes if one.rung == outcomes[0].rung][: 2 * count]
     least = last[min(count, len(last)) - 1].score * _CLOSE if last else 0.0
-    return [one for place, one in enumerate(last) if place < count or one.score >= least]
+    return [one for index, one in enumerate(last) if index < count or one.score >= least]

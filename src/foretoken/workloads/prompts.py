@@ -203,7 +203,7 @@ def batches(prompts: Sequence[Prompt], size: int) -> list[tuple[str, list[Prompt
     result = []
     for category, group in groups.items():
         for start in range(0, len(group), size):
-            result.append((category, [group[place % len(group)] for place in range(start, start + size)]))
+            result.append((category, [group[index % len(group)] for index in range(start, start + size)]))
     return result
 
 
