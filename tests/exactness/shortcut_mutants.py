@@ -1,0 +1,120 @@
+# ruff: noqa: E501  (a mutant a line)
+"""Faults of what draws a round's outcome (`decide`, its shortcuts, `draw`), as edits of the source that runs.
+
+``SHORTCUT_MUTANTS`` maps a name to a `ShortcutMutant`. An edit that no longer fits the source is an error, so that no
+mutant can go stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import getsource
+from types import ModuleType
+from typing import Any
+
+from foretoken.limits import Limits
+from foretoken.verify.exact import Mode
+
+FAST, DECIDE, DRAW = "foretoken.verify.fast", "foretoken.verify.decide", "foretoken.sampling.vocabulary"
+
+
+@dataclass(frozen=True)
+class ShortcutMutant:
+    """An edit, and a case that shows it.
+
+    Attributes:
+        module: that is edited.
+        old: a piece of its source that stands there once.
+        new: what it becomes.
+        verifier: name of the verifier that is asked.
+        mode: how drafts come about.
+        shape: of the drafts.
+        alone: rows are asked about one at a time.
+        padding: columns of padding.
+        vocabularies: of target and drafter.
+        limits: in force.
+    """
+
+    module: str
+    old: str
+    new: str
+    verifier: str = "token"
+    mode: Mode = "with replacement"
+    shape: tuple[int, ...] = (0, 1)
+    alone: bool = False
+    padding: int = 0
+    vocabularies: tuple[int, int] = (3, 3)
+    limits: Limits = field(default_factory=Limits)
+
+    def decide(self) -> Callable[..., Any]:
+        """`foretoken.verify.decide` with the fault in it."""
+        edited = _edited(self.module, self.old, self.new)
+        if self.module == DECIDE:
+            return edited["decide"]
+        name = {FAST: "shortcut", DRAW: "draw"}[self.module]
+        whole = _namespace(import_module(DECIDE))
+        exec(getsource(import_module(DECIDE)), whole)
+        whole[name] = edited[name]
+        return whole["decide"]
+
+
+def _namespace(module: ModuleType) -> dict[str, Any]:
+    return {"__name__": module.__name__, "__builtins__": __builtins__}
+
+
+def _edited(name: str, old: str, new: str) -> dict[str, Any]:
+    module = import_module(name)
+    source = getsource(module)
+    assert source.count(old) == 1, f"{name} holds {source.count(old)} times: {old}"
+    namespace = _namespace(module)
+    exec(compile(source.replace(old, new), name, "exec"), namespace)
+    return namespace
+
+
+CHOSEN: Mode = "chosen"
+DEEP = (0, 1, 2)
+BLOCKS = Limits(block=2)
+
+SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
+    # token, in a batch and alone
+    "token: one uniform for each position": ShortcutMutant(FAST, "reach *= min(ratio, 1.0)", "reach = min(ratio, 1.0)"),
+    "token: ratios above 1 make up for others": ShortcutMutant(FAST, "reach *= min(ratio, 1.0)", "reach *= ratio"),
+    "token: accepts with the uniform squared": ShortcutMutant(FAST, "limit = 0, 1.0, 1.0 - u", "limit = 0, 1.0, 1.0 - u * u"),
+    "token: stops one late": ShortcutMutant(FAST, "        nodes.append(node)\n    return nodes, _what_follows(draft, target_probs, nodes, None)", "        nodes.append(min(node + 1, len(ratios)))\n    return nodes, _what_follows(draft, target_probs, nodes, None)"),
+    "token: stops one early": ShortcutMutant(FAST, "        nodes.append(node)\n    return nodes, _what_follows(draft, target_probs, nodes, None)", "        nodes.append(max(node - 1, 0))\n    return nodes, _what_follows(draft, target_probs, nodes, None)"),
+    "token: next token of the position before": ShortcutMutant(FAST, "_what_follows(draft, target_probs, nodes, None)", "_what_follows(draft, target_probs, [max(n - 1, 0) for n in nodes], None)"),
+    "token: the last token is never accepted": ShortcutMutant(FAST, "for ratio in ratios:\n            reach", "for ratio in ratios[:-1]:\n            reach"),
+    "ratio inverted": ShortcutMutant(FAST, "(x / y if y else infinity)", "(y / x if y else infinity)"),
+    "ratio of a position earlier": ShortcutMutant(FAST, "p = target_probs[:, :width].gather", "p = target_probs[:, :width].roll(1, 1).gather"),
+    "padding counted": ShortcutMutant(FAST, "[row[:count] for row", "[row for row", padding=1),
+    "tokens beyond the vocabulary accepted": ShortcutMutant(FAST, "p = torch.where(draft.tokens < size, p, 0)", "pass", vocabularies=(2, 3)),
+    "residual skipped": ShortcutMutant(FAST, "return replacement_law(draft, p, chosen,", "return p if True else replacement_law(draft, p, chosen,"),
+    "alone: residual skipped": ShortcutMutant(FAST, "if node == int(draft.counts[0]):", "if True:", alone=True),
+    "alone: residual swapped": ShortcutMutant(FAST, ".clamp_(max=0).neg_()\n    return mass", ".clamp_(min=0)\n    return mass", alone=True),
+    "alone: rejected token kept": ShortcutMutant(FAST, "mass[:, token : token + 1] = 0", "pass", mode=CHOSEN, alone=True),
+    "alone: another token removed": ShortcutMutant(FAST, "token = int(draft.tokens[0, node])", "token = int(draft.tokens[0, node - 1])", mode=CHOSEN, shape=DEEP, vocabularies=(2, 2), alone=True),
+    # block
+    "block: last weight inverted": ShortcutMutant(FAST, "none_succeeds = 1.0 - weights[row][node]", "none_succeeds = weights[row][node]", "block"),
+    "block: weight forgets the prefix": ShortcutMutant(FAST, "min(1.0, weights[-1] * ratio)", "min(1.0, ratio)", "block"),
+    "block: unspent mass forgotten": ShortcutMutant(FAST, "total = left + (1.0 - weight)", "total = left + 1.0", "block"),
+    "block: a uniform for each position": ShortcutMutant(FAST, "none_succeeds *= 1.0 - (left", "none_succeeds = 1.0 - (left", "block"),
+    "block: S of another position": ShortcutMutant(FAST, "left = spare[row][node - 1]", "left = spare[row][node - 2]", "block", shape=DEEP),
+    "block: S of chosen tokens without weight": ShortcutMutant(FAST, "left = weight * max(", "left = max(", "block", CHOSEN, DEEP),
+    "block: token's residual": ShortcutMutant(FAST, "[weights[row][node] for row, node in enumerate(nodes)]", "[1.0 for _ in nodes]", "block", shape=DEEP),
+    "block alone: S without weight": ShortcutMutant(FAST, "target_probs[row, node], weight)", "target_probs[row, node], 1.0)", "block", shape=DEEP, vocabularies=(2, 2), alone=True),
+    "block alone: residual without weight": ShortcutMutant(FAST, "alpha=1.0 if weights is None else weights[0]", "alpha=1.0", "block", alone=True),
+    # decide
+    "one uniform for node and token, shortcut": ShortcutMutant(DECIDE, "draw(weights, uniforms[:, 1])", "draw(weights, uniforms[:, 0])"),
+    "one uniform for node and token": ShortcutMutant(DECIDE, "next_probs(draft, target_probs, node), uniforms[:, 1])", "next_probs(draft, target_probs, node), uniforms[:, 0])", "tree", shape=(0, 0)),
+    "next token of another row, shortcut": ShortcutMutant(DECIDE, "draw(weights, uniforms[:, 1])", "draw(weights.roll(1, 0), uniforms[:, 1])"),
+    "next token at another node": ShortcutMutant(DECIDE, "next_probs(draft, target_probs, node)", "next_probs(draft, target_probs, (node - 1).clamp(min=0))", "traversal", shape=(0, 0)),
+    # draw
+    "no renormalisation": ShortcutMutant(DRAW, "index = (cumulative <= share * total)", "index = (cumulative <= share)", alone=True),
+    "draw: one token too far": ShortcutMutant(DRAW, "(cumulative <= share * total).sum(-1, keepdim=True)", "(cumulative <= share * total).sum(-1, keepdim=True) + 1"),
+    "draw: blocks without what came before": ShortcutMutant(DRAW, "- start\n    share", "- 0 * start\n    share", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw: share of the whole, not of the block": ShortcutMutant(DRAW, "share = left / (ends.gather(-1, block) - start)", "share = left / ends[..., -1:]", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw: last entry of a short block twice": ShortcutMutant(DRAW, ".masked_fill_(inside >= size, 0.0)", "", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw: a short last block left out": ShortcutMutant(DRAW, "    if whole < size:\n        sums = torch.cat", "    if False:\n        sums = torch.cat", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+}  # fmt: skip

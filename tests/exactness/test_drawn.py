@@ -1,0 +1,211 @@
+"""What production draws, proven: `decide` with its shortcuts, by counting the uniforms that lead to each outcome."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exactness.shortcut_mutants import SHORTCUT_MUTANTS, ShortcutMutant
+from exactness.tables import KINDS, Pair, depth_of, pair
+from foretoken.draft import Draft
+from foretoken.engine.verification import decide_batch
+from foretoken.limits import Limits, use_limits
+from foretoken.sampling import Sampler, SamplingParams
+from foretoken.sequence import Sequence
+from foretoken.verify import get, names
+from foretoken.verify.drawn import Drawn
+from foretoken.verify.exact import MODES, ExactReport, all_drafts, check, round_law, target_law, target_probs_of
+
+TOLERANCE = 1e-12
+FLOAT32_TOLERANCE = 1e-6
+"""In production's precision: observed are 1e-8 and less."""
+
+LOSSLESS = [name for name in names() if get(name).lossless and name != "coupled"]
+CHAINS = [(0,), (0, 1)]
+TREES = [(0, 0), (0, 0, 1)]
+WAYS = {
+    "float64": {},
+    "alone": {"alone": True},
+    "float32": {"dtype": torch.float32},
+    "float32 alone": {"dtype": torch.float32, "alone": True},
+}
+
+
+def errors(verifier, shape, tables: Pair, mode, tolerance: float, **options) -> None:
+    report = check(verifier, shape, tables.target, tables.drafter, mode, **options)
+    assert report.error < tolerance, report
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_shortcuts_are_lossless(name, kind, way):
+    tolerance = FLOAT32_TOLERANCE if "float32" in way else TOLERANCE
+    for number, shape in enumerate(CHAINS):
+        for mode in ("chosen", "with replacement"):  # without siblings the third is the second
+            if "alone" in way and shape == (0, 1) and mode != "chosen" and kind not in ("independent", "near"):
+                continue  # each row costs hundreds of calls
+            tables = pair(kind, 3, depth_of(shape), seed=number + 40)
+            errors(Drawn(get(name), **WAYS[way]), shape, tables, mode, tolerance)
+
+
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_shortcuts_are_lossless_on_longer_chains_padding_and_unequal_vocabularies(name):
+    errors(Drawn(get(name)), (0, 1, 2), pair("independent", 3, 3, seed=50), "with replacement", TOLERANCE)
+    errors(Drawn(get(name), alone=True), (0, 1, 2), pair("independent", 2, 3, seed=51), "with replacement", TOLERANCE)
+    for alone in (False, True):
+        drawn = Drawn(get(name), alone=alone)
+        errors(drawn, (0, 1), pair("independent", 2, 3, seed=52), "with replacement", TOLERANCE, padding=1)
+        for ours, theirs in ((2, 3), (3, 2)):
+            target, drafter = pair("independent", ours, 2, 53).target, pair("independent", theirs, 2, 54).drafter
+            for mode in ("chosen", "with replacement"):
+                errors(drawn, (0, 1), Pair(target, drafter), mode, TOLERANCE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_every_verifier_is_lossless_as_it_is_drawn(name, mode):
+    for shape in ((0, 1), *TREES):
+        branches = shape in TREES
+        if branches and (not get(name).trees or (name == "kseq" and mode != "with replacement")):
+            continue
+        tables = pair("independent", 2, depth_of(shape), seed=60)
+        errors(Drawn(get(name)), shape, tables, mode, TOLERANCE)
+        if not branches:
+            errors(Drawn(get(name), dtype=torch.float32), shape, tables, mode, FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["token", "block", "traversal"])
+def test_drawing_by_blocks_of_the_vocabulary_is_lossless(name):
+    tables = pair("independent", 5, 1, seed=70)
+    for block in (1, 2, 3):
+        with use_limits(Limits(block=block)):
+            errors(Drawn(get(name)), (0,), tables, "with replacement", TOLERANCE)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_what_is_drawn_is_what_the_verifier_says(name):
+    """Draft by draft, not only on average: stop_probs and next_probs themselves."""
+    shape = (0, 0, 1) if get(name).trees else (0, 1)
+    tables = pair("independent", 3, depth_of(shape), seed=80)
+    draft = all_drafts(shape, tables.drafter).draft
+    probs = target_probs_of(draft, tables.target)
+    drawn, stated = Drawn(get(name)), get(name)
+    stop = stated.stop_probs(draft, probs)
+    assert (drawn.stop_probs(draft, probs) - stop).abs().max() < TOLERANCE
+    for node in range(draft.width + 1):
+        nodes = torch.full_like(draft.counts, node)
+        difference = drawn.next_probs(draft, probs, nodes) - stated.next_probs(draft, probs, nodes)
+        assert (difference.abs().amax(1) * (stop[:, node] > TOLERANCE)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["independent", "disjoint", "narrow", "one-hot target"])
+@pytest.mark.parametrize("name", ["token", "block", "tree"])
+def test_what_the_target_rules_out_is_never_drawn(name, kind):
+    """Not for a single one of the 2**53 uniforms: 0 among them."""
+    tables = pair(kind, 3, 2, seed=90)
+    found = round_law(Drawn(get(name)), all_drafts((0, 1), tables.drafter), tables.target)
+    assert (found[target_law(tables.target) == 0] == 0).all()
+
+
+# Greedy rows, which are verified by `follow` whatever the verifier
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("shape", [(), (0, 1, 2), (0, 0, 1, 1)])
+def test_greedy_rows_follow_the_target_as_their_verifier_would(name, shape):
+    if not get(name).lossless or (not get(name).trees and shape == (0, 0, 1, 1)):
+        pytest.skip("takes other drafts, or another way")
+    vocab_size, depth = 2, depth_of(shape)
+    tables = pair("independent", vocab_size, depth, seed=100, zeros=False)
+    uniform = [torch.full_like(level, 1 / vocab_size) for level in tables.drafter]
+    draft = all_drafts(shape, uniform).draft
+    probs = target_probs_of(draft, tables.target)
+    params = SamplingParams(temperature=0.0)
+    size = draft.batch_size
+    sampler = Sampler([params] * size, list(range(size)), vocab_size=vocab_size)
+    sequences = [Sequence([1, 0], 2, params, row) for row in range(size)]
+    verdict, _ = decide_batch(get(name), sampler, sequences, draft, probs.log().float())
+    one_hot = torch.nn.functional.one_hot(probs.argmax(-1), vocab_size).double()
+    node = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.counts[:, None])[:, 0]
+    if name != "coupled":
+        stop, after = get(name).stop_probs(draft, one_hot), get(name).next_probs(draft, one_hot, node)
+        depths = draft.depths()
+        # Of siblings with one token either may be the one that is accepted.
+        same_depth = (depths == depths.gather(1, node[:, None])) * stop
+        assert torch.allclose(same_depth.sum(1), torch.ones(size, dtype=torch.float64))
+        assert torch.equal(after.argmax(1), verdict.tokens)
+        assert torch.equal(after.amax(1), torch.ones(size, dtype=torch.float64))
+    greedy = [int(tables.target[0].argmax())]
+    for level in tables.target[1:]:
+        greedy.append(int(level[tuple(greedy)].argmax()))
+    for row in range(size):
+        accepted = [int(draft.tokens[row, n - 1]) for n in verdict.path[row, : verdict.counts[row]].tolist()]
+        assert [*accepted, int(verdict.tokens[row])] == greedy[: len(accepted) + 1]
+
+
+# Faults
+
+
+def report_on(mutant: ShortcutMutant, seed: int) -> ExactReport:
+    depth = depth_of(mutant.shape) + mutant.padding
+    ours, theirs = mutant.vocabularies
+    target, drafter = (
+        pair("independent", size, depth, seed + at, zeros=False) for at, size in enumerate((ours, theirs))
+    )
+    drawn = Drawn(get(mutant.verifier), mutant.decide(), alone=mutant.alone)
+    with use_limits(mutant.limits):
+        return check(drawn, mutant.shape, target.target, drafter.drafter, mutant.mode, padding=mutant.padding)
+
+
+@pytest.mark.parametrize("name", SHORTCUT_MUTANTS)
+def test_the_proof_finds(name):
+    # Written this way a NaN, of an outcome that no function of its own uniform can have, counts as found.
+    assert any(not report_on(SHORTCUT_MUTANTS[name], seed).error <= 1e-4 for seed in (21, 23, 25))
+
+
+def test_none_is_lost():
+    assert len(SHORTCUT_MUTANTS) == 35
+
+
+def test_a_strict_comparison_in_a_draw_is_found():
+    """``<`` for ``<=`` draws the first token at uniform 0 though its probability is 0: once in 2**53 draws."""
+    edit = ShortcutMutant(
+        "foretoken.sampling.vocabulary", "index = (cumulative <= share * total)", "index = (cumulative < share * total)"
+    )
+    tables = pair("independent", 3, 1, seed=1)
+    p = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64)
+    target = [p, p.expand(3, 3)]
+    for decide, wrong in ((edit.decide(), True), (None, False)):
+        drawn = Drawn(get("token")) if decide is None else Drawn(get("token"), decide)
+        found = round_law(drawn, all_drafts((0,), tables.drafter), target)
+        assert bool((found[target_law(target) == 0] > 0).any()) == wrong
+
+
+# Size
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("options", [{}, {"top_k": 50}, {"top_p": 0.9, "temperature": 1.5}, {"min_p": 0.01}], ids=str)
+def test_a_real_vocabulary_in_parts_equals_the_whole(name, options):
+    """Six rows at 151,936 tokens: verified in parts, which is the default, at once, and with small limits."""
+    size, width, vocab_size = 6, 2, 151_936
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(size, width + 1, vocab_size, generator=generator) * 3
+    params = SamplingParams(**options)
+    sampler = Sampler([params] * size, list(range(size)), vocab_size=vocab_size)
+    sequences = [Sequence([1, 2, 3], 3, params, row) for row in range(size)]
+    tokens = logits[:, :width].argmax(-1)
+    draft = Draft.chain(tokens, torch.tensor([2, 2, 1, 0, 2, 2]))
+    verdicts = []
+    for limits in (
+        Limits(),
+        Limits(verify_entries=1 << 40),
+        Limits(verify_entries=1, block=7, window=16, topk_block=16),
+    ):
+        with use_limits(limits):
+            fresh = sampler.select(range(size))
+            verdicts.append(decide_batch(get(name), fresh, sequences, draft, logits.clone())[0])
+    for other in verdicts[1:]:
+        assert torch.equal(other.counts, verdicts[0].counts)
+        assert torch.equal(other.tokens, verdicts[0].tokens)
