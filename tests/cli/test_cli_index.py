@@ -89,7 +89,8 @@ def test_mistakes_are_one_line(call, models, corpus, tmp_path):
         assert result.exit_code == 2
         assert message in result.stderr.replace("\n", " ")
         assert "Traceback" not in result.stderr
-    result = call("generate", "the", "--drafter", f"retrieval:{nowhere}", "--quantize-drafter", "w8a8")
+    no_index = f"retrieval:{corpus / 'a.txt'}"
+    result = call("generate", "the", "--drafter", no_index, "--quantize-drafter", "w8a8")
     assert result.exit_code == 2
     assert "has no model to round" in result.stderr.replace("\n", " ")
     result = call("generate", "the", "--drafter", f"retrieval:{nowhere}")

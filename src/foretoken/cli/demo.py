@@ -77,9 +77,9 @@ def play(engine: Engine, console: Console) -> list[Comparison]:
     console.print(
         Text.assemble(
             ("Foretoken", "bold"),
-            f": {engine.drafter.name} drafts up to {engine.num_speculative_tokens} tokens, the target scores them in "
-            "one pass, and what is accepted is distributed as the target's own output. (The target has ten million "
-            "parameters: it knows a licence by heart and how a play looks, and little else.)",
+            f": a small {engine.drafter.name.replace('-', ' ')} drafts up to {engine.num_speculative_tokens} tokens, "
+            "the target scores them all in one pass, and the output is distributed as the target's own. (This target "
+            "has ten million parameters: it knows a licence by heart and how a play looks, and little else.)",
         )
     )
     console.print(render.legend())
