@@ -168,7 +168,10 @@ def table() -> Iterator[list[str]]:
         ["bench", "widen", "{target}", "{out}", "--to=-5M"],
         *(["audit", "callable", name] for name in ("", "x", "x:", ":x", "no.such:f", "os:nothing", "os:name")),
         ["audit", "engine", "--verifier=tokn"],
-        *(["audit", "engine", f"--{name}"] for name in ("tv=0", "tv=2", "level=0", "power=2", "max-texts=0", "tv=nan")),
+        *(
+            ["audit", "engine", f"--{name}"]
+            for name in ("tv=0", "tv=2", "level=0", "power=2", "max-samples=0", "tv=nan")
+        ),
         ["audit", "engine", "--temperature=-1"],
         ["audit", "engine", "--html=/no/such/folder/x"],
         ["audit", "vllm"],

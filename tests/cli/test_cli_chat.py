@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_commands_change_how_it_decodes(chat):
     assert "error" not in result.stderr
     assert "num_speculative_tokens is 3" in result.stderr
     assert "3 answers" in result.stderr
-    for command in ("/drafter NAME|MODEL", "/verifier NAME", "/k N", "/length N", "/compare", "/top_k"):
+    for command in ("/drafter NAME|MODEL", "/verifier NAME", "/k N", "/max_tokens N", "/compare", "/top_k"):
         assert command in result.stderr
 
 
@@ -127,3 +128,10 @@ def test_a_line_that_is_not_utf8_is_named(call):
     result = call("chat", "--json", "-n", 4, stdin=b"gr\xfcn\nhello\n")
     assert len(answers(result)) == 1
     assert "0xfc" in result.stderr
+
+
+def test_settings_show_what_is_used_where_nothing_was_given(call, models):
+    shown = call("chat", "--drafter", "suffix", stdin="/set\n/verifier\n").stderr
+    assert re.search(r"verifier +auto: traversal", shown)
+    assert "verifier is auto: traversal" in shown
+    assert re.search(r"seed +a fresh one each time", shown)

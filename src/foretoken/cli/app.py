@@ -37,7 +37,7 @@ INCOMPLETE = 1  # some of many prompts have no answer but an error
 
 
 class _Group(TyperGroup):
-    """Says what became of output that can't be written, by whatever command."""
+    """Ends any command whose output can't be written with a message, or silently where the reader is gone."""
 
     def invoke(self, ctx: Any) -> Any:
         with _output():
@@ -146,7 +146,7 @@ def generate(
 ) -> None:
     """Answer or continue one prompt.
 
-    On a terminal tokens are coloured by where they came from. The text goes to standard output, all else to standard
+    On a terminal tokens are coloured by where they came from. The output goes to standard output, all else to standard
     error.
     """
     from foretoken.cli.respond import respond
@@ -166,7 +166,9 @@ def generate(
         check_can_chat(engine.target)
         answer = respond(engine, as_message(text), params, output, screen)
     else:
-        continued = engine.target.decoder_start_token_id is None  # an encoder-decoder model writes a text of its own
+        continued = (
+            engine.target.decoder_start_token_id is None
+        )  # an encoder-decoder model does not continue the prompt
         answer = respond(engine, text, params, output, screen, echo=text if continued else "")
     if answer.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -280,9 +282,9 @@ def index(
     ] = [],  # noqa: B006  # Typer makes a new one
     output: ListOptions,
 ) -> None:
-    """Make an index of a corpus: what the drafter retrieval:INDEX looks the text up in.
+    """Make an index of a corpus: what the drafter retrieval:INDEX looks for matches in.
 
-    Each file, and each text of a .jsonl file, is a document. The texts that help are like those to be written: answers
+    Each file, and each record of a .jsonl file, is a document. What helps is text like the outputs to come: answers
     to similar questions, the code base that is worked on. The index is for targets with this tokenizer alone.
     """
     # All cores are free for it; set before tokenizers is imported.

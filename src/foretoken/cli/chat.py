@@ -5,26 +5,32 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from rich.table import Table
 
 from foretoken.cli import render
+from foretoken.cli.checks import AUTO
 from foretoken.cli.options import ModelOptions, OutputOptions, SamplingOptions
 from foretoken.cli.respond import respond
 from foretoken.cli.screen import Screen
 from foretoken.cli.setup import check_can_chat, make_drafter, make_engine
 from foretoken.engine.outputs import DecodeStats
-from foretoken.errors import ForetokenError, ParameterError, PromptError
+from foretoken.errors import ForetokenError, ParameterError, PromptError, did_you_mean
 
 if TYPE_CHECKING:
     from foretoken.engine.engine import Engine
 
 Message = dict[str, str]
 
-_ALIASES = {"k": "num_speculative_tokens", "length": "max_new_tokens", "exit": "quit"}
-_SHOWN_AS = {name: alias for alias, name in _ALIASES.items()}
+_ALIASES = {
+    "k": "num_speculative_tokens",
+    "n": "max_new_tokens",
+    "length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "exit": "quit",
+}
+_SHOWN_AS = {"num_speculative_tokens": "k", "max_new_tokens": "max_tokens"}
 _ON, _OFF = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 
 
@@ -75,7 +81,7 @@ class Chat:
             "num_speculative_tokens": Command(
                 "/k N|auto", "draft at most N tokens a round", self._setter("num_speculative_tokens")
             ),
-            "max_new_tokens": Command("/length N", "answer in at most N tokens", self._setter("max_new_tokens")),
+            "max_new_tokens": Command("/max_tokens N", "answer in at most N tokens", self._setter("max_new_tokens")),
             "set": Command("/set [NAME VALUE]", "change a setting, or show them all", self._set_any),
             "compare": Command("/compare [on|off]", "also decode without speculation", self._switch("compare")),
             "trace": Command("/trace [on|off]", "show one round a line", self._switch("trace")),
@@ -160,7 +166,7 @@ class Chat:
 
     def _names(self) -> list[str]:
         names = [*self._commands, *(name for name in _settings(SamplingOptions) if name not in self._commands)]
-        return [_SHOWN_AS.get(name, name) if name != "quit" else name for name in names]
+        return [_SHOWN_AS.get(name, name) for name in names]
 
     def _setter(self, name: str) -> Callable[[str], None]:
         return lambda argument: self._set(name, argument)
@@ -180,7 +186,7 @@ class Chat:
     def _set(self, name: str, text: str) -> None:
         options = self._models if name in _CHANGEABLE else self._sampling
         if not text:
-            self._screen.note(f"{name} is {_written(getattr(options, name))}")
+            self._screen.note(f"{name} is {self._current(options, name)}")
             return
         value = parse(name, text, _settings(type(options))[name])
         if isinstance(options, SamplingOptions):
@@ -195,6 +201,17 @@ class Chat:
             self._engine = make_engine(models, target, drafter)
             self._models = models
         self._screen.note(f"{name} is now {_written(value)}")
+
+    def _current(self, options: ModelOptions | SamplingOptions, name: str) -> str:
+        """A setting's value as it is shown: where none was given, what is used in its place."""
+        value = getattr(options, name)
+        if name == "verifier" and value in (None, AUTO):
+            return f"{AUTO}: {self._engine.verifier.name}"
+        if name == "drafter" and value is None:
+            return f"{self._engine.drafter.name} (default)"
+        if value is not None:
+            return _written(value)
+        return {"tree": "the drafter's own", "seed": "a fresh one each time"}.get(name, "none")
 
     def _switch(self, name: str) -> Callable[[str], None]:
         def switch(argument: str) -> None:
@@ -253,7 +270,7 @@ class Chat:
         table = Table("setting", "value", box=None)
         for options, names in ((self._models, _CHANGEABLE), (self._sampling, _settings(SamplingOptions))):
             for name in names:
-                table.add_row(name, _written(getattr(options, name)))
+                table.add_row(name, self._current(options, name))
         table.add_row("system", self._system or "none")
         self._screen.notes.print(table)
 
@@ -318,6 +335,4 @@ def _written(value: Any) -> str:
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    guess = f" (did you mean {close[0]}?)" if close else ""
-    return f"unknown {what} {name}{guess}: choose one of {', '.join(known)}"
+    return f"unknown {what} {name}{did_you_mean(name, known, ' (did you mean {}?)')}: choose one of {', '.join(known)}"

@@ -32,7 +32,7 @@ class Comparison:
     Attributes:
         name: of the drafter.
         speculative: the answers with speculation, in the order of their runs.
-        plain: those of the target alone, each of which ran after the speculative one of its place.
+        plain: those of the target alone, each of which ran after the speculative one of the same index.
         relation: what can be said of the two outputs.
     """
 

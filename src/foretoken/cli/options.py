@@ -60,7 +60,7 @@ class LoadOptions:
         str | None,
         typer.Option(
             help="int8: round the target's weights to eight bits; w8a8: the inputs of its layers too, which is faster "
-            "with speculation. The text follows the rounded target's law.",
+            "with speculation. The output follows the rounded target's distribution.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -68,8 +68,8 @@ class LoadOptions:
     quantize_drafter: Annotated[
         str | None,
         typer.Option(
-            help="The same for the drafter, which changes no law; also w8a8 (inputs of layers too), none, or auto: "
-            "w8a8 where it is faster.",
+            help="The same for the drafter, which changes no distribution; also w8a8 (inputs of layers too), none, or "
+            "auto: w8a8 where it is faster.",
             show_default="auto",
             rich_help_panel=_MODELS,
         ),
@@ -116,7 +116,7 @@ class ModelOptions(LoadOptions):
             "-k",
             metavar="N|auto",
             help="Most tokens drafted a round; 0 decodes plainly, auto takes what is fastest, round by round (with "
-            "--seed 5, so that the seed gives one text).",
+            "--seed 5, so that the seed gives one output).",
             show_default="auto",
             rich_help_panel=_MODELS,
         ),
@@ -212,14 +212,14 @@ class SamplingOptions:
         list[int],
         typer.Option(
             "--stop-token-id",
-            help="A token that ends the text. Repeatable.",
+            help="A token that ends the output. Repeatable.",
             show_default=False,
             rich_help_panel=_SAMPLING,
         ),
     ] = field(default_factory=list)
     stop: Annotated[
         list[str],
-        typer.Option(help="A string that ends the text. Repeatable.", show_default=False, rich_help_panel=_SAMPLING),
+        typer.Option(help="A string that ends the output. Repeatable.", show_default=False, rich_help_panel=_SAMPLING),
     ] = field(default_factory=list)
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=_SAMPLING)

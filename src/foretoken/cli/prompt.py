@@ -70,7 +70,7 @@ def as_message(text: str) -> list[dict[str, str]]:
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Bytes as text, with the place of the first one that is none."""
+    """Bytes as text, with the position of the first byte that is none."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -104,7 +104,7 @@ def read_lines(screen: Screen) -> Iterator[str]:
         import readline  # noqa: F401  (line editing and history for `input`)
     while True:
         try:
-            # Python writes the prompt to standard output: where text alone belongs, if that is no terminal.
+            # Python writes the prompt to standard output: where the output alone belongs, if that is no terminal.
             if not sys.stdout.isatty():
                 screen.notes.print("> ", end="")
             yield input("> " if sys.stdout.isatty() else "")

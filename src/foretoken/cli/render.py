@@ -113,9 +113,9 @@ def _tails(pieces: Sequence[Piece]) -> list[int]:
     """How wide each piece's last word goes on in the pieces after it."""
     tails = [0] * len(pieces)
     following = 0
-    for place in range(len(pieces) - 1, -1, -1):
-        text = pieces[place].text
-        tails[place] = following
+    for index in range(len(pieces) - 1, -1, -1):
+        text = pieces[index].text
+        tails[index] = following
         head = re.split(r"\s", text, maxsplit=1)[0]
         following = cell_len(head) + (following if head == text else 0)
     return tails

@@ -61,7 +61,7 @@ def _compare(
         theirs = None
         if not ours.interrupted:
             screen.note("── target alone", style="bold")
-            # Programs want the text once.
+            # Programs want the output once.
             silent = not screen.out.is_terminal
             theirs = run(plain, prompt, params) if silent else _show_plain(plain, prompt, params, screen, echo)
     if theirs is None or theirs.interrupted:
@@ -89,7 +89,7 @@ def _show_plain(engine: Engine, prompt: Prompt, params: SamplingParams, screen: 
 def show_answer(
     engine: Engine, prompt: Prompt, params: SamplingParams, output: OutputOptions, screen: Screen, echo: str = ""
 ) -> Answer:
-    """Stream one answer; with a trace, the trace first and then the whole text."""
+    """Stream one answer; with a trace, the trace first and then the whole output."""
     writer = render.TokenWriter(screen.out)
     speculates = engine.num_speculative_tokens and engine.drafter.name != "none"
     if has_colour(screen.out) and speculates and not output.trace and not screen.explained:

@@ -1,4 +1,4 @@
-"""Where things are written: text to standard output, everything else to standard error."""
+"""Where things are written: outputs to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Screen:
     """The two consoles of a command.
 
     Attributes:
-        out: for the generated text, or the JSON.
+        out: for the output, or the JSON.
         notes: for all that is said about it.
     """
 
     def __init__(self, no_color: bool = False) -> None:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, ValueError):  # a terminal of few characters must not end the text
+            with suppress(AttributeError, ValueError):  # a terminal of few characters must not end the output
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
         self.explained = False
         """The colours have been explained already."""
@@ -80,5 +80,5 @@ def check_writable(file: Path) -> None:
 
 
 def has_colour(console: Console) -> bool:
-    """Whether styles reach the reader; where not, marks in the text must do."""
+    """Whether styles reach the reader; where not, marks must do."""
     return console.color_system is not None

@@ -25,7 +25,7 @@ MODEL_FREE_DRAFTER = "prompt-lookup"  # for a target that came without a drafter
 
 
 def keep_quiet(screen: Screen) -> None:
-    """Let other libraries' chatter not mix with the text, and show the library's own warnings as notes.
+    """Keep other libraries' messages out of the output, and show the library's own warnings as notes.
 
     Before torch and transformers are imported.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 train_app = typer.Typer(
     name="train",
-    help="Train a drafter for a target, on texts that the target itself writes; a stopped run goes on.",
+    help="Train a drafter for a target, on outputs of the target itself; a stopped run goes on.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -14,7 +14,7 @@ from foretoken.errors import ParameterError
 if TYPE_CHECKING:
     from foretoken.train import Corpus, Course
 
-_TEXTS, _TRAINING = "Texts", "Training"
+_TEXTS, _TRAINING = "Training data", "Training"
 _Value = TypeVar("_Value")
 
 
@@ -39,7 +39,7 @@ class RunOptions:
     licence: Annotated[str | None, typer.Option("--licence", "--license", help="For the card.", show_default=False)] = (
         None
     )
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, texts and batches.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, samples and batches.")] = 0
     dtype: Annotated[
         str | None,
         typer.Option(help="Of the target, and of the drafter as it is written. Default: auto.", show_default=False),
@@ -69,7 +69,7 @@ class CorpusOptions:
             rich_help_panel=_TEXTS,
         ),
     ]
-    num_samples: Annotated[int, typer.Option(help="Texts that the target writes.", rich_help_panel=_TEXTS)] = 4096
+    num_samples: Annotated[int, typer.Option(help="Outputs of the target to train on.", rich_help_panel=_TEXTS)] = 4096
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Tokens of an answer, at most.", rich_help_panel=_TEXTS)
     ] = 128
@@ -77,14 +77,14 @@ class CorpusOptions:
         int, typer.Option(help="Tokens of prompt and answer; longer prompts are left out.", rich_help_panel=_TEXTS)
     ] = 1024
     prompt_tokens: Annotated[
-        int, typer.Option(help="Tokens of a prompt that is cut out of a text.", rich_help_panel=_TEXTS)
+        int, typer.Option(help="Tokens of a prompt that is cut out of a document.", rich_help_panel=_TEXTS)
     ] = 48
     temperature: Annotated[
         str,
         typer.Option("--temperature", "-t", metavar="LIST", help="In turn; 0 is greedy.", rich_help_panel=_TEXTS),
     ] = "1,1,0"
     held_out: Annotated[
-        int, typer.Option(help="Texts to measure with, never learned from.", rich_help_panel=_TEXTS)
+        int, typer.Option(help="Outputs to measure with, which are never trained on.", rich_help_panel=_TEXTS)
     ] = 64
 
     def corpus(self, seed: int) -> Corpus:
@@ -141,7 +141,7 @@ class CourseOptions:
         typer.Option(help="Of all places, how many are followed beyond the first token.", rich_help_panel=_TRAINING),
     ] = 1.0
     evaluate_every: Annotated[
-        int, typer.Option(help="Steps between two looks at held-out texts.", rich_help_panel=_TRAINING)
+        int, typer.Option(help="Steps between two evaluations on held-out outputs.", rich_help_panel=_TRAINING)
     ] = 100
     patience: Annotated[
         int,

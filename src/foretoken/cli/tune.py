@@ -50,7 +50,7 @@ class TuneOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Texts like those that you have: one prompt a line, or JSON lines with 'prompt' (and 'category'). "
+            help="Prompts like yours: one prompt a line, or JSON lines with 'prompt' (and 'category'). "
             "Default: a small mix of maths, code, prose and edits.",
             show_default=False,
             rich_help_panel=_TRIED,
