@@ -40,7 +40,7 @@ PLAIN, MODEL = "none", "draft-model@5"
 LOOKUPS: dict[str, type[Drafter]] = {"prompt-lookup": PromptLookup, "suffix": Suffix}
 
 Text = dict[str, Any]
-"""``prompt`` and ``output``, and for each place of the output the ``guesses`` of the draft model."""
+"""``prompt`` and ``output``, and for each position of the output the ``drafts`` of the draft model."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def record(spec_bench: Path, limit: int, tokens: int, copy_edit: Path | None) ->
                 places = [[*prompt.tokens, *output[:end]] for end in range(1, len(output))]
                 some = SamplingParams(temperature=temperature, max_new_tokens=LONGEST, seed=seed, ignore_eos=True)
                 parts = [places[at : at + 32] for at in range(0, len(places), 32)]
-                guesses = [one.token_ids for part in parts for one in drafter.generate(part, some)]
-                texts.append({"prompt": list(prompt.tokens), "output": output, "guesses": guesses})
+                drafts = [one.token_ids for part in parts for one in drafter.generate(part, some)]
+                texts.append({"prompt": list(prompt.tokens), "output": output, "drafts": drafts})
     return found
 
 
@@ -149,7 +149,7 @@ class Recorded(Drafter):
         (limit,), sequence = limits, batch.sequences[0]
         if limit:
             self._machine.spend(self._machine.times.call + self._machine.times.step * limit)
-        said = self.text["guesses"][len(sequence.output) - 1] if limit else []
+        said = self.text["drafts"][len(sequence.output) - 1] if limit else []
         return Draft.from_lists([said[:limit]])
 
     def observe(self, *_: object) -> None:

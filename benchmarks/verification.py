@@ -44,7 +44,7 @@ def logits_of(shape: str, rows: int, generator: torch.Generator) -> tuple[Tensor
     if shape == "flat":
         target = torch.randn(size, generator=generator)
     else:
-        # A real model's logits fall with the logarithm of the rank; this law has an entropy of some two nats.
+        # A real model's logits fall with the logarithm of the rank; this distribution has an entropy of some two nats.
         ranks = torch.rand(size, generator=generator).argsort(-1) + 1
         target = -2.2 * ranks.log()
     return target, target[:, :K] + 0.5 * torch.randn((rows, K, VOCAB_SIZE), generator=generator)

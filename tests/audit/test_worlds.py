@@ -23,7 +23,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_laws_agree_with_transformers(world, name):
+def test_distributions_agree_with_transformers(world, name):
     """Two ways to the same distribution, none of them Foretoken's."""
     params, prompt = CLAIMS[name], world.prompts[0]
     levels, _ = enumerate_probs(ReferenceModel(world.target), prompt, 2, params)
