@@ -25,23 +25,23 @@ Vocab = Literal["auto", "same", "intersection", "text"]
 ENOUGH_SHARED = 0.5
 """Share of the drafter's tokens from which on "auto" takes the intersection.
 
-There the draft has a law, and a law gets more accepted than a guess does. But the drafter is kept from every word that
-begins with a token of its own: where those are most of them, it does better to say its words, and have them spelled.
+Drawn tokens with their q have a higher acceptance rate than chosen ones. But the intersection excludes every word that
+begins with a token of the drafter's alone: where most do, text that is encoded by the target's tokenizer does better.
 """
 
 
 class SharedTokens(DraftModel):
-    """Drafts the tokens that both vocabularies have, each drawn from the drafter's law given that it is such a token.
+    """Drafts tokens that both vocabularies have, each from the drafter's distribution given that it is such a token.
 
-    That law, under the request's own sampling parameters, is expressed in the target's tokens, and is what the draft
-    carries as q: all that holds of `DraftModel` holds here (token-level intersection, algorithm 4 of the paper).
+    That distribution, under the request's own sampling parameters and in the target's tokens, is the draft's q, as in
+    `DraftModel` (token-level intersection, algorithm 4 of the paper).
 
     Args:
         model: a loaded decoder-only model with a tokenizer.
         target: the model to draft for, with a tokenizer.
 
     Attributes:
-        note: what people should know.
+        note: see `Drafter.note`.
 
     Raises:
         ModelError: the two share no token, a tokenizer is missing, or it is another model's.
@@ -70,11 +70,11 @@ class SharedTokens(DraftModel):
 
 
 class DraftedText(Drafter):
-    """Drafts text: what the drafter thinks likeliest, in the target's tokens (string-level match of the paper).
+    """Drafts text: the drafter's likeliest continuation, in the target's tokens (string-level match of the paper).
 
     The drafter's own tokens are its best ones, one after another. What they write is encoded by the target's tokenizer,
     as the continuation of the text before it. These tokens are chosen, not drawn. A draft ends before the first token
-    that doesn't write what was drafted; it is empty where the text before would be encoded otherwise, or ends inside
+    that does not write the drafted text; it is empty where the text before would be encoded differently, or ends inside
     a character.
 
     Args:
@@ -82,7 +82,7 @@ class DraftedText(Drafter):
         target: the model to draft for, with a tokenizer.
 
     Attributes:
-        note: what people should know.
+        note: see `Drafter.note`.
 
     Raises:
         ModelError: a tokenizer is missing, or it is another model's.
@@ -96,9 +96,9 @@ class DraftedText(Drafter):
         self._ends = {own: token for token, own in self._reader.shared.items() if token in self._target.specials}
         translated = TranslatedModel(model, self._reader, target)
         self._room = translated.room
-        self._speaker = _Speaker(translated)
-        self.models = self._speaker.models
-        self.own_threads = self._speaker.own_threads
+        self._inner = _OwnTokens(translated)
+        self.models = self._inner.models
+        self.own_threads = self._inner.own_threads
         self.note = (
             f"drafter {model.name} has another vocabulary than {target.name}: what it writes is put into the target's "
             "tokens (vocab=text)"
@@ -106,25 +106,25 @@ class DraftedText(Drafter):
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """Chains of up to ``limits[b]`` chosen tokens."""
-        texts = [self._end(sequence) for sequence in batch.sequences]
-        asked = [min(limit, self._room) if end else 0 for limit, end in zip(limits, texts, strict=True)]
-        said = self._speaker.propose(self._greedy(batch), asked)
-        tokens, counts = said.tokens.tolist(), said.counts.tolist()
+        ends = [self._end(sequence) for sequence in batch.sequences]
+        asked = [min(limit, self._room) if end else 0 for limit, end in zip(limits, ends, strict=True)]
+        drafted = self._inner.propose(self._greedy(batch), asked)
+        tokens, counts = drafted.tokens.tolist(), drafted.counts.tolist()
         rows = [
             self._spelled(*end, row[:count])[:limit] if end and count else []
-            for row, count, end, limit in zip(tokens, counts, texts, limits, strict=True)
+            for row, count, end, limit in zip(tokens, counts, ends, limits, strict=True)
         ]
         return Draft.from_lists([self._whole(row) for row in rows], batch.device)
 
     def _greedy(self, batch: Batch) -> Batch:
-        """The batch as the drafter sees it: its own vocabulary, and the best token always."""
-        size, vocab_size = len(batch.sequences), self._speaker.model.vocab_size
+        """The batch for the drafter: its own vocabulary, greedy."""
+        size, vocab_size = len(batch.sequences), self._inner.model.vocab_size
         sampler = Sampler([_GREEDY] * size, [0] * size, vocab_size=vocab_size, device=batch.device)
         none = (False,) * size
         return replace(batch, sampler=sampler, vocab_size=vocab_size, shared_noise=none, trees=none)
 
     def _end(self, sequence: Sequence) -> tuple[list[int], str, bool] | None:
-        """The text's last word, its tokens and what they write, and whether it starts a text; None if it ends inside a
+        """The sequence's last word: its tokens, their text, and whether it starts a text; None if it ends inside a
         character. After a special token the word is empty."""
         word, at_start = self._reader.last_word(sequence.tokens)
         data = self._target.text(word, at_start)
@@ -136,8 +136,8 @@ class DraftedText(Drafter):
             return None
 
     def _spelled(self, word: list[int], written: str, at_start: bool, own: list[int]) -> list[int]:
-        """What the drafter's tokens write, in tokens of the target."""
-        end = next((place for place, token in enumerate(own) if self._own.surfaces[token] is None), len(own))
+        """The text of the drafter's tokens, in tokens of the target."""
+        end = next((index for index, token in enumerate(own) if self._own.surfaces[token] is None), len(own))
         text = self._continued(word, written, at_start, own[:end])
         if text is None:
             return []
@@ -147,7 +147,7 @@ class DraftedText(Drafter):
         return found
 
     def _continued(self, word: list[int], written: str, at_start: bool, own: list[int]) -> str | None:
-        """What the drafter's tokens add to the text; None if the drafter has not read the text to its end."""
+        """The text that the drafter's tokens add; None if those of the text before don't reach its end."""
         data = self._own.text(own, not word)
         assert data is not None
         try:
@@ -155,7 +155,7 @@ class DraftedText(Drafter):
         except UnicodeDecodeError as error:
             text = data[: error.start].decode()
         if written[-1:].isspace():
-            # Some tokenizers see no white space at the end of a text, and begin the next word with it.
+            # Some tokenizers drop white space at the end of a text, and begin the next word with it.
             read = self._own.text(self._reader.word(tuple(word), at_start)) or b""
             if not read[-1:].isspace():
                 if not text.startswith(written[-1]):
@@ -164,7 +164,7 @@ class DraftedText(Drafter):
         return text
 
     def _encoded(self, word: list[int], written: str, at_start: bool, text: str) -> list[int]:
-        """A text's tokens where it goes on from a word, as far as they write it."""
+        """The tokens of a text that continues a word, as far as they write exactly that text."""
         for before, context, starts in self._contexts(word, written, at_start):
             tokens = self._target.encode(context + text, starts)
             if tokens[: len(before)] == before:
@@ -172,18 +172,18 @@ class DraftedText(Drafter):
         return []
 
     def _contexts(self, word: list[int], written: str, at_start: bool) -> Iterator[tuple[list[int], str, bool]]:
-        """What a continuation may be encoded after: the word so far, or, where the target has not written that as its
-        tokenizer would, as little of it as is whole characters."""
+        """Contexts to encode a continuation after: the word so far, or, where its tokens are not those of the target's
+        tokenizer, the least of it that is whole characters."""
         yield word, written, at_start
-        for place in range(len(word) - 1, 0, -1):
+        for start in range(len(word) - 1, 0, -1):
             try:
-                yield word[place:], (self._target.text(word[place:]) or b"").decode(), False
+                yield word[start:], (self._target.text(word[start:]) or b"").decode(), False
             except UnicodeDecodeError:
                 continue
             return
 
     def _writing(self, tokens: list[int], data: bytes, at_start: bool) -> list[int]:
-        """The tokens before the first one that doesn't go on writing these bytes."""
+        """The tokens before the first one that does not continue these bytes."""
         count = next((n for n in range(len(tokens)) if not self._writes(tokens[: n + 1], data, at_start)), len(tokens))
         return tokens[:count]
 
@@ -205,8 +205,8 @@ class DraftedText(Drafter):
         return []
 
 
-class _Speaker(DraftModel):
-    """Drafts in its own tokens for texts of another vocabulary's."""
+class _OwnTokens(DraftModel):
+    """Drafts in its own vocabulary for sequences of another vocabulary."""
 
     def _known(self, tokens: list[int]) -> list[int]:
         return tokens
@@ -218,14 +218,14 @@ _GREEDY = SamplingParams(temperature=0.0)
 def draft_with(
     model: LanguageModel, target: LanguageModel, vocab: Vocab = "auto", tree: Tree = "none"
 ) -> DraftModel | DraftedText:
-    """The drafter that a model makes for a target, whether or not they have one vocabulary.
+    """The drafter that runs a model for a target, whether or not they have one vocabulary.
 
     Args:
         model: what drafts.
         target: what it drafts for.
-        vocab: "same" for a model whose tokens are the target's; "intersection" (`SharedTokens`) and "text"
-            (`DraftedText`) for one whose tokens are others; "auto" for what fits: of the last two "intersection" if at
-            least half of the drafter's tokens are shared.
+        vocab: "same" for a model with the target's vocabulary; "intersection" (`SharedTokens`) and "text"
+            (`DraftedText`) for one with another; "auto" for what fits: of the last two "intersection" if at least half
+            of the drafter's tokens are shared.
         tree: see `DraftModel`; drafters of another vocabulary draft chains.
 
     Raises:
@@ -249,7 +249,7 @@ def draft_with(
 
 
 def check_vocab(vocab: str) -> None:
-    """See to it that `vocab` is one of the words for it.
+    """Check `vocab`.
 
     Raises:
         ParameterError: it is not.

@@ -1,4 +1,4 @@
-"""A model that reads another model's tokens: what lets a drafter of another vocabulary be used like any other."""
+"""A model behind another model's vocabulary, so that a drafter with its own tokenizer can be used like any other."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.feed import feed
 
-_UNSAID = -1e30
-"""Score of a token that the model doesn't have: finite, so that a law is left where all others are forbidden."""
+_MISSING = -1e30
+"""Logit of a token that the model lacks: finite, so that a distribution is left where all others are forbidden."""
 
 
 @dataclass
 class TranslatedRow:
-    """A text in the cache.
+    """One row of the cache.
 
     Attributes:
-        reading: its committed tokens, and what they read like.
-        held: the model's tokens that the model's own cache has committed.
-        drafted: tentative tokens.
+        reading: its committed tokens, in the target's vocabulary and in the model's.
+        cached: the model's tokens that are committed in the model's own cache.
+        drafted: tentative tokens, in the target's vocabulary.
     """
 
     reading: Reading
-    held: list[int] = field(default_factory=list)
+    cached: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
 
 
@@ -38,8 +38,8 @@ class TranslatedCache(Cache):
     def __init__(self, reader: Reader, inner: Cache, batch_size: int) -> None:
         self.inner = inner
         self.rows = [TranslatedRow(Reading(reader)) for _ in range(batch_size)]
-        self.is_read = False
-        """The last pass read text, which is committed already."""
+        self.is_committed = False
+        """The last pass was given committed tokens, and they are committed already."""
         self._reader = reader
 
     @property
@@ -48,14 +48,14 @@ class TranslatedCache(Cache):
         return torch.tensor([len(row.reading.tokens) for row in self.rows], dtype=torch.int64)
 
     def commit(self, path: Tensor, counts: Tensor) -> None:
-        """See `Cache`; text that was read is committed as a whole."""
-        if self.is_read:
-            self.is_read = False
+        """See `Cache`; after a pass over committed tokens there is nothing to do."""
+        if self.is_committed:
+            self.is_committed = False
             return
         self.inner.commit(path, counts)
         for row, nodes, count in zip(self.rows, path.tolist(), counts.tolist(), strict=True):
             kept = [row.drafted[node] for node in nodes[:count]]
-            row.held += [self._reader.shared.get(token, 0) for token in kept]
+            row.cached += [self._reader.shared.get(token, 0) for token in kept]
             row.reading.extend(kept)
             row.drafted.clear()
 
@@ -69,25 +69,27 @@ class TranslatedCache(Cache):
                 new.append(TranslatedRow(Reading(self._reader)))
             else:
                 reading = old.reading.copy(length)
-                held = old.held[: _agreeing(reading.own, old.held)] if length is not None else old.held.copy()
+                held = old.cached[: _agreeing(reading.own, old.cached)] if length is not None else old.cached.copy()
                 new.append(TranslatedRow(reading, held))
-        self.inner.select(rows, [len(row.held) for row in new])
+        self.inner.select(rows, [len(row.cached) for row in new])
         self.rows = new
 
 
 class TranslatedModel(LanguageModel):
-    """A model that is given the target's tokens and reads them in its own; it speaks its own (see `SharedModel`).
+    """A model that takes the target's tokens, translates them to its own, and gives logits of its own vocabulary.
 
-    A pass that asks for the scores of a row's last token only, or for none, reads text: whatever the tokens are, the
-    model reads what they write, and where what it holds of the end of the text reads otherwise now, it reads that
-    anew. Passes that ask for all scores are given tokens that the model speaks.
+    `SharedModel` gives logits of the target's vocabulary instead.
 
-    Texts that are longer in the model's tokens than the model takes are read from a later place on.
+    A pass with ``keep="last"`` or ``"none"`` gets committed tokens, any of the target's: the model is given the tokens
+    of its own that write the same text, and where the end of the text has become other tokens, those are computed
+    again. A pass with ``keep="all"`` gets tentative tokens that the model's vocabulary has.
+
+    A sequence that is longer in the model's tokens than the model takes loses its beginning.
 
     Args:
         model: a decoder-only model.
         reader: from the target's tokens to the model's.
-        target: whose tokens are read.
+        target: the model that the tokens are of.
     """
 
     def __init__(self, model: LanguageModel, reader: Reader, target: LanguageModel) -> None:
@@ -105,8 +107,9 @@ class TranslatedModel(LanguageModel):
         self.shares_prefixes = model.shares_prefixes
         self.own_threads = model.own_threads
         self.room = min(MAX_SPECULATIVE_TOKENS, model.max_length // 2)
-        """Most tokens that may follow a text, which is cut for them where it is too long."""
-        self._first = model.eos_token_ids[0] if model.eos_token_ids else 0  # of a text that has nothing to read
+        """Most draft tokens, for which a sequence that is too long is cut."""
+        # Stands for a sequence that has no token in the model's vocabulary.
+        self._first = model.eos_token_ids[0] if model.eos_token_ids else 0
 
     def warm_up(self, hidden_layers: Sequence[int] | None = None) -> None:
         """See `LanguageModel.warm_up`."""
@@ -117,7 +120,7 @@ class TranslatedModel(LanguageModel):
         return TranslatedCache(self.reader, self.model.open(batch_size), batch_size)
 
     def cache_bytes(self, lengths: Sequence[int]) -> int:
-        """Most memory for texts of these lengths in the target's tokens, each taken to be two of the model's."""
+        """See `LanguageModel.cache_bytes`; lengths are in the target's tokens, each taken as two of the model's."""
         return self.model.cache_bytes([min(2 * length, self.model.max_length) for length in lengths])
 
     def forward(
@@ -140,33 +143,33 @@ class TranslatedModel(LanguageModel):
         for row, read, count in zip(cache.rows, tokens.tolist(), counts.tolist(), strict=True):
             row.reading.extend(read[:count])
         logits = feed(self.model, cache.inner, self._missing(cache, counts.tolist()), keep=keep)
-        cache.is_read = True
+        cache.is_committed = True
         return Scores(None if logits is None else self._scores(logits)[:, None])
 
     def _own(self, tokens: Tensor) -> Tensor:
-        """The model's tokens for tokens that it speaks."""
+        """The model's ids of tokens that it has."""
         return tokens
 
     def _scores(self, logits: Tensor) -> Tensor:
-        """The scores ``[…, V]`` of what the model speaks."""
+        """The logits ``[…, V]`` of the vocabulary that this model shows."""
         return logits
 
     def _missing(self, cache: TranslatedCache, counts: list[int]) -> list[list[int]]:
-        """What the model has to read in rows that got new text; what reads otherwise now is forgotten."""
+        """The tokens that the model has to compute in rows with new tokens; those that have changed are dropped."""
         kept, missing = [], []
         for row, count in zip(cache.rows, counts, strict=True):
-            wanted = self._window(row.reading.own) if count else row.held
-            # At least one token is read, for its scores.
-            length = min(_agreeing(wanted, row.held), len(wanted) - 1) if count else len(row.held)
+            wanted = self._window(row.reading.own) if count else row.cached
+            # At least one token is computed, for its logits.
+            length = min(_agreeing(wanted, row.cached), len(wanted) - 1) if count else len(row.cached)
             kept.append(length)
             missing.append(wanted[length:])
-            row.held[length:] = wanted[length:]
+            row.cached[length:] = wanted[length:]
         if kept != cache.inner.lengths.tolist():
             cache.inner.select(range(len(kept)), kept)
         return missing
 
     def _window(self, own: list[int]) -> list[int]:
-        """A text as far as the model takes it, its beginning left out in steps of a quarter of what the model takes."""
+        """The end of a sequence that the model has room for; the cut grows in steps of a quarter of that."""
         limit = self.model.max_length - self.room
         if len(own) > limit:
             step = max(1, self.model.max_length // 4)
@@ -175,9 +178,9 @@ class TranslatedModel(LanguageModel):
 
 
 class SharedModel(TranslatedModel):
-    """A model that speaks the target's tokens, those that its own vocabulary has too; all others are never likely.
+    """A model with logits of the target's vocabulary: its own for shared tokens, `_MISSING` for all others.
 
-    Its law is that of the model given that the token is a shared one (arXiv 2502.05202, token-level intersection).
+    Its distribution is the model's given that the token is a shared one (arXiv 2502.05202, token-level intersection).
     """
 
     def __init__(self, model: LanguageModel, reader: Reader, target: LanguageModel) -> None:
@@ -188,20 +191,20 @@ class SharedModel(TranslatedModel):
         pairs = sorted(reader.shared.items())
         self._theirs = torch.tensor([token for token, _ in pairs], device=model.device)
         self._ours = torch.tensor([own for _, own in pairs], device=model.device)
-        self._spoken = torch.zeros(target.vocab_size, dtype=torch.int64, device=model.device)
-        self._spoken[self._theirs] = self._ours
+        self._own_ids = torch.zeros(target.vocab_size, dtype=torch.int64, device=model.device)
+        self._own_ids[self._theirs] = self._ours
 
     def _own(self, tokens: Tensor) -> Tensor:
-        return self._spoken[tokens]
+        return self._own_ids[tokens]
 
     def _scores(self, logits: Tensor) -> Tensor:
-        spread = logits.new_full((*logits.shape[:-1], self.vocab_size), _UNSAID, dtype=torch.float32)
+        spread = logits.new_full((*logits.shape[:-1], self.vocab_size), _MISSING, dtype=torch.float32)
         spread[..., self._theirs] = logits[..., self._ours].to(torch.float32)
         return spread
 
 
 def _agreeing(ours: list[int], theirs: list[int]) -> int:
-    """How many tokens two texts have in common at their beginnings."""
+    """Length of the common prefix of two token lists."""
     low, high = 0, min(len(ours), len(theirs))
     while low < high:
         middle = (low + high + 1) // 2

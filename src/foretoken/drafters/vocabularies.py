@@ -1,4 +1,4 @@
-"""What the tokens of two vocabularies mean, and how the text of one reads in the other."""
+"""The text of each token of two vocabularies, and the translation of token sequences from one to the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROLES = ("eos_token_id", "bos_token_id", "unk_token_id", "pad_token_id", "sep_t
 
 
 class Vocabulary:
-    """A model's tokens: what each one writes, and which of them write a text.
+    """A model's vocabulary: the bytes of each token, and the tokens of a text.
 
     Args:
         model: a model with a tokenizer.
@@ -30,8 +30,8 @@ class Vocabulary:
     Attributes:
         tokenizer: the model's.
         surfaces: of each token id below the model's vocabulary size, the bytes that it adds to a text that has begun:
-            a character's share of them where it is a part of one. None for special tokens, for those that write
-            nothing, and for ids without a token.
+            part of a character's bytes where the token is such a part. None for special tokens, for tokens without
+            text, and for ids without a token.
         specials: the text of each special token, by id.
         start: the special tokens that the tokenizer puts before a text.
 
@@ -42,7 +42,7 @@ class Vocabulary:
     def __init__(self, model: LanguageModel) -> None:
         if model.tokenizer is None:
             raise ModelError(
-                f"{model.name} was loaded without a tokenizer, so that nobody knows what its tokens mean: give it one"
+                f"{model.name} was loaded without a tokenizer, and the text of its tokens is needed: load it with one"
             )
         self.tokenizer: Any = model.tokenizer
         size = model.vocab_size
@@ -74,7 +74,7 @@ class Vocabulary:
         self._drops_space = first is not None and not self.tokenizer.decode([first]).startswith(" ")
 
     def text(self, tokens: Sequence[int], at_start: bool = False) -> bytes | None:
-        """What tokens write, in a text that has begun or at its start; None where there are special ones among them."""
+        """The bytes that tokens write, in a text that has begun or at its start; None if one of them is special."""
         parts = [self.surfaces[token] for token in tokens]
         if None in parts:
             return None
@@ -82,10 +82,10 @@ class Vocabulary:
         return data[1:] if at_start and self._drops_space and data[:1] == b" " else data
 
     def encode(self, text: str, at_start: bool = False) -> list[int]:
-        """The tokens of a text, without special ones of the tokenizer's own: of a text's start, or of its middle.
+        """The tokens of a text at the start or in the middle of a longer one, without special tokens.
 
-        Many tokenizers write a word at the start of a text otherwise than in its middle, so that the middle is encoded
-        after something else, whose tokens are taken away.
+        Many tokenizers encode a word differently at the start of a text. So the middle is encoded after other text,
+        whose tokens are removed.
         """
         for before, tokens in () if at_start else self._sentinels:
             found = self._tokens(before + text)
@@ -131,7 +131,7 @@ _BYTES = _byte_alphabet()
 
 
 def shared_tokens(target: Vocabulary, drafter: Vocabulary) -> dict[int, int]:
-    """The tokens that both vocabularies have: the drafter's id of each, by the target's. No two have the same.
+    """The tokens that both vocabularies have: the drafter's id by the target's, one to one.
 
     Tokens are the same if they write the same bytes; special ones if they have the same text, or the same role, such as
     to end a text.
@@ -158,7 +158,7 @@ def shared_tokens(target: Vocabulary, drafter: Vocabulary) -> dict[int, int]:
 
 
 def _by_surface(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """The token of each text: of several that write the same, one that is not a byte in place of a character."""
+    """The token of each byte string; of several with the same bytes, one that is no byte fallback."""
     found: dict[bytes, int] = {}
     names = vocabulary.tokenizer.convert_ids_to_tokens(range(len(vocabulary.surfaces)))
     for token, text in enumerate(vocabulary.surfaces):
@@ -168,16 +168,16 @@ def _by_surface(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 class Reader:
-    """Reads the target's text in the drafter's tokens.
+    """Translates sequences from the target's tokens to the drafter's.
 
-    The text is read word by word, each as the drafter's tokenizer writes it: what a token of the drafter stands for
-    seldom reaches over the white space before a word. So a word that is not complete yet may change its tokens, and no
-    other does. Only where the target has written a word otherwise than its own tokenizer would, and the drafter has all
-    of these tokens, the drafter gets them as they are. What a text reads like is a function of its tokens alone.
+    Word by word, each as the drafter's tokenizer encodes it: tokens seldom reach across the white space before a word.
+    So the tokens of the last, incomplete word may still change, and no others. Where the target's tokens of a word are
+    not those of its own tokenizer, and the drafter has all of them, they are taken as they are. The translation is a
+    function of the sequence's tokens alone.
 
     Args:
-        target: whose tokens the text is made of.
-        drafter: whose tokens are wanted.
+        target: the vocabulary to translate from.
+        drafter: the vocabulary to translate to.
     """
 
     def __init__(self, target: Vocabulary, drafter: Vocabulary) -> None:
@@ -190,37 +190,37 @@ class Reader:
         } | self.shared
         self.word = lru_cache(_WORDS)(self._word)
 
-    def begins_word(self, tokens: Sequence[int], place: int, start: int) -> bool:
-        """Whether the token at a place begins a word, where the word before it began at `start`."""
+    def begins_word(self, tokens: Sequence[int], position: int, start: int) -> bool:
+        """Whether the token at a position begins a word, where the word before it began at `start`."""
         surfaces = self.target.surfaces
-        before, here = surfaces[tokens[place - 1]], surfaces[tokens[place]]
+        before, here = surfaces[tokens[position - 1]], surfaces[tokens[position]]
         if before is None or here is None:
             return True
-        if place - start >= _LONGEST_WORD:
-            return not 0x80 <= here[0] < 0xC0 or place - start >= 2 * _LONGEST_WORD
+        if position - start >= _LONGEST_WORD:
+            return not 0x80 <= here[0] < 0xC0 or position - start >= 2 * _LONGEST_WORD
         return here.startswith(_SPACE) and not before.endswith(_SPACE)
 
-    def begins_text(self, tokens: Sequence[int], place: int) -> bool:
-        """Whether the token at a place is the first of a text, or follows a special token."""
-        return place == 0 or self.target.surfaces[tokens[place - 1]] is None
+    def begins_text(self, tokens: Sequence[int], position: int) -> bool:
+        """Whether the token at a position is the first of the sequence, or follows a special token."""
+        return position == 0 or self.target.surfaces[tokens[position - 1]] is None
 
     def last_word(self, tokens: Sequence[int]) -> tuple[list[int], bool]:
         """The tokens of the last word, complete or not, and whether it starts a text."""
-        place = len(tokens) - 1
-        first = max(0, place - _LONGEST_WORD)
-        while place > first and not self.begins_word(tokens, place, place):
-            place -= 1
-        return list(tokens[place:]), self.begins_text(tokens, place)
+        position = len(tokens) - 1
+        first = max(0, position - _LONGEST_WORD)
+        while position > first and not self.begins_word(tokens, position, position):
+            position -= 1
+        return list(tokens[position:]), self.begins_text(tokens, position)
 
     def start(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """How many special tokens the text starts with as its tokenizer puts them there, and the drafter's for them."""
+        """How many special tokens of the tokenizer the sequence starts with, and the drafter's in their stead."""
         special = self.target.start
         if special and list(tokens[: len(special)]) != special:
             return 0, []
         return len(special), list(self.drafter.start)
 
     def _word(self, tokens: tuple[int, ...], at_start: bool) -> tuple[int, ...]:
-        """The drafter's tokens of a word, or of one special token, without what isn't a whole character yet."""
+        """The drafter's tokens of a word, or of one special token, without incomplete characters."""
         if tokens[0] in self.target.specials and tokens[0] in self.shared:
             return (self.shared[tokens[0]],)
         direct = tuple(self._same[token] for token in tokens if token in self._same)
@@ -243,7 +243,7 @@ class Reader:
 
 
 class Reading:
-    """One text as the drafter reads it, kept up with as the text grows.
+    """One growing sequence and its translation.
 
     Attributes:
         tokens: the target's.
@@ -254,12 +254,12 @@ class Reading:
         self._reader = reader
         self.tokens: list[int] = []
         self.own: list[int] = []
-        self._closed = 0  # tokens of the text whose words are complete
+        self._closed = 0  # tokens in complete words
         self._closed_own = 0
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Read on."""
+        """Append tokens of the target, and translate them."""
         reader, text = self._reader, self.tokens
         text.extend(tokens)
         first, start = reader.start(text)
@@ -268,16 +268,16 @@ class Reading:
             self.own = start
         del self.own[self._closed_own :]
         begin = self._closed
-        for place in range(begin + 1, len(text)):
-            if reader.begins_word(text, place, begin):
-                self._read(begin, place)
-                begin = place
+        for position in range(begin + 1, len(text)):
+            if reader.begins_word(text, position, begin):
+                self._translate(begin, position)
+                begin = position
         self._closed, self._closed_own = begin, len(self.own)
         if begin < len(text):
-            self._read(begin, len(text))
+            self._translate(begin, len(text))
 
     def copy(self, length: int | None = None) -> Reading:
-        """A reading of the text's first `length` tokens; of all by default."""
+        """A copy of the first `length` tokens and their translation; of all by default."""
         if length is not None and length < len(self.tokens):
             return Reading(self._reader, self.tokens[:length])
         new = Reading(self._reader)
@@ -285,6 +285,6 @@ class Reading:
         new._closed, new._closed_own = self._closed, self._closed_own
         return new
 
-    def _read(self, begin: int, end: int) -> None:
+    def _translate(self, begin: int, end: int) -> None:
         at_start = self._reader.begins_text(self.tokens, begin)
         self.own += self._reader.word(tuple(self.tokens[begin:end]), at_start)
