@@ -26,7 +26,12 @@ def test_a_trained_head_drafts_for_generate(target, data, tmp_path):
     assert made.exit_code == 0, made.output
     assert "texts" in made.output
     assert "tokens a pass" in made.output
-    assert "CC0" in (tmp_path / "head" / "README.md").read_text()
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert "CC0" in card
+    assert "| prompt-lookup, which is free |" in card
+    # Three steps teach nothing, and both the command and the card say so.
+    assert "not worth using" in made.output
+    assert "**This drafter is not worth using" in card
     again = train("eagle3", target, data, tmp_path / "head", "--steps", 3, "--target-layers", "1,2")
     assert again.exit_code == 0, again.output
     told = call("generate", "w1 w2 w3", "--raw", "--target", target, "--drafter", tmp_path / "head", "-n", 5, "-t", 0)

@@ -149,6 +149,8 @@ def _train(
         )
     lengths = ", ".join(f"{name} {length:.2f}" for name, length in report.totals.lengths.items())
     screen.note(f"{report.folder}: {report.parameters:,} parameters, held-out tokens a pass: {lengths}", style="")
+    if report.verdict.reason is not None:
+        screen.note(f"note: {report.verdict.reason}", style="yellow")
     screen.note(f"use it: foretoken generate --target {run.target} --drafter {report.folder} …", style="")
 
 

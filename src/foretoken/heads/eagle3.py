@@ -4,10 +4,10 @@ What goes in and what comes out, for a text of tokens x_0, x_1, …: *slot* i of
 x_i (hidden states of three of the target's layers, made one by `Eagle3Head.fuse`) and the embedding of the token after
 it, x_(i+1). Its output predicts x_(i+2). The slot's rotary position is i, that of the feature.
 
-So a text of n tokens, the last of which the target has not read yet, fills slots 0 … n - 2, and the output of the last
-one is the law of the first token to draft. From there on the head feeds itself: slot n - 1 + j has the output of the
-slot before it in place of a feature, and the embedding of the (j + 1)-th drafted token. Training does the same for some
-steps ("training-time test").
+So a sequence of n tokens, the last of which is not in the target's KV cache yet, fills slots 0 … n - 2, and the output
+of the last one gives the distribution of the first draft token. From there on the head feeds itself: slot n - 1 + j has
+the output of the slot before it in place of a feature, and the embedding of the (j + 1)-th draft token. Training does
+the same for some steps ("training-time test").
 """
 
 from __future__ import annotations

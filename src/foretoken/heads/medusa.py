@@ -5,7 +5,7 @@ state at token x_i, which is what its own output layer predicts x_(i+1) from. He
 x_(i+2+j).
 
 So of a text of n tokens, the last of which the target has not read yet, the heads get the hidden state of x_(n-2), and
-head j is the law of the (j + 1)-th token to draft, x_(n+j), whatever the tokens between turn out to be.
+head j is the distribution of the (j + 1)-th token to draft, x_(n+j), whatever the tokens between turn out to be.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def chances(log_p: Tensor, log_q: Tensor, tokens: Tensor, temperature: Tensor) -
     """
     agrees = (log_q.argmax(-1) == tokens).float()
     heat = torch.where(temperature > 0, temperature, torch.ones_like(temperature))
-    law = (log_q / heat[..., None]).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    return torch.where(temperature > 0, (law - log_p).exp().clamp(max=1), agrees)
+    scaled = (log_q / heat[..., None]).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    return torch.where(temperature > 0, (scaled - log_p).exp().clamp(max=1), agrees)
 
 
 def expected_rounds(accept: NDArray[np.float64]) -> float:

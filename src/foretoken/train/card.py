@@ -8,6 +8,7 @@ from typing import Any
 import foretoken
 from foretoken.train.acceptance import K
 from foretoken.train.loop import Totals
+from foretoken.train.verdict import Verdict
 
 _NAMES = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads", "draft": "Draft model"}
 
@@ -23,6 +24,7 @@ def card(
     licence: str | None,
     command: str | None,
     text_tokens: int,
+    verdict: Verdict,
 ) -> str:
     """Markdown, every number of it from the run.
 
@@ -36,12 +38,16 @@ def card(
         parameters: weights of the drafter.
         licence: of the drafter.
         command: what was called.
-        text_tokens: tokens of the texts that were learned from.
+        text_tokens: tokens of the sequences that were learned from.
+        verdict: whether the drafter is worth using.
     """
     files = ", ".join(f"`{Path(file).name}`" for file in corpus["data"])
     heats = ", ".join(f"{heat:g}" for heat in corpus["temperatures"])
     options = ", ".join(f"{name} {value}" for name, value in shape.items() if name != "kind" and value is not None)
-    lengths = "\n".join(f"| {text} | {length:.2f} |" for text, length in totals.lengths.items())
+    lengths = "\n".join(
+        f"| {kind} | {length:.2f} | {verdict.lookup.get(kind, 1.0):.2f} |" for kind, length in totals.lengths.items()
+    )
+    worth = "" if verdict.reason is None else f"\n**This drafter is {verdict.reason}.**\n"
     used = f"`{command}`" if command else "`foretoken.train.train`"
     rows = {
         "kind": f"{kind} ({options})" if options else kind,
@@ -57,8 +63,9 @@ def card(
     facts = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     return f"""# {_NAMES[kind]} for {target}
 
-Drafts for that target and no other. With a lossless verifier it changes how fast the text comes, and not its law.
-
+Drafts for that target and no other. With a lossless verifier it changes the speed, and not the output's
+distribution.
+{worth}
 ```sh
 foretoken generate --target {target} --drafter FOLDER "…"
 ```
@@ -69,9 +76,9 @@ foretoken generate --target {target} --drafter FOLDER "…"
 
 ## Acceptance
 
-Mean acceptance length (tokens a target pass, chains of {K}) by expectation, along held-out texts of the target's:
+Mean acceptance length (tokens a target pass, chains of {K}) by expectation, along held-out sequences of the target's:
 
-| text | length |
-| --- | --- |
+| | this drafter | prompt-lookup, which is free |
+| --- | --- | --- |
 {lengths}
 """

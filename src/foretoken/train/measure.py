@@ -21,10 +21,10 @@ DECAY = 0.8
 
 
 def loss_of(learner: Learner, teacher: Teacher, batch: Batch, depths: int, share: float, seed: int) -> Tensor:
-    """Mean over depths, by weight, of ``KL(p || q) + TV(p, q)`` over all places of the texts.
+    """Mean over depths, by weight, of ``KL(p || q) + TV(p, q)`` over all positions.
 
-    KL alone fits the whole of the target's law p; TV is what acceptance counts, one minus the chance that a drawn token
-    is accepted, yet its gradient vanishes where the drafter's law q is far off.
+    KL alone fits the target's whole distribution p. TV is one minus the acceptance rate of drawn tokens, but its
+    gradient vanishes where the drafter's distribution q is far off.
 
     Args:
         learner: the drafter.
@@ -34,10 +34,10 @@ def loss_of(learner: Learner, teacher: Teacher, batch: Batch, depths: int, share
         share: see `Learner.predictions`.
         seed: of what is left out.
     """
-    law = teacher.law(batch.last, learner.tokens)
-    p = law.softmax(-1)
-    certainty = (p * law.log_softmax(-1)).sum(-1)
-    del law
+    logits = teacher.logits(batch.last, learner.tokens)
+    p = logits.softmax(-1)
+    certainty = (p * logits.log_softmax(-1)).sum(-1)
+    del logits
     total = batch.last.new_zeros((), dtype=torch.float32)
     weights = 0.0
     generator = torch.Generator().manual_seed(seed)
@@ -56,18 +56,18 @@ def loss_of(learner: Learner, teacher: Teacher, batch: Batch, depths: int, share
 
 
 class _Distance(torch.autograd.Function):
-    """Cross entropy and total variation of laws, summed by weight, with its gradient computed on the way.
+    """Cross entropy and total variation of distributions, summed by weight, with its gradient computed on the way.
 
     Text by text, so that what is as wide as the vocabulary stays in the processor's caches and need not be kept.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, p: Tensor, before: Tensor, weights: Tensor) -> Tensor:
-        """Scores ``[B, N, V]``, laws ``[B, T, V]``, entry ``[b, n]`` being compared with ``p[b, before[n]]``."""
+        """Logits ``[B, N, V]``, distributions ``[B, T, V]``, ``[b, n]`` is compared with ``p[b, before[n]]``."""
         gradient = torch.empty_like(logits)
         total = weights.new_zeros(())
-        for scores, laws, weight, row in zip(logits, p, weights, gradient, strict=True):
-            wanted = laws[before]
+        for scores, probs, weight, row in zip(logits, p, weights, gradient, strict=True):
+            wanted = probs[before]
             log_q = scores.float().log_softmax(-1)
             q = log_q.exp()
             entropy = (wanted * log_q).sum(-1)
@@ -129,7 +129,7 @@ def _accept(learner: Learner, teacher: Teacher, batch: Batch, depths: int) -> ND
     """``[B, T, depths]``: of the round that is to write token t first, the chance of token t + depth."""
     heats = torch.tensor([sample.temperature for sample in batch.samples], device=batch.ids.device)
     scaled = torch.where(heats > 0, heats, torch.ones_like(heats))[:, None, None]
-    log_p = (teacher.law(batch.last[:, :-1]) / scaled).log_softmax(-1)
+    log_p = (teacher.logits(batch.last[:, :-1]) / scaled).log_softmax(-1)
     log_p = log_p.gather(-1, batch.ids[:, 1:, None])[..., 0]  # entry t speaks of token t + 1
     width = batch.ids.shape[1]
     accept = torch.zeros(*batch.ids.shape, depths, dtype=torch.float64)

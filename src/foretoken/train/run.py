@@ -24,6 +24,7 @@ from foretoken.train.prompts import read_prompts
 from foretoken.train.samples import SHARD, Sample, write_samples
 from foretoken.train.storage import write_json, writing
 from foretoken.train.teacher import Teacher
+from foretoken.train.verdict import Verdict, lookup_lengths
 
 Kind = Literal["draft", "medusa", "eagle3"]
 WORK, RUN = "training", "run.json"
@@ -124,11 +125,13 @@ class Report:
         folder: what `Engine` takes as a drafter.
         totals: steps, tokens, acceptance.
         parameters: weights of the drafter.
+        verdict: whether it is worth using.
     """
 
     folder: Path
     totals: Totals
     parameters: int
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def train(
     watch: Callable[[State], None] = lambda state: None,
     **load_options: Any,
 ) -> Report:
-    """Train a drafter for a target: the target writes texts, and the drafter learns to foretell its law along them.
+    """Train a drafter for a target: the target generates sequences, and the drafter learns its distribution along them.
 
     What is done is kept in ``OUT/training``: the same call goes on where an earlier one was stopped.
 
@@ -229,7 +232,8 @@ def train(
         if export_speculators is not None:
             learner.save(export_speculators, name, "speculators")
         parameters = sum(weight.numel() for weight in learner.module.parameters())
-        report = Report(out, totals, parameters)
+        lookup = lookup_lengths(measuring, teacher.vocab_size)
+        report = Report(out, totals, parameters, Verdict(totals.lengths, lookup, parameters / teacher.num_parameters))
         (out / "README.md").write_text(
             card(
                 shape.kind,
@@ -242,6 +246,7 @@ def train(
                 licence,
                 command,
                 sum(len(sample.tokens) for sample in learning),
+                report.verdict,
             ),
             encoding="utf-8",
         )

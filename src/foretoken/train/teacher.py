@@ -1,4 +1,4 @@
-"""The target as a teacher: its hidden states and its law at every token of a text."""
+"""The target as a teacher: its hidden states and logits at every token of a sequence."""
 
 from __future__ import annotations
 
@@ -95,8 +95,13 @@ class Teacher:
         output = self.module(input_ids=ids, output_hidden_states=True, use_cache=False, **self._fewest)
         return torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
 
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the target."""
+        return sum(weight.numel() for weight in self.module.parameters())
+
     @torch.no_grad()
-    def law(self, last: Tensor, tokens: Tensor | None = None) -> Tensor:
+    def logits(self, last: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Scores ``[…, V]`` float32 of the token after each normalised state of the last layer, ``[…, H]``.
 
         Args:
@@ -111,19 +116,19 @@ class Teacher:
 
     @cached_property
     def _fewest(self) -> dict[str, int]:
-        """Have the output layer look at one token only, where it can be told to: `law` does the rest."""
+        """Have the output layer look at one token only, where it can be told to: `logits` does the rest."""
         return {"logits_to_keep": 1} if "logits_to_keep" in signature(self.module.forward).parameters else {}
 
     @torch.no_grad()
     def _check_output(self) -> None:
-        """See to it that `law` gives what the model gives: some multiply the scores by a number of their own."""
+        """See to it that `logits` gives what the model gives: some multiply the scores by a number of their own."""
         ids = torch.arange(8, device=self.device)[None] % self.vocab_size
         wanted = self.module(input_ids=ids, use_cache=False).logits.float()
         last = self.states(ids, [self.num_layers])
         if self._cap is None:
-            found = self.law(last)
+            found = self.logits(last)
             self._scale = float((wanted * found).sum() / (found * found).sum().clamp(min=1e-12))
-        error = (self.law(last) - wanted).abs().max() / wanted.std().clamp(min=1e-12)
+        error = (self.logits(last) - wanted).abs().max() / wanted.std().clamp(min=1e-12)
         if not error < 0.1:
             raise ModelError(
                 f"the scores of {self.name} are no linear function of its last hidden state (off by {error:.2g} of "

@@ -42,7 +42,7 @@ class Options:
     Attributes:
         quantize: "int8" to round the weights of linear layers to eight bits; "w8a8" to round what they are multiplied
             with too; None to leave them as they are; "auto" for "w8a8" where it is faster, for drafters: it changes
-            the model's law.
+            the model's distribution.
         backend: "auto" for the fastest that is installed.
         eager: nothing is compiled: torch runs operation by operation.
 

@@ -69,7 +69,7 @@ class NativeModel(LanguageModel):
         device: where it runs.
         tokenizer: its tokenizer, if it has one.
         eos_token_ids: the tokens that end a text.
-        quantize: how the weights were quantised: the model's law is that of the rounded weights.
+        quantize: how the weights were quantised: the model's distribution is that of the rounded weights.
     """
 
     supports_trees = True
