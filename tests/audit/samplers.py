@@ -26,27 +26,27 @@ class PlainSampler:
 
     def __call__(self, prompt, count, num_tokens, params, seed):
         rng = np.random.default_rng(seed)
-        texts = [[] for _ in range(count)]
+        outputs = [[] for _ in range(count)]
         known = self.world.prompts.index(tuple(prompt)) if tuple(prompt) in self.world.prompts else None
-        for place in range(num_tokens):
-            if known is not None and place < self.world.depth and self.fault is None and params == self.world.params:
+        for position in range(num_tokens):
+            if known is not None and position < self.world.depth and self.fault is None and params == self.world.params:
                 codes = np.zeros(count, dtype=np.int64)
-                for i in range(place):
-                    codes = codes * self.world.vocab_size + np.array([text[i] for text in texts])
-                probs = self.world.levels[known][place][codes]
+                for i in range(position):
+                    codes = codes * self.world.vocab_size + np.array([output[i] for output in outputs])
+                probs = self.world.levels[known][position][codes]
             else:
-                probs = self._probs(self.world.target_reference, prompt, texts, params)
+                probs = self._probs(self.world.target_reference, prompt, outputs, params)
                 if self.fault is not None and not params.greedy:
                     probs = self.fault(
-                        probs, lambda now=texts: self._probs(self.world.drafter_reference, prompt, now, params)
+                        probs, lambda now=outputs: self._probs(self.world.drafter_reference, prompt, now, params)
                     )
-            for text, token in zip(texts, draw(probs, rng), strict=True):
-                text.append(int(token))
-        return texts
+            for output, token in zip(outputs, draw(probs, rng), strict=True):
+                output.append(int(token))
+        return outputs
 
-    def _probs(self, p, prompt, texts, params):
-        scores = np.stack([rows[-1] for rows in p.scores(prompt, [[*text, 0] for text in texts])])
-        return probabilities(shape(scores, params, [contexts(prompt, [*text, 0])[-1] for text in texts]), params)
+    def _probs(self, reference, prompt, outputs, params):
+        scores = np.stack([rows[-1] for rows in reference.scores(prompt, [[*output, 0] for output in outputs])])
+        return probabilities(shape(scores, params, [contexts(prompt, [*output, 0])[-1] for output in outputs]), params)
 
 
 def colder(probs, drafter):

@@ -42,20 +42,20 @@ class ShapedDrafter(Drafter):
         shape, rows = self.mutant.shape, len(limits)
         tokens = torch.zeros((rows, 0), dtype=torch.int64)
         parents = torch.tensor(shape).expand(rows, -1)
-        probs = {}
+        by_node = {}
         for node, parent in enumerate(shape):
-            if parent not in probs:
-                probs[parent] = self._p(batch, tokens, shape, parent)
-            p = probs[parent]
+            if parent not in by_node:
+                by_node[parent] = self._p(batch, tokens, shape, parent)
+            p = by_node[parent]
             if self.mutant.mode == "without replacement":
                 for sibling in range(node):
                     if shape[sibling] == parent:
                         p = p.scatter(1, tokens[:, sibling : sibling + 1], 0.0)
-            coins = uniforms(batch.seeds, batch.positions[:, None], Stream.DRAFT + node)[:, 0]
-            tokens = torch.cat([tokens, draw(p, coins)[:, None]], dim=1)
-        size = next(iter(probs.values())).shape[1]
+            drawn = uniforms(batch.seeds, batch.positions[:, None], Stream.DRAFT + node)[:, 0]
+            tokens = torch.cat([tokens, draw(p, drawn)[:, None]], dim=1)
+        size = next(iter(by_node.values())).shape[1]
         probs = torch.full((rows, len(shape), size), 1.0 / size)
-        for parent, p in probs.items():
+        for parent, p in by_node.items():
             probs[:, parent] = p
         draft = Draft(
             tokens,
@@ -75,16 +75,16 @@ class ShapedDrafter(Drafter):
         while node > 0:
             path.append(node - 1)
             node = shape[node - 1]
-        texts = [
+        sequences = [
             [*sequence.tokens, *(int(tokens[row, i]) for i in reversed(path))]
             for row, sequence in enumerate(batch.sequences)
         ]
-        longest = max(map(len, texts))
+        longest = max(map(len, sequences))
         with torch.inference_mode():
-            padded = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+            padded = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in sequences])
             logits = self.module(padded, use_cache=False).logits
-        last = logits[torch.arange(len(texts)), torch.tensor([len(text) - 1 for text in texts])]
-        return batch.sampler.probabilities(last[:, None], batch.sequences, Draft.empty(len(texts)))[:, 0]
+        last = logits[torch.arange(len(sequences)), torch.tensor([len(tokens) - 1 for tokens in sequences])]
+        return batch.sampler.probabilities(last[:, None], batch.sequences, Draft.empty(len(sequences)))[:, 0]
 
     def observe(self, batch, draft, verdict, logits):
         pass
