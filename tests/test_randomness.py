@@ -306,3 +306,10 @@ GOLDEN_UNIFORMS = [
 ]
 GOLDEN_STREAMS = [0.12610837963774302, 0.5702002563468207, 0.8101027572608293]
 GOLDEN_GUMBELS = [0.850628, 3.660592, 0.626463, 0.876693, 2.330641, 0.933308]
+
+
+def test_no_rows_have_no_noise():
+    none = torch.zeros(0, dtype=torch.int64)
+    assert gumbel(none, none, 10).shape == (0, 10)
+    assert gumbel_at(none, none, torch.zeros(0, 3, dtype=torch.int64)).shape == (0, 3)
+    assert uniforms(none, none, Stream.STOP).shape == (0,)

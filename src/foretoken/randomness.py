@@ -201,7 +201,7 @@ def _words_cpu(seeds: Tensor, positions: Tensor, blocks: int) -> Tensor:
             drawn = philox((index, int(Stream.GUMBEL), *_halves(position[rows])), _halves(seed[rows]))
             for place, word in enumerate(drawn):
                 words[rows, start : start + width, place] = word
-    return torch.from_numpy(words).view(len(seed), -1)
+    return torch.from_numpy(words).view(len(seed), 4 * blocks)
 
 
 _TAIL = 128  # smallest values of a word that get more bits

@@ -1,7 +1,9 @@
 """Sampling: equal to transformers' logits processors, row by row and node by node."""
 
+import copy
 import dataclasses
 import math
+import pickle
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from foretoken.errors import ParameterError
 from foretoken.limits import Limits, use_limits
 from foretoken.randomness import gumbel, seed_tensor
 from foretoken.sampling import Sampler, SamplingParams, check_finite, draw
+from foretoken.sampling.params import DEFAULT_MAX_NEW_TOKENS
 from foretoken.sampling.vocabulary import argmax, topk
 from foretoken.sequence import Sequence
 
@@ -519,3 +522,29 @@ def test_parameters_are_normalised():
     kept = SamplingParams(logit_bias=bias)
     bias[1] = 9.0
     assert kept.logit_bias == {1: 2.0}
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: SamplingParams(0.5), "takes its values by name"),
+        (lambda: SamplingParams(temprature=0.5), "temprature.*temperature"),
+        (lambda: SamplingParams(max_length=5), "max_length"),
+        (lambda: SamplingParams(max_tokens=5, max_new_tokens=6), "max_new_tokens is 6 and max_tokens is 5"),
+        (lambda: SamplingParams(max_tokens=0), "max_tokens is 0"),
+        (
+            lambda: SamplingParams(max_tokens=DEFAULT_MAX_NEW_TOKENS - 1, max_new_tokens=DEFAULT_MAX_NEW_TOKENS),
+            "two names",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(make, named):
+    with pytest.raises(ParameterError, match=named):
+        make()
+
+
+def test_max_tokens_is_another_name():
+    params = SamplingParams(max_tokens=5)
+    assert params == SamplingParams(max_new_tokens=5) == SamplingParams(max_tokens=5, max_new_tokens=5)
+    assert dataclasses.replace(params, seed=3).max_new_tokens == 5
+    assert pickle.loads(pickle.dumps(params)) == copy.copy(params) == params

@@ -348,3 +348,9 @@ def test_a_gpu_says_the_same(name, mode, branching):
     node = stop.argmax(1)
     law = verifier.next_probs(there, p.cuda(), node.cuda()).cpu()
     assert torch.allclose(law, verifier.next_probs(draft, p, node), atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("tokn", "token"), ("traversl", "traversal"), ("lenent:0.5", "lenient")])
+def test_a_misspelt_verifier_is_named(name, meant):
+    with pytest.raises(ParameterError, match=f"did you mean '{meant}'"):
+        get(name)

@@ -1,11 +1,11 @@
-"""SamplingParams: what a request asks of the text."""
+"""SamplingParams: how a request's tokens are chosen, and when it ends."""
 
 from __future__ import annotations
 
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from foretoken.errors import ParameterError, refuse_unknown, shown
@@ -28,6 +28,7 @@ class SamplingParams:
         logit_bias: added to the logits of these token ids; -inf bans a token.
         seed: key of all the request's randomness; None takes a fresh one.
         max_new_tokens: tokens to generate at most.
+        max_tokens: another name of `max_new_tokens`, as in vLLM and OpenAI's API; to give, not to read.
         min_new_tokens: end and stop tokens are banned until this many are generated.
         stop_token_ids: further tokens that end the text.
         stop: strings that end the text.
@@ -35,7 +36,8 @@ class SamplingParams:
         logprobs: report this many most probable tokens with each token; None reports nothing.
 
     Raises:
-        ParameterError: a value is out of range or of the wrong type.
+        ParameterError: a value is out of range or of the wrong type, there is no such parameter, or one was given
+            without its name.
     """
 
     temperature: float = 1.0
@@ -53,6 +55,7 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    max_tokens: InitVar[int | None] = None
 
     def __new__(cls, *values: Any, **named: Any) -> SamplingParams:
         """Name the closest parameter where one is unknown; a dataclass would raise a TypeError that names none."""
@@ -60,9 +63,14 @@ class SamplingParams:
         if values:
             raise ParameterError(f"{cls.__name__} takes its values by name: {cls.__name__}(temperature=0.7, top_p=0.9)")
         refuse_unknown(cls.__name__, (name for name in named if name not in known), known)
+        first, second = named.get("max_new_tokens"), named.get("max_tokens")
+        if first is not None and second is not None and first != second:
+            raise ParameterError(
+                f"max_new_tokens is {first!r} and max_tokens is {second!r}, two names of one number: give one of them"
+            )
         return super().__new__(cls)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_tokens: int | None) -> None:
         def keep(name: str, value: object) -> None:
             object.__setattr__(self, name, value)  # the way to normalise a field of a frozen dataclass
 
@@ -79,6 +87,9 @@ class SamplingParams:
         keep("logit_bias", _logit_bias(self.logit_bias))
         if self.seed is not None:
             keep("seed", check_integer("seed", self.seed, 0, 2**64 - 1, cure="use None for a fresh one"))
+        if max_tokens is not None:
+            check_integer("max_tokens", max_tokens, 1, cure="ask for at least one token")
+            keep("max_new_tokens", max_tokens)
         keep(
             "max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1, cure="ask for at least one token")
         )

@@ -1,4 +1,4 @@
-"""Verifiers: which drafted tokens to keep, and what to say next, so that the output has the target's law.
+"""Verifiers: which draft tokens are accepted, and which token follows, so that the output is the target's own.
 
 This package is mathematics: it imports no model and no drafter. `exact` proves a verifier lossless by algebra, and
 `bounds` says how many tokens any lossless rule can accept.
