@@ -86,6 +86,7 @@ def test_on_a_terminal_a_conversation_has_colours_and_a_prompt(models):
             if select.select([controller], [], [], 1)[0]:
                 shown += os.read(controller, 65536)
 
+    wait_for("loading …".encode())  # at once, for it takes a while
     wait_for(b"> ")
     os.write(controller, b"hello\n")
     wait_for(b"tokens/s")

@@ -110,7 +110,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, metavar="", help="Show the version.")
     ] = False,
 ) -> None:
     pass
@@ -119,7 +119,7 @@ def _options(
 @command
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; - reads standard input.", show_default=False)
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt; - reads standard input.", show_default=False)
     ] = None,
     *,
     prompt_file: Annotated[

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -325,7 +326,23 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         }
         function(**values, **built)
 
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    for parameter in parameters:
+        _hide_flag_type(parameter.annotation)
+    command.__name__, command.__doc__ = function.__name__, _unwrapped(function.__doc__ or "")
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {}
     return command
+
+
+def _hide_flag_type(annotation: Any) -> None:
+    """Have the help show no type behind an option that takes no value."""
+    arguments = get_args(annotation)  # of Annotated: the type, then what Typer reads
+    if arguments and arguments[0] in (bool, bool | None):
+        for info in arguments[1:]:
+            if info.metavar is None:
+                info.metavar = ""
+
+
+def _unwrapped(text: str) -> str:
+    """A docstring whose paragraphs are one line each: the help wraps them anew, at the terminal's width."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
