@@ -95,8 +95,10 @@ class Scheduler:
                 does not fit beside the requests of another scheduler, which only its own steps can end.
         """
         cancelled = [row for row in self._waiting if row.finished]
+        events = [(self._requests[row], row.event()) for row in cancelled]
         if cancelled:
             self._waiting = deque(row for row in self._waiting if not row.finished)
+            self._settle(cancelled)
         joining: list[Row] = []
         while self._waiting and self._has_room(self._waiting[0], joining):
             joining.append(self._waiting.popleft())
@@ -120,8 +122,8 @@ class Scheduler:
             for row, length in zip(running, lengths, strict=True)
             if row.finished or len(row.sequence.tokens) > length
         ]
-        events = [(self._requests[row], row.event()) for row in [*cancelled, *grown]]
-        self._settle([row for row in [*cancelled, *grown] if row.finished])
+        events += [(self._requests[row], row.event()) for row in grown]
+        self._settle([row for row in grown if row.finished])
         return events
 
     def _settle(self, rows: AbstractSequence[Row]) -> None:
