@@ -679,4 +679,4 @@ def test_prompt_lookup_copies_the_most_recent_continuation_of_the_longest_suffix
     assert proposal([1, 2, 3, 4, 5, 2, 3, 9, 1, 2, 3]).tokens.tolist() == [[4, 5, 2, 3]]
     assert proposal([2, 3, 4, 5, 2, 3, 9, 8, 7, 6, 2, 3]).tokens.tolist() == [[9, 8, 7, 6]]
     assert proposal([1, 2, 3, 4]).counts.tolist() == [0]
-    assert proposal([6, 6]).tokens.tolist() == [[6]]
+    assert proposal([6, 6]).tokens.tolist() == [[6, 6, 6, 6]]  # behind the end, from the copy itself
