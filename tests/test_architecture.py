@@ -24,6 +24,7 @@ FILES = {
 MOST_LINES = 450
 LONGER = {  # to be split; a file that has become shorter leaves the list
     "foretoken.drafters.cascade": 840,
+    "foretoken.integrations.transformers": 455,
 }
 
 FOREIGN = {  # modules that read objects of other libraries, whose attributes depend on their version or family
