@@ -1,8 +1,8 @@
-"""The drafter: trained to guess what the target will say, on text that the target itself wrote.
+"""The draft model: distilled from the target, on sequences that the target itself generated.
 
-A drafter is read only at places where the target's own output has led, hence the target's samples. The loss is the
-target's own measure of a guess: a drafted token is accepted with probability `sum_x min(p(x), q(x))`, which is one
-minus the total variation distance between the target's law p and the drafter's law q.
+A draft model is only asked after sequences of the target's own, hence its samples. The loss is the measure of
+verification: a draft token is accepted with probability `sum_x min(p(x), q(x))`, which is one minus the total variation
+distance between the target's distribution p and the drafter's q.
 """
 
 from __future__ import annotations

@@ -15,20 +15,20 @@ from safetensors.torch import load_file
 
 from foretoken import Engine, SamplingParams
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
-from foretoken.train import Corpus, Course, Shape, TrainingError, storage, train
+from foretoken.train import Corpus, Course, DrafterShape, TrainingError, storage, train
 from foretoken.train.acceptance import expected_rounds
 from foretoken.train.data import Features, schedule, split
 from foretoken.train.learners import DraftLearner, draft_config, eagle3_config, make_eagle3
 from foretoken.train.measure import loss_of
-from foretoken.train.samples import Sample
+from foretoken.train.samples import TargetSample
 from foretoken.train.teacher import Teacher
 from tiny import tiny_llama
 
 COURSE = Course(steps=24, batch_tokens=512, micro_tokens=256, lr=5e-3, evaluate_every=8, depths=3, amp=False)
 SHAPES = {
-    "eagle3": Shape(kind="eagle3"),
-    "medusa": Shape(kind="medusa", num_heads=3),
-    "draft": Shape(kind="draft", num_layers=1, hidden_size=32),
+    "eagle3": DrafterShape(kind="eagle3"),
+    "medusa": DrafterShape(kind="medusa", num_heads=3),
+    "draft": DrafterShape(kind="draft", num_layers=1, hidden_size=32),
 }
 
 
@@ -274,7 +274,7 @@ def test_a_head_of_another_target_is_refused_by_the_engine(target, corpus, tmp_p
 def test_depths_of_an_eagle_head_are_those_of_a_chain_drafted_token_by_token(share, target, tmp_path):
     teacher = Teacher(target, dtype="float32")
     ids = np.random.default_rng(0).integers(0, 48, size=(2, 14))
-    samples = [Sample(row.astype(np.int32), 3, 1.0, 0) for row in ids]
+    samples = [TargetSample(row.astype(np.int32), 3, 1.0, 0) for row in ids]
     learner = make_eagle3(teacher, eagle3_config(teacher, None, None, None), samples, 0)
     torch.nn.init.normal_(learner.module.midlayer.mlp.up_proj.weight)  # what is fed back should matter
     batch = Features(teacher, learner.layers, tmp_path, 0).batch(samples, [0, 1])
@@ -300,8 +300,8 @@ def test_depths_of_an_eagle_head_are_those_of_a_chain_drafted_token_by_token(sha
 def test_the_loss_is_the_divergence_from_the_targets_law(target, tmp_path):
     teacher = Teacher(target, dtype="float32")
     samples = [
-        Sample(np.arange(1, 10, dtype=np.int32), 3, 1.0, 0),
-        Sample(np.arange(20, 26, dtype=np.int32), 3, 1.0, 1),
+        TargetSample(np.arange(1, 10, dtype=np.int32), 3, 1.0, 0),
+        TargetSample(np.arange(20, 26, dtype=np.int32), 3, 1.0, 1),
     ]
     learner = DraftLearner(teacher, draft_config(teacher, 1, 32), 0)
     batch = Features(teacher, learner.layers, tmp_path, 0).batch(samples, [0, 1])
@@ -328,7 +328,7 @@ def test_expected_rounds():
 
 
 def test_texts_on_one_prompt_are_on_one_side():
-    samples = [Sample(np.arange(5, dtype=np.int32), 2, 1.0, number % 100) for number in range(300)]
+    samples = [TargetSample(np.arange(5, dtype=np.int32), 2, 1.0, number % 100) for number in range(300)]
     learning, measuring = split(samples, 100, 64)
     assert {sample.prompt for sample in learning}.isdisjoint({sample.prompt for sample in measuring})
     assert len(learning) == 300 - 3 * 6

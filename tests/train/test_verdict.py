@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretoken.train.acceptance import K
-from foretoken.train.samples import Sample
+from foretoken.train.samples import TargetSample
 from foretoken.train.verdict import Verdict, lookup_lengths
 
 
@@ -30,7 +30,7 @@ def test_reasons(lengths, lookup, cost, reason):
 
 
 def test_prompt_lookup_is_measured_as_a_decode_loop_would_run_it():
-    period = Sample(np.array([4, 5, 6] * 9 + [4], dtype=np.int32), start=4, temperature=0.0, prompt=0)
-    never = Sample(np.arange(20, dtype=np.int32), start=4, temperature=1.0, prompt=1)
+    period = TargetSample(np.array([4, 5, 6] * 9 + [4], dtype=np.int32), start=4, temperature=0.0, prompt=0)
+    never = TargetSample(np.arange(20, dtype=np.int32), start=4, temperature=1.0, prompt=1)
     found = lookup_lengths([period, never], vocab_size=48)
     assert found == {"greedy": pytest.approx(24 / -(-24 // (K + 1))), "sampled": 1.0}

@@ -128,9 +128,9 @@ def _train(
 
     screen = Screen(run.no_color)
     keep_quiet(screen)
-    from foretoken.train import Shape, train
+    from foretoken.train import DrafterShape, train
 
-    plan = Shape(kind=kind, **shape)  # type: ignore[arg-type]
+    plan = DrafterShape(kind=kind, **shape)  # type: ignore[arg-type]
     texts = corpus.corpus(run.seed)
     how = course.course(run.seed)
     with _progress(screen) as watch:

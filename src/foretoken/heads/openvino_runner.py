@@ -16,7 +16,7 @@ from foretoken.heads.runner import HeadCache
 from foretoken.limits import current_limits
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
-from foretoken.models.native.checkpoint import Layer, Matrix, Weights
+from foretoken.models.native.checkpoint import LayerWeights, Matrix, Weights
 from foretoken.models.native.compilation import GraphKey
 from foretoken.models.native.graph_nodes import integers
 from foretoken.models.native.linear import Quantize
@@ -62,11 +62,11 @@ class HeadWeights(Weights):
         """``[H]``."""
         return self._head.norm.weight.data
 
-    def layer(self, number: int) -> Layer:
+    def layer(self, number: int) -> LayerWeights:
         """The one layer; its `qkv` takes embedding and feature side by side."""
         layer, norms = self._head.midlayer, self.config.head_norms
         attention, mlp = layer.self_attn, layer.mlp
-        return Layer(
+        return LayerWeights(
             attention_norm=layer.input_layernorm.weight.data,
             qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
             query_norm=attention.q_norm.weight.data if norms else None,

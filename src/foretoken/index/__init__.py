@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.index.builder import Report, build
+from foretoken.index.builder import IndexReport, build
 from foretoken.index.file import Index, fingerprint
 
-__all__ = ["Index", "Report", "build", "fingerprint"]
+__all__ = ["Index", "IndexReport", "build", "fingerprint"]

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from foretoken.errors import OutOfMemory, ParameterError, show_bytes
-from foretoken.index.corpus import Piece, Source, find, pieces
+from foretoken.index.corpus import CorpusFile, CorpusPiece, find, pieces
 from foretoken.index.file import FORMAT, HEADER, Header, fingerprint, refuse_pipe, token_width
 from foretoken.index.sort import sorted_suffixes
 from foretoken.sampling.params import check_integer
@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Report:
+class IndexReport:
     """What an index was made of.
 
     Attributes:
@@ -60,7 +60,7 @@ def build(
     fields: Sequence[str] = ("text",),
     depth: int = DEPTH,
     progress: Progress | None = None,
-) -> Report:
+) -> IndexReport:
     """Index a corpus for the `retrieval` drafter.
 
     The file appears under its name when it is complete, in place of an older index: an interruption leaves nothing
@@ -134,7 +134,7 @@ def build(
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-    return Report(header, len(sources) - tally.skipped, tally.skipped)
+    return IndexReport(header, len(sources) - tally.skipped, tally.skipped)
 
 
 def _check_replaceable(path: Path) -> None:
@@ -149,7 +149,7 @@ def _check_replaceable(path: Path) -> None:
         raise ParameterError(f"{str(path)!r} is there and no index: delete it, or give another name")
 
 
-def _all_pieces(sources: Sequence[Source], fields: Sequence[str], tally: _Tally) -> Iterator[Piece]:
+def _all_pieces(sources: Sequence[CorpusFile], fields: Sequence[str], tally: _Tally) -> Iterator[CorpusPiece]:
     for source in sources:
         last = True
         try:
@@ -159,10 +159,10 @@ def _all_pieces(sources: Sequence[Source], fields: Sequence[str], tally: _Tally)
         except UnicodeDecodeError:
             tally.skipped += 1
             if not last:  # what could be read of it stays
-                yield Piece("", True, 0)
+                yield CorpusPiece("", True, 0)
 
 
-def _write_tokens(file: BinaryIO, batch: list[Piece], tokenizer: Any, width: int, tally: _Tally) -> None:
+def _write_tokens(file: BinaryIO, batch: list[CorpusPiece], tokenizer: Any, width: int, tally: _Tally) -> None:
     """Append texts, with a separator after those that are the last ones of their documents."""
     separator = (1 << 8 * width) - 1
     for tokens, piece in zip(_tokenised(tokenizer, [piece.text for piece in batch]), batch, strict=True):

@@ -18,7 +18,7 @@ _JSON_LINES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
-class Piece:
+class CorpusPiece:
     """A part of a document.
 
     Attributes:
@@ -33,7 +33,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusFile:
     """A file to read.
 
     Attributes:
@@ -47,13 +47,13 @@ class Source:
     size: int
 
 
-def find(files: Sequence[str | Path]) -> list[Source]:
+def find(files: Sequence[str | Path]) -> list[CorpusFile]:
     """The files that are named, and those in folders and their folders, names that begin with a dot left out.
 
     Raises:
         ParameterError: there is no such file or folder, or none in any of them.
     """
-    found: list[Source] = []
+    found: list[CorpusFile] = []
     for name in files:
         path = Path(name).expanduser()
         if not str(name):  # which pathlib takes for the current folder
@@ -62,9 +62,9 @@ def find(files: Sequence[str | Path]) -> list[Source]:
             refuse_pipe(path)
             if path.is_dir():
                 inner = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
-                found += [Source(file, False, file.stat().st_size) for file in inner]
+                found += [CorpusFile(file, False, file.stat().st_size) for file in inner]
             else:
-                found.append(Source(path, True, path.stat().st_size))
+                found.append(CorpusFile(path, True, path.stat().st_size))
         except OSError as error:
             raise ParameterError(f"{str(name)!r} can't be read ({error.strerror}): name a file or a folder") from error
     if not found:
@@ -72,7 +72,7 @@ def find(files: Sequence[str | Path]) -> list[Source]:
     return found
 
 
-def pieces(source: Source, fields: Sequence[str]) -> Iterator[Piece]:
+def pieces(source: CorpusFile, fields: Sequence[str]) -> Iterator[CorpusPiece]:
     """The documents of a file: the file itself, or of a ``.jsonl`` file each of the fields of each line.
 
     Raises:
@@ -99,18 +99,18 @@ def _hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
-def _parts(file: Any) -> Iterator[Piece]:
+def _parts(file: Any) -> Iterator[CorpusPiece]:
     before = 0
     text = file.read(PIECE) + file.readline(PIECE)
     while text:
         following = file.read(PIECE)
         following += file.readline(PIECE) if following else ""
         now = file.buffer.tell()
-        yield Piece(text, not following, now - before)
+        yield CorpusPiece(text, not following, now - before)
         text, before = following, now
 
 
-def _records(file: Any, path: Path, fields: Sequence[str]) -> Iterator[Piece]:
+def _records(file: Any, path: Path, fields: Sequence[str]) -> Iterator[CorpusPiece]:
     wanted = " or ".join(map(repr, fields))
     for number, line in enumerate(file, start=1):
         if not line.strip():
@@ -131,5 +131,5 @@ def _records(file: Any, path: Path, fields: Sequence[str]) -> Iterator[Piece]:
             raise ParameterError(f"{at} has a field {wanted} that is no text: name another with --field")
         size = len(line)
         for text in texts:
-            yield Piece(text, True, size)
+            yield CorpusPiece(text, True, size)
             size = 0

@@ -2,6 +2,6 @@
 
 from foretoken.train.errors import TrainingError
 from foretoken.train.loop import Course
-from foretoken.train.run import Corpus, Report, Shape, State, train
+from foretoken.train.run import Corpus, DrafterShape, State, TrainingReport, train
 
-__all__ = ["Corpus", "Course", "Report", "Shape", "State", "TrainingError", "train"]
+__all__ = ["Corpus", "Course", "DrafterShape", "State", "TrainingError", "TrainingReport", "train"]

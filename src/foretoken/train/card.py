@@ -31,7 +31,7 @@ def card(
     Args:
         kind: what was trained.
         target: its name or path.
-        shape: `Shape`'s fields.
+        shape: `DrafterShape`'s fields.
         corpus: `Corpus`'s fields.
         course: `Course`'s fields.
         totals: of the run.

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foretoken.train.samples import Sample
+from foretoken.train.samples import TargetSample
 from foretoken.train.storage import replacing
 from foretoken.train.teacher import Teacher
 
@@ -24,7 +24,7 @@ _WINDOW = 16
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Texts in rows, padded at their ends.
 
     Attributes:
@@ -41,12 +41,14 @@ class Batch:
     lengths: Tensor
     states: Tensor
     last: Tensor
-    samples: tuple[Sample, ...]
+    samples: tuple[TargetSample, ...]
     numbers: tuple[int, ...]
     fresh: Tensor | None
 
 
-def split(samples: Sequence[Sample], num_prompts: int, held_out: int) -> tuple[list[Sample], list[Sample]]:
+def split(
+    samples: Sequence[TargetSample], num_prompts: int, held_out: int
+) -> tuple[list[TargetSample], list[TargetSample]]:
     """Texts to learn from and texts to measure with, one prompt's always on one side.
 
     `num_prompts` have a text at least. They were shuffled before: the first ones are held out, a twentieth of them at
@@ -109,7 +111,7 @@ class Features:
         """Of all files."""
         return self._bytes
 
-    def batch(self, samples: Sequence[Sample], numbers: Sequence[int]) -> Batch:
+    def batch(self, samples: Sequence[TargetSample], numbers: Sequence[int]) -> TrainingBatch:
         """Texts with their hidden states, on the target's device. Several threads may ask at once.
 
         Args:
@@ -133,9 +135,9 @@ class Features:
         wanted = torch.cat([parts[layer] for layer in self._wanted], dim=-1) if self._wanted else states[..., :0]
         lengths = torch.tensor([len(sample.tokens) for sample in samples], device=device)
         last, fresh = parts[self._teacher.num_layers], None if known else states
-        return Batch(ids, lengths, wanted, last, tuple(samples), tuple(numbers), fresh)
+        return TrainingBatch(ids, lengths, wanted, last, tuple(samples), tuple(numbers), fresh)
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, batch: TrainingBatch) -> None:
         """Remember the hidden states that a batch got from the target, as far as the limit allows."""
         if batch.fresh is None:
             return

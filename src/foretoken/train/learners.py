@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from foretoken.errors import ParameterError
 from foretoken.heads import Eagle3Config, Eagle3Head, MedusaConfig, MedusaHeads
 from foretoken.heads.export import save_eagle3, save_medusa
-from foretoken.train.data import Batch
-from foretoken.train.samples import Sample
+from foretoken.train.data import TrainingBatch
+from foretoken.train.samples import TargetSample
 from foretoken.train.teacher import Teacher
 
 
@@ -56,7 +56,9 @@ class Learner(Protocol):
     max_depth: int | None
     inherited: frozenset[str]
 
-    def predictions(self, batch: Batch, depths: int, share: float, generator: torch.Generator) -> Iterator[Prediction]:
+    def predictions(
+        self, batch: TrainingBatch, depths: int, share: float, generator: torch.Generator
+    ) -> Iterator[Prediction]:
         """What it says, depth after depth.
 
         Args:
@@ -95,7 +97,9 @@ class Eagle3Learner:
         self.tokens = None if tokens is None else tokens.to(teacher.device)
         self.max_depth: int | None = None
 
-    def predictions(self, batch: Batch, depths: int, share: float, generator: torch.Generator) -> Iterator[Prediction]:
+    def predictions(
+        self, batch: TrainingBatch, depths: int, share: float, generator: torch.Generator
+    ) -> Iterator[Prediction]:
         """See `Learner.predictions`."""
         head, device = self._head, batch.ids.device
         count = batch.ids.shape[1] - 2  # places whose token after next is in the text
@@ -193,7 +197,9 @@ class MedusaLearner:
         self.max_depth: int | None = config.num_heads
         self.inherited = frozenset(f"{number}.{config.num_layers}.weight" for number in range(config.num_heads))
 
-    def predictions(self, batch: Batch, depths: int, share: float, generator: torch.Generator) -> Iterator[Prediction]:
+    def predictions(
+        self, batch: TrainingBatch, depths: int, share: float, generator: torch.Generator
+    ) -> Iterator[Prediction]:
         """See `Learner.predictions`; heads don't depend on each other, so that every place is seen at every depth."""
         width = batch.ids.shape[1]
         for depth, head in enumerate(list(self._heads)[:depths]):
@@ -225,7 +231,9 @@ class DraftLearner:
         self.tokens: Tensor | None = None
         self.max_depth: int | None = None
 
-    def predictions(self, batch: Batch, depths: int, share: float, generator: torch.Generator) -> Iterator[Prediction]:
+    def predictions(
+        self, batch: TrainingBatch, depths: int, share: float, generator: torch.Generator
+    ) -> Iterator[Prediction]:
         """See `Learner.predictions`."""
         places = torch.arange(batch.ids.shape[1] - 1, device=batch.ids.device)
         yield Prediction(self.module(input_ids=batch.ids, use_cache=False).logits[:, :-1], places, 1, None)
@@ -294,7 +302,7 @@ def eagle3_config(
     )
 
 
-def make_eagle3(teacher: Teacher, config: Eagle3Config, samples: Sequence[Sample], seed: int) -> Eagle3Learner:
+def make_eagle3(teacher: Teacher, config: Eagle3Config, samples: Sequence[TargetSample], seed: int) -> Eagle3Learner:
     """An EAGLE-3 head; of a reduced vocabulary with the tokens that are most frequent in `samples`."""
     tokens = frequent(samples, config.draft_vocab_size, teacher) if config.reduced else None
     return Eagle3Learner(teacher, config, tokens, seed)
@@ -332,7 +340,7 @@ def draft_config(teacher: Teacher, num_layers: int, hidden_size: int | None) -> 
     )
 
 
-def frequent(samples: Sequence[Sample], count: int, teacher: Teacher) -> Tensor:
+def frequent(samples: Sequence[TargetSample], count: int, teacher: Teacher) -> Tensor:
     """``[count]`` int64, rising: the tokens that the target wrote most often, and those that end its texts."""
     counts = np.zeros(teacher.vocab_size, dtype=np.int64)
     for sample in samples:

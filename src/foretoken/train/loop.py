@@ -21,11 +21,11 @@ from foretoken.errors import ParameterError
 from foretoken.models.processor import multiplies_bfloat16
 from foretoken.models.threads import one_thread
 from foretoken.sampling.params import check_integer, check_number
-from foretoken.train.data import Batch, Features, micro_batches, schedule
+from foretoken.train.data import Features, TrainingBatch, micro_batches, schedule
 from foretoken.train.errors import TrainingError
 from foretoken.train.learners import Learner
 from foretoken.train.measure import acceptance, loss_of
-from foretoken.train.samples import Sample
+from foretoken.train.samples import TargetSample
 from foretoken.train.storage import replacing
 from foretoken.train.teacher import Teacher
 
@@ -220,8 +220,8 @@ def fit(
     learner: Learner,
     teacher: Teacher,
     features: Features,
-    learning: Sequence[Sample],
-    measuring: Sequence[Sample],
+    learning: Sequence[TargetSample],
+    measuring: Sequence[TargetSample],
     course: Course,
     folder: Path,
     watch: Callable[[News], None],
@@ -267,7 +267,7 @@ def fit(
         with replacing(checkpoint) as temporary, temporary.open("wb") as opened:
             torch.save(state, opened)
 
-    def gradients_of(numbered: tuple[int, list[int]]) -> tuple[Batch, float, Sequence[Tensor | None]]:
+    def gradients_of(numbered: tuple[int, list[int]]) -> tuple[TrainingBatch, float, Sequence[Tensor | None]]:
         """One part of a step: its texts, its loss, and the gradient by each weight, scaled to its part of the step."""
         number, part = numbered
         texts = features.batch([learning[i] for i in part], part)

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.train.acceptance import K, Tally, chances
-from foretoken.train.data import Batch, Features, micro_batches
+from foretoken.train.data import Features, TrainingBatch, micro_batches
 from foretoken.train.learners import Learner
-from foretoken.train.samples import Sample
+from foretoken.train.samples import TargetSample
 from foretoken.train.teacher import Teacher
 
 DECAY = 0.8
 """Weight of each depth's loss, to the power of the depth: what comes late in a chain is seldom reached."""
 
 
-def loss_of(learner: Learner, teacher: Teacher, batch: Batch, depths: int, share: float, seed: int) -> Tensor:
+def loss_of(learner: Learner, teacher: Teacher, batch: TrainingBatch, depths: int, share: float, seed: int) -> Tensor:
     """Mean over depths, by weight, of ``KL(p || q) + TV(p, q)`` over all positions.
 
     KL alone fits the target's whole distribution p. TV is one minus the acceptance rate of drawn tokens, but its
@@ -87,14 +87,14 @@ class _Distance(torch.autograd.Function):
         return gradient.mul_(above[0]), None, None, None
 
 
-Accepted = tuple[Batch, NDArray[np.float64]]
+Accepted = tuple[TrainingBatch, NDArray[np.float64]]
 
 
 def acceptance(
     learner: Learner,
     teacher: Teacher,
     features: Features,
-    samples: Sequence[Sample],
+    samples: Sequence[TargetSample],
     micro_tokens: int,
     each: Callable[[Callable[[list[int]], Accepted], Iterable[list[int]]], Iterable[Accepted]] = map,
 ) -> Tally:
@@ -125,7 +125,7 @@ def acceptance(
 
 
 @torch.no_grad()
-def _accept(learner: Learner, teacher: Teacher, batch: Batch, depths: int) -> NDArray[np.float64]:
+def _accept(learner: Learner, teacher: Teacher, batch: TrainingBatch, depths: int) -> NDArray[np.float64]:
     """``[B, T, depths]``: of the round that is to write token t first, the chance of token t + depth."""
     heats = torch.tensor([sample.temperature for sample in batch.samples], device=batch.ids.device)
     scaled = torch.where(heats > 0, heats, torch.ones_like(heats))[:, None, None]

@@ -21,7 +21,7 @@ from foretoken.train.errors import TrainingError
 from foretoken.train.learners import DraftLearner, Learner, MedusaLearner, draft_config, eagle3_config, make_eagle3
 from foretoken.train.loop import Course, News, Totals, fit
 from foretoken.train.prompts import read_prompts
-from foretoken.train.samples import SHARD, Sample, write_samples
+from foretoken.train.samples import SHARD, TargetSample, write_samples
 from foretoken.train.storage import write_json, writing
 from foretoken.train.teacher import Teacher
 from foretoken.train.verdict import Verdict, lookup_lengths
@@ -68,7 +68,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class DrafterShape:
     """What is trained.
 
     Attributes:
@@ -109,7 +109,7 @@ class Shape:
             return MedusaConfig(*sizes, teacher.num_layers)
         return draft_config(teacher, self.num_layers or 2, self.hidden_size)
 
-    def make(self, teacher: Teacher, samples: Sequence[Sample], seed: int) -> Learner:
+    def make(self, teacher: Teacher, samples: Sequence[TargetSample], seed: int) -> Learner:
         """A fresh learner for a target."""
         config = self.config(teacher)
         if self.kind == "eagle3":
@@ -118,7 +118,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Report:
+class TrainingReport:
     """A finished run.
 
     Attributes:
@@ -153,7 +153,7 @@ class State:
 
 def train(
     target: Any,
-    shape: Shape,
+    shape: DrafterShape,
     corpus: Corpus,
     course: Course,
     out: str | Path,
@@ -164,7 +164,7 @@ def train(
     command: str | None = None,
     watch: Callable[[State], None] = lambda state: None,
     **load_options: Any,
-) -> Report:
+) -> TrainingReport:
     """Train a drafter for a target: the target generates sequences, and the drafter learns its distribution along them.
 
     What is done is kept in ``OUT/training``: the same call goes on where an earlier one was stopped.
@@ -233,7 +233,9 @@ def train(
             learner.save(export_speculators, name, "speculators")
         parameters = sum(weight.numel() for weight in learner.module.parameters())
         lookup = lookup_lengths(measuring, teacher.vocab_size)
-        report = Report(out, totals, parameters, Verdict(totals.lengths, lookup, parameters / teacher.num_parameters))
+        report = TrainingReport(
+            out, totals, parameters, Verdict(totals.lengths, lookup, parameters / teacher.num_parameters)
+        )
         (out / "README.md").write_text(
             card(
                 shape.kind,
@@ -262,7 +264,7 @@ def _samples(
     folder: Path,
     watch: Callable[[State], None],
     load_options: dict[str, Any],
-) -> list[Sample]:
+) -> list[TargetSample]:
     def told(done: int, wanted: int, what: str) -> None:
         watch(State("samples", done / wanted, f"{done:,} of {wanted:,} {what}"))
 
@@ -275,7 +277,7 @@ def _samples(
     )
 
 
-def _identity(teacher: Teacher, shape: Shape, corpus: Corpus, course: Course) -> dict[str, Any]:
+def _identity(teacher: Teacher, shape: DrafterShape, corpus: Corpus, course: Course) -> dict[str, Any]:
     """What makes a run this run; how long it lasts, and when it is measured, may be changed on the way."""
     files = [hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in corpus.data]
     fields = {**asdict(shape), **asdict(corpus), **asdict(course), "data": files, "target": teacher.identity}

@@ -23,7 +23,7 @@ Watch = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Sample:
+class TargetSample:
     """A text of the target's.
 
     Attributes:
@@ -49,7 +49,7 @@ def write_samples(
     folder: Path,
     watch: Watch,
     batch_size: int = 64,
-) -> list[Sample]:
+) -> list[TargetSample]:
     """Have the target answer prompts, plainly; what is in `folder` already is read.
 
     A drafter is asked only at places where the target's own text has led, and prompts come from elsewhere: hence the
@@ -71,7 +71,7 @@ def write_samples(
         TrainingError: the disk is full, or the target can't write (it takes no longer texts, or gives broken scores).
     """
     engine = Engine(target, None, max_batch_size=batch_size, reuse_prefixes=False)
-    samples: list[Sample] = []
+    samples: list[TargetSample] = []
     for first in range(0, count, SHARD):
         numbers = range(first, min(count, first + SHARD))
         file = folder / f"{first // SHARD:05d}.npz"
@@ -104,12 +104,12 @@ def write_samples(
     return samples
 
 
-def _read(file: Path, prompts: Sequence[int]) -> list[Sample]:
+def _read(file: Path, prompts: Sequence[int]) -> list[TargetSample]:
     try:
         with np.load(file) as stored:
             texts = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
             facts = zip(texts, stored["starts"], stored["temperatures"], prompts, strict=True)
-            return [Sample(text, int(start), float(heat), prompt) for text, start, heat, prompt in facts]
+            return [TargetSample(text, int(start), float(heat), prompt) for text, start, heat, prompt in facts]
     except (OSError, ValueError, KeyError) as error:
         raise TrainingError(
             f"{file} is broken ({error}): remove it, and the target writes those texts again"

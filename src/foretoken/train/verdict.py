@@ -12,7 +12,7 @@ from foretoken.drafters import Batch, PromptLookup
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sequence import Sequence
 from foretoken.train.acceptance import K, Tally
-from foretoken.train.samples import Sample
+from foretoken.train.samples import TargetSample
 
 _LEAST_GAIN = 1.02
 """Speed-ups below this are lost in a machine's noise."""
@@ -55,7 +55,7 @@ class Verdict:
         return None
 
 
-def lookup_lengths(samples: AbstractSequence[Sample], vocab_size: int) -> dict[str, float]:
+def lookup_lengths(samples: AbstractSequence[TargetSample], vocab_size: int) -> dict[str, float]:
     """Mean acceptance lengths of prompt lookup, with drafts of `K` tokens, along sequences that the target wrote.
 
     A copied draft token is accepted with probability p of it, which is how often the target emitted it: counting the

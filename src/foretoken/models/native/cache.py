@@ -1,4 +1,4 @@
-"""NativeCache: the texts of a batch's rows, and how much of each the backend holds keys and values of."""
+"""NativeCache: the tokens of a batch's rows, and for how many of them the backend has keys and values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from foretoken.models.base import Cache, cut_rows, kept_lengths
 
 _FEW = 8
-"""Tokens of text that a pass over a tree reads along."""
+"""Committed tokens, at most, that a pass over a tree computes along with it."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Feed:
         row: which row of the cache.
         start: keys and values that the row has before; the pass writes to slots `start`, `start` + 1, ….
         tokens: what is fed.
-        regime: which set of rotary frequencies the row is read with.
+        regime: which set of rotary frequencies the row uses.
         parents: of each token, the one above it, numbered within the feed, -1 for none; None for a chain.
         lost: the pass left no keys and values of the tentative nodes behind.
     """
@@ -87,7 +87,7 @@ class Feed:
         return above
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """A backend's keys and values of a batch."""
 
     def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
@@ -101,16 +101,16 @@ class Store(Protocol):
 
 
 @dataclass(slots=True)
-class Row:
-    """One text.
+class CachedRow:
+    """One row: its tokens, and how many of them are in the KV cache.
 
     Attributes:
         tokens: committed.
-        kept: how many of them the store holds.
+        kept: how many of them are in the KV cache.
         nodes: tokens of the tentative nodes.
         parents: their parents' numbers, -1 for none.
         chain: each of the nodes follows the one before it.
-        scored: how many of the nodes the store holds.
+        scored: how many of the nodes are in the KV cache.
         regime: which set of rotary frequencies the kept keys were turned by.
     """
 
@@ -127,7 +127,7 @@ class Row:
         self.nodes, self.parents, self.chain, self.scored = [], [], True, 0
 
     def lengths(self) -> list[int]:
-        """Of each tentative node: tokens of the text that it ends."""
+        """Of each tentative node: tokens of the row that ends with it."""
         depths = Feed(0, 0, self.nodes, 0, None if self.chain else self.parents).depths()
         return [len(self.tokens) + depth + 1 for depth in depths]
 
@@ -143,9 +143,9 @@ class NativeCache(Cache):
         batch_size: rows.
     """
 
-    def __init__(self, store: Store, batch_size: int) -> None:
+    def __init__(self, store: KeyValueStore, batch_size: int) -> None:
         self.store = store
-        self.rows = [Row() for _ in range(batch_size)]
+        self.rows = [CachedRow() for _ in range(batch_size)]
 
     @property
     def lengths(self) -> Tensor:
@@ -153,22 +153,22 @@ class NativeCache(Cache):
         return torch.tensor([len(row.tokens) for row in self.rows], dtype=torch.int64)
 
     def defer_prefill(self, rows: Sequence[Sequence[int]]) -> None:
-        """Commit text to rows without tentative nodes; the next pass over a row reads it along with the row's nodes."""
+        """Commit tokens to rows without tentative nodes; the next pass over a row computes them with its nodes."""
         for row, tokens in zip(self.rows, rows, strict=True):
             row.tokens += tokens
 
     def add(self, tokens: list[list[int]], parents: list[list[int]], counts: list[int]) -> None:
         """Append tentative nodes; see `LanguageModel.forward`."""
-        for row, texts, above, count in zip(self.rows, tokens, parents, counts, strict=True):
+        for row, new, above, count in zip(self.rows, tokens, parents, counts, strict=True):
             before = len(row.nodes)
-            row.nodes += texts[:count]
+            row.nodes += new[:count]
             row.parents += above[:count]
             row.chain = row.chain and row.parents[before:] == list(range(before - 1, before - 1 + count))
 
     def catch_up(self, most: int) -> list[Feed]:
-        """Parts of up to `most` tokens of texts that are so far behind that they need a pass of their own.
+        """Feeds of up to `most` tokens for rows whose KV cache lags so far that they need a pass of their own.
 
-        Before a tree that is soon the case: what a pass over a tree costs can grow with all that it reads.
+        Before a tree that is soon the case: the cost of a pass over a tree can grow with all that it computes.
         """
         return [
             Feed(place, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
@@ -176,8 +176,8 @@ class NativeCache(Cache):
             if row.nodes and len(row.tokens) - row.kept > (most if row.chain else _FEW)
         ]
 
-    def unread(self, most: int) -> list[Feed]:
-        """Parts of up to `most` tokens of texts that the store is behind of."""
+    def lagging(self, most: int) -> list[Feed]:
+        """Feeds of up to `most` tokens for rows whose KV cache lags behind their committed tokens."""
         return [
             Feed(place, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
             for place, row in enumerate(self.rows)
@@ -185,7 +185,7 @@ class NativeCache(Cache):
         ]
 
     def feeds(self) -> list[Feed]:
-        """What brings the store up to the tentative nodes.
+        """Feeds that bring the KV cache up to the tentative nodes.
 
         A tree that takes more than one pass is fed from its beginning, so that a pass's tokens see all of the row that
         came before, and of each other their ancestors.
@@ -205,7 +205,7 @@ class NativeCache(Cache):
         return feeds
 
     def fed(self, feeds: Sequence[Feed]) -> None:
-        """Note that the store holds what was fed."""
+        """Note that the KV cache has what was fed."""
         for feed in feeds:
             row = self.rows[feed.row]
             row.kept = min(len(row.tokens), feed.start + len(feed.tokens))
@@ -239,7 +239,9 @@ class NativeCache(Cache):
         if rows == list(range(len(old))) and all(len(row.tokens) == new for row, new in zip(old, lengths, strict=True)):
             return
         self.rows = [
-            Row(old[row].tokens[:length], min(old[row].kept, length), regime=old[row].regime) if row >= 0 else Row()
+            CachedRow(old[row].tokens[:length], min(old[row].kept, length), regime=old[row].regime)
+            if row >= 0
+            else CachedRow()
             for row, length in zip(rows, lengths, strict=True)
         ]
         self.store.select(rows, [row.kept for row in self.rows], cut_rows(rows, keep))

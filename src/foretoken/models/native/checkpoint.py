@@ -33,7 +33,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerWeights:
     """Weights of one decoder layer.
 
     Attributes:
@@ -73,7 +73,7 @@ class Weights:
         ModelError: weights are missing, or have other shapes than the config says.
     """
 
-    def __init__(self, spec: Spec, source: Source, name: str, dtype: torch.dtype) -> None:
+    def __init__(self, spec: Spec, source: TensorSource, name: str, dtype: torch.dtype) -> None:
         self.spec, self._source, self._dtype = spec, source, dtype
         shapes = expected_shapes(spec)
         missing = sorted(set(shapes) - set(source.names))
@@ -112,14 +112,14 @@ class Weights:
         """``[hidden]``."""
         return self._get("model.norm.weight")
 
-    def layer(self, number: int) -> Layer:
+    def layer(self, number: int) -> LayerWeights:
         """The weights of one layer."""
         spec, at = self.spec, f"model.layers.{number}."
         fused = spec.family == "phi3"
         attention, mlp = at + "self_attn.", at + "mlp."
         qkv = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
         gate_up = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
-        return Layer(
+        return LayerWeights(
             attention_norm=self._get(at + "input_layernorm.weight"),
             qkv=self._joined([attention + part for part in qkv], spec.qkv_bias),
             query_norm=self._get(attention + "q_norm.weight") if spec.head_norms else None,
@@ -189,7 +189,7 @@ def _layer_shapes(spec: Spec, queries: int, keys: int, inner: int) -> Iterator[t
             yield f"{name}.bias", (out,)
 
 
-class Source:
+class TensorSource:
     """Named tensors, each given when it is asked for."""
 
     names: tuple[str, ...]
@@ -203,7 +203,7 @@ class Source:
         raise NotImplementedError
 
 
-class Module(Source):
+class Module(TensorSource):
     """The weights of a transformers model in memory.
 
     Args:
@@ -215,15 +215,15 @@ class Module(Source):
         self.names = tuple(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See `Source`."""
+        """See `TensorSource`."""
         return tuple(self._tensors[name].shape)
 
     def get(self, name: str) -> Tensor:
-        """See `Source`."""
+        """See `TensorSource`."""
         return self._tensors[name].detach()
 
 
-class Folder(Source):
+class Folder(TensorSource):
     """The safetensors files of a checkpoint, mapped into memory: what is not asked for is not read.
 
     Args:
@@ -248,10 +248,10 @@ class Folder(Source):
         return (folder / INDEX).is_file() or (folder / SINGLE).is_file()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See `Source`."""
+        """See `TensorSource`."""
         return tuple(self._files[name].get_slice(name).get_shape())
 
     def get(self, name: str) -> Tensor:
-        """See `Source`."""
+        """See `TensorSource`."""
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor

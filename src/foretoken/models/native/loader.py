@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from foretoken.errors import ModelError, check_choice, check_flag
-from foretoken.models.native.checkpoint import Folder, Module, Source, Weights
+from foretoken.models.native.checkpoint import Folder, Module, TensorSource, Weights
 from foretoken.models.native.compiled import compiled
 from foretoken.models.native.linear import Quantize, check_quantize
 from foretoken.models.native.runner import Backend, NativeModel
@@ -113,7 +113,7 @@ def build(
     Raises:
         ModelError: weights are missing or have wrong shapes.
     """
-    tensors: Source = Folder(source) if isinstance(source, Path) else Module(source)
+    tensors: TensorSource = Folder(source) if isinstance(source, Path) else Module(source)
     weights = Weights(spec_of(config), tensors, name, dtype)
     if weights.unused:
         warnings.warn(

@@ -16,7 +16,7 @@ from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 from torch import Tensor
 
-from foretoken.models.native.checkpoint import Layer, Matrix, Weights
+from foretoken.models.native.checkpoint import LayerWeights, Matrix, Weights
 from foretoken.models.native.graph_nodes import WeightNodes, empty, floats, integers, output, parameter
 from foretoken.models.native.graph_tokens import best_tokens, draw_tokens
 from foretoken.models.native.linear import Quantize
@@ -156,14 +156,14 @@ class DecoderGraph:
         states[-1] = self.norm(x, self.last_norm)
         return states
 
-    def mlp(self, x: Any, layer: Layer) -> Any:
+    def mlp(self, x: Any, layer: LayerWeights) -> Any:
         """A layer's second half: ``[T, hidden]``, `x` included."""
         normalised = self.norm(x, layer.mlp_norm)
         # Two products: a split of one, and the activation apart from it, would cost more than reading `x` twice.
         gates, values = (self.weights.linear(normalised, half) for half in _halves(layer.gate_up))
         return ops.add(x, self.weights.linear(ops.multiply(ops.swish(gates), values), layer.down))
 
-    def attention(self, x: Any, layer: Layer, number: int) -> Any:
+    def attention(self, x: Any, layer: LayerWeights, number: int) -> Any:
         """Paged attention of layer `number` over normed states ``[T, …]``, `x` not included: ``[T, hidden]``."""
         spec, size = self.spec, self.spec.head_dim
         widths = [spec.heads * size, spec.groups * size, spec.groups * size]

@@ -84,7 +84,7 @@ class PagedStore:
         return table
 
     def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
-        """See `Store`."""
+        """See `KeyValueStore`."""
         old, new = (
             [self.tables[row][slot // BLOCK] for row, slot in zip(rows, slots, strict=True)]
             for slots in (sources, targets)
@@ -94,7 +94,7 @@ class PagedStore:
             tensor[new, :, new_slots] = tensor[old, :, old_slots]
 
     def select(self, rows: Sequence[int], kept: Sequence[int], cut: Sequence[int] = ()) -> None:
-        """See `Store`."""
+        """See `KeyValueStore`."""
         old = list(self.tables)
         sizes = [-(-slots // BLOCK) for slots in kept]
         heirs: dict[int, int] = {}  # of each old row, the new one that takes its blocks over: the longest

@@ -176,10 +176,10 @@ class NativeModel(LanguageModel):
         return _Exit(self, layers)
 
     def read_up(self, cache: NativeCache) -> None:
-        """Have the store hold what is committed."""
-        while unread := cache.unread(current_limits().prefill_tokens):
-            self.backend.score(cache, unread, [], ())
-            cache.fed(unread)
+        """Bring the KV cache up to the committed tokens."""
+        while lagging := cache.lagging(current_limits().prefill_tokens):
+            self.backend.score(cache, lagging, [], ())
+            cache.fed(lagging)
 
     def _score(
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]

@@ -41,12 +41,12 @@ class DenseStore:
         return self.layers[number].write(self.plan, keys, values)
 
     def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
-        """See `Store`."""
+        """See `KeyValueStore`."""
         for layer in self.layers:
             layer.move(rows, sources, targets)
 
     def select(self, rows: Sequence[int], kept: Sequence[int], cut: Sequence[int] = ()) -> None:
-        """See `Store`."""
+        """See `KeyValueStore`."""
         for layer in self.layers:
             layer.select(rows, self._used, kept, cut)
         self._used = max(kept, default=0)
