@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full lint install recipe clean
+.PHONY: demo test test-full lint docs install recipe clean
 
 demo: $(VENV)/.installed
 	$(BIN)/foretoken demo
@@ -20,6 +20,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site, in site/: open it with `python3 -m http.server -d site`. A warning is an error.
+docs: $(VENV)/.installed
+	$(BIN)/zensical build --clean --strict
+
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -29,4 +33,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
