@@ -1,0 +1,88 @@
+"""Every code block of the README and of the site runs as it stands there, or the page says why not."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from blocks import ROOT, Block, blocks, pages
+from typer.testing import CliRunner
+
+from foretoken import tiny_pair_path
+from foretoken.cli.app import app
+
+PAGES = {str(page.relative_to(ROOT)): blocks(page) for page in pages()}
+SHELL = ("", "sh", "bash", "console")
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch) -> Path:
+    """A folder with all that the pages name: models, heads, prompts."""
+    pair = tiny_pair_path()
+    names = {
+        "path/or/hub-id": "target",
+        "path/of/target": "target",
+        "path/of/drafter": "drafter",
+        "path/of/a/smaller/model": "drafter",
+        "path/of/a/head": "eagle3",
+    }
+    for name, part in names.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(pair / part)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "add.py").write_text("def add(a, b):\n    return a + b\n" * 8)
+    (tmp_path / "notes.txt").write_text("A note about spiders: they have eight legs each.\n" * 20)
+    (tmp_path / "my_prompts.txt").write_text("def add(a, b):\nHow many legs have three spiders?\n")
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "def add(a, b):"}) + "\n")
+    (tmp_path / "answers.jsonl").write_text(json.dumps({"answer": "Three spiders have 24 legs."}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+LONG = {"docs/tune.md", "docs/bench.md", "docs/retrieval.md"}
+RUN = [page for page, found in PAGES.items() if any(not block.reason for block in found)]
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.full) if p in LONG else p for p in RUN])
+def test_blocks(page, workspace):
+    """In the page's order, in one folder and one namespace."""
+    names: dict[str, object] = {"__name__": "page"}
+    for block in PAGES[page]:
+        if block.reason:
+            continue
+        if block.language == "python":
+            exec(compile(block.code, block.place, "exec", dont_inherit=True), names)
+        else:
+            run_commands(block)
+
+
+def run_commands(block: Block) -> None:
+    for command in block.commands:
+        program, *arguments = shlex.split(command)
+        assert program == "foretoken", f"{block.place}: {command!r}: mark the block as not run, with the reason"
+        outcome = CliRunner().invoke(app, arguments, input="hello\n/quit\n")
+        # An audit that was given a few seconds only may be undecided: status 3.
+        allowed = (0, 3) if arguments[0] == "audit" else (0,)
+        assert outcome.exit_code in allowed, f"{block.place}: {command}\n{outcome.output}\n{outcome.exception!r}"
+        assert outcome.output.strip(), f"{block.place}: {command} printed nothing"
+
+
+def test_pages_left_to_the_long_run_exist():
+    assert set(RUN) >= LONG
+
+
+def test_blocks_that_are_not_run_are_few_and_say_why():
+    skipped = [block for found in PAGES.values() for block in found if block.reason]
+    assert all(len(block.reason) > 8 for block in skipped)
+    assert len(skipped) <= 20, [block.place for block in skipped]
+    languages = {block.language for found in PAGES.values() for block in found}
+    assert languages <= {"python", *SHELL}, "a block of another language is not tested"
+
+
+def test_the_readme_has_its_examples():
+    readme = PAGES["README.md"]
+    assert len([b for b in readme if b.language == "python"]) >= 2
+    assert sum(len(b.commands) for b in readme if b.language in SHELL and not b.reason) >= 3
