@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 from pathlib import Path
@@ -68,6 +69,16 @@ def run_commands(block: Block) -> None:
         allowed = (0, 3) if arguments[0] == "audit" else (0,)
         assert outcome.exit_code in allowed, f"{block.place}: {command}\n{outcome.output}\n{outcome.exception!r}"
         assert outcome.output.strip(), f"{block.place}: {command} printed nothing"
+
+
+SKIPPED = [b for found in PAGES.values() for b in found if b.reason and b.language == "python"]
+
+
+@pytest.mark.parametrize("block", SKIPPED, ids=lambda block: block.place)
+def test_blocks_that_are_not_run_name_what_exists(block):
+    """Their imports run."""
+    imports = [node for node in ast.parse(block.code).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    exec(compile(ast.Module(imports, []), block.place, "exec"), {})
 
 
 def test_pages_left_to_the_long_run_exist():
