@@ -23,7 +23,7 @@ class Sequence:
         params: the request's sampling parameters.
         seed: 64-bit key of all the request's randomness.
         source: the encoder's tokens, for encoder-decoder models.
-        id: unique in the process.
+        id: unique in the process. State of a sequence is kept by the object itself: `foretoken.drafters.PerSequence`.
     """
 
     tokens: list[int]

@@ -13,6 +13,7 @@ from foretoken.drafters import (
     DraftModel,
     EarlyExit,
     Lookahead,
+    Lookup,
     NgramStorage,
     NoDrafter,
     PerSequence,
@@ -57,6 +58,7 @@ def test_sequences_that_look_alike_have_states_of_their_own():
     ("make", "shown"),
     [
         (NoDrafter, "NoDrafter()"),
+        (Lookup, "Lookup()"),
         (lambda: PromptLookup(4), "PromptLookup(max_ngram=4, min_ngram=1)"),
         (lambda: Suffix(8), "Suffix(global_tokens=8, growth=6.0)"),
         (TokenRecycling, "TokenRecycling(candidates=8, shared=False)"),

@@ -219,11 +219,11 @@ class Eagle3(Drafter):
         """Chains in the draft vocabulary as chains in the target's."""
         if self._tokens is None:
             return chains
-        laws = chains.probs
-        if laws is not None:
-            spread = laws.new_zeros((*laws.shape[:-1], self._head.config.vocab_size))
-            laws = spread.index_copy_(-1, self._tokens.to(laws.device), laws)
-        return Chains([[self._numbers[number] for number in chain] for chain in chains.tokens], laws)
+        probs = chains.probs
+        if probs is not None:
+            spread = probs.new_zeros((*probs.shape[:-1], self._head.config.vocab_size))
+            probs = spread.index_copy_(-1, self._tokens.to(probs.device), probs)
+        return Chains([[self._numbers[number] for number in chain] for chain in chains.tokens], probs)
 
     def _warn_of_bad_scores(self) -> None:
         warnings.warn(
