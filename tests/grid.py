@@ -13,6 +13,7 @@ from foretoken import verify
 from foretoken.drafters import NgramStorage, PromptLookup, Retrieval, get
 from foretoken.engine.engine import Engine
 from foretoken.index import build
+from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.sampling import SamplingParams
 from laws import g_test, joint_law
 from number_tokenizer import NumberTokenizer
@@ -102,7 +103,27 @@ def index() -> Retrieval:
         return Retrieval(Path(folder) / "made.index", max_match=3)
 
 
-def make_engine(kind: str, drafter: str, verifier: str, batch_size: int, k: int = 3) -> Engine:
+# Every way that size decides is taken: prompts in parts, copied prefixes, batches verified in parts, top-p beyond its
+# window, noise and sums by blocks.
+SMALL = Limits(
+    prefill_tokens=3,
+    shortest_shared_prefix=4,
+    verify_entries=40 * VOCAB_SIZE,
+    one_thread_logits=1,
+    scalar_uniforms=1,
+    noise_blocks=30,
+    noise_numbers=30 * VOCAB_SIZE,
+    block=3,
+    topk_block=1,
+    topk_ties=1,
+    window=2,
+    window_ties=1,
+)
+
+
+def make_engine(
+    kind: str, drafter: str, verifier: str, batch_size: int, k: int = 3, limits: Limits = DEFAULT_LIMITS
+) -> Engine:
     made = {
         "draft-model": lambda: model(kind, 2),
         "prompt-lookup": lambda: PromptLookup(max_ngram=2),
@@ -112,7 +133,7 @@ def make_engine(kind: str, drafter: str, verifier: str, batch_size: int, k: int 
         "retrieval": index,
         "early-exit": lambda: "early-exit",
     }.get(drafter, lambda: get(drafter))()
-    return Engine(target(kind, drafter), made, verifier, k, max_batch_size=batch_size)
+    return Engine(target(kind, drafter), made, verifier, k, max_batch_size=batch_size, limits=limits)
 
 
 def draw(engine: Engine, option: str, count: int, first_seed: int) -> list[list[int]]:
@@ -129,13 +150,14 @@ def draw(engine: Engine, option: str, count: int, first_seed: int) -> list[list[
 
 
 def check(case: tuple, tests: int, alone: int, draws: int) -> None:
-    """The law in large batches; and that some requests, sent alone, get the very tokens that they got in a batch.
+    """The distribution in large batches; and that some requests, sent alone with small limits, get the very
+    tokens that they got in a batch.
 
-    What a request gets is a function of its seed, so the second says that the law of single requests is the same one:
-    it is a sharper test of them than as many draws compared with a law.
+    What a request gets is a function of its seed, so the second says that single requests have the same distribution,
+    whatever the limits: it is a sharper test than as many draws compared with a distribution.
     """
     kind, drafter, verifier, option = case
     first_seed = 1_000_003 * (GRID.index(case) + 1)
     samples = draw(make_engine(kind, drafter, verifier, BATCH_SIZE), option, draws, first_seed)
     assert g_test(samples, law(kind, drafter, option)) > ERROR_LEVEL / tests
-    assert draw(make_engine(kind, drafter, verifier, 1), option, alone, first_seed) == samples[:alone]
+    assert draw(make_engine(kind, drafter, verifier, 1, limits=SMALL), option, alone, first_seed) == samples[:alone]

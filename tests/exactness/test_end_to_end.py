@@ -6,6 +6,7 @@ from itertools import combinations
 
 import pytest
 
+from foretoken.limits import DEFAULT_LIMITS
 from grid import (
     BATCH_SIZE,
     DRAWS,
@@ -14,6 +15,7 @@ from grid import (
     MODELS,
     QUICK,
     QUICK_DRAWS,
+    SMALL,
     VERIFIERS,
     check,
     draw,
@@ -49,6 +51,17 @@ def test_single_requests_have_the_targets_law_with_every_verifier(verifier):
     assert g_test(
         draw(engine, "temperature", DRAWS, 11), law("llama", "draft-model", "temperature")
     ) > ERROR_LEVEL / len(VERIFIERS)
+
+
+@pytest.mark.parametrize("option", ["plain", "top_p", "penalties"])
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_no_limit_changes_a_token(verifier, option):
+    """Batches that are verified in parts, read in chunks and copied from each other get what whole ones get."""
+    found = [
+        draw(make_engine("llama", "draft-model", verifier, 60, limits=limits), option, 60, 17)
+        for limits in (DEFAULT_LIMITS, SMALL)
+    ]
+    assert found[0] == found[1]
 
 
 def test_a_lossy_verifier_is_caught():
