@@ -16,6 +16,7 @@ from foretoken.cli.app import app
 
 PAGES = {str(page.relative_to(ROOT)): blocks(page) for page in pages()}
 SHELL = ("", "sh", "bash", "console")
+DATA = ("json", "jsonl")
 
 
 @pytest.fixture
@@ -56,6 +57,8 @@ def test_blocks(page, workspace):
             continue
         if block.language == "python":
             exec(compile(block.code, block.place, "exec", dont_inherit=True), names)
+        elif block.language in DATA:
+            assert all(json.loads(line) for line in block.code.splitlines()), block.place
         else:
             run_commands(block)
 
@@ -90,7 +93,7 @@ def test_blocks_that_are_not_run_are_few_and_say_why():
     assert all(len(block.reason) > 8 for block in skipped)
     assert len(skipped) <= 20, [block.place for block in skipped]
     languages = {block.language for found in PAGES.values() for block in found}
-    assert languages <= {"python", *SHELL}, "a block of another language is not tested"
+    assert languages <= {"python", *SHELL, *DATA}, "a block of another language is not tested"
 
 
 def test_the_readme_has_its_examples():
