@@ -1,0 +1,232 @@
+"""How many draft tokens will be accepted: shipped priors, then this engine, then this request, then the match.
+
+Each estimate starts from the one above it and is moved by its own evidence, which is discounted with age:
+
+1. *Shipped*: acceptance rates of the kind of drafter.
+2. *Engine* (`EngineRates`): rates by level, over all requests of an engine; greedy and sampled requests apart.
+   The level of a draft token is its depth, 1, 2, …; of a copy it is the length of the match plus the depth, less one,
+   since a copy that was right for d tokens is as good as a match that is d tokens longer.
+3. *Request* (`RequestRates`): one factor on the rejection rates ("hazards") of all levels, and for lookups one more
+   for each length of the match: (rejections + w) / (expected rejections + w). Few rounds say much about one factor,
+   and little about sixteen rates.
+
+Trees are described by the expected number of accepted tokens by number of nodes instead, with the same three steps;
+the request's factor multiplies that number.
+
+A drafter that proposed nothing has shown nothing: there is no record of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import log2
+from operator import mul
+
+LEVELS = 32
+"""Levels that are told apart; later ones are as good as the last."""
+
+_ENGINE_MEMORY = 400.0
+"""Tokens of a level after which what they taught has faded to 1/e."""
+
+_REQUEST_WEIGHT = 3.0
+"""Rejections that the engine's rates count as, beside the request's own: acceptance rates of single requests scatter
+around their workload's so much (shipped pair, 192 tokens)."""
+
+_REQUEST_MEMORY = 40.0
+"""Rounds after which what they taught about a request has faded to 1/e."""
+
+_MOST = 0.985  # the highest rate that is believed; 16 such tokens give 14
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of a drafter before it drafted.
+
+    Attributes:
+        rates: acceptance rate by level; the last one goes on.
+        weight: draft tokens of a level, or rejections, that the shipped rates count as beside an engine's own.
+        trees: its drafts may be trees; `accepted` tells of these.
+    """
+
+    rates: tuple[float, ...]
+    weight: float = 8.0
+    trees: bool = False
+
+    def rate(self, level: int) -> float:
+        """Of a draft token at this level, from 1, given that those before it were accepted."""
+        return self.rates[min(level, len(self.rates)) - 1]
+
+    def accepted(self, nodes: int) -> float:
+        """Tokens that are accepted of a tree of so many nodes: 1.4, 1.9 and 2.5 of 4, 8 and 16 on the shipped pair."""
+        return 0.6 * log2(1 + nodes)
+
+
+# Prompt lookup over 110 outputs of the shipped pair (maths, code, summarising, retrieval, chat; greedy and sampled):
+# the rate at match + depth - 1 is the same curve whether the match or the depth makes it.
+LOOKUP = Kind((0.27, 0.47, 0.6, 0.63, 0.71, 0.75, 0.76, 0.82, 0.87, 0.9, 0.9, 0.92, 0.94, 0.95, 0.95, 0.96), weight=4.0)
+MODEL = Kind((0.7, 0.72, 0.74, 0.75))
+TREES = Kind((0.6,), trees=True)
+
+
+class EngineRates:
+    """Acceptance of one drafter over an engine's requests.
+
+    Args:
+        kind: what to expect before anything was drafted.
+        saved: what `as_json` gave in an earlier process; it counts as some tokens, not as a verdict.
+    """
+
+    def __init__(self, kind: Kind, saved: Sequence[Sequence[float]] | None = None) -> None:
+        self.kind = kind
+        self._keep = 1.0 - 1.0 / _ENGINE_MEMORY
+        self._tried = [0.0] * (LEVELS + 1)
+        self._accepted = [0.0] * (LEVELS + 1)
+        if saved is not None:
+            for level, (tried, accepted) in enumerate(zip(*saved, strict=True), start=1):
+                if 0.0 <= accepted <= tried and level <= LEVELS:
+                    share = min(1.0, 4.0 / tried) if tried else 0.0
+                    self._tried[level], self._accepted[level] = tried * share, accepted * share
+        self._rejected = self._expected = 0.0  # rejections, and those that the kind's rates expect
+        self._tree_accepted = self._tree_expected = 0.0
+        self._rates: list[float] = []
+
+    def as_json(self) -> list[list[float]]:
+        """What another process starts from."""
+        return [[round(value, 2) for value in values[1:]] for values in (self._tried, self._accepted)]
+
+    def rates(self) -> list[float]:
+        """By level, the first at index 1; the same list until something is recorded."""
+        if not self._rates:
+            # What the levels that were tried have in common speaks for those that were not.
+            weight = self.kind.weight
+            factor = (self._rejected + weight) / (self._expected + weight)
+            self._rates = [0.0]
+            for level in range(1, LEVELS + 1):
+                prior = max(1.0 - factor * (1.0 - self.kind.rate(level)), 0.0)
+                self._rates.append((self._accepted[level] + weight * prior) / (self._tried[level] + weight))
+        return self._rates
+
+    def tree_factor(self) -> float:
+        """What the shipped expectation of trees is multiplied by."""
+        weight = self.kind.weight
+        return (self._tree_accepted + weight) / (self._tree_expected + weight)
+
+    def record(self, first: int, tried: int, accepted: int) -> None:
+        """A chain from level `first` on of which `tried` tokens were judged and `accepted` accepted."""
+        self._rates = []
+        judged = range(first, first + min(accepted + 1, tried))
+        for level in judged:
+            at, right = min(level, LEVELS), level < first + accepted
+            self._tried[at] = self._tried[at] * self._keep + 1.0
+            self._accepted[at] = self._accepted[at] * self._keep + right
+        self._rejected = self._rejected * self._keep + (accepted < tried)
+        self._expected = self._expected * self._keep + sum(1.0 - self.kind.rate(level) for level in judged)
+
+    def record_tree(self, nodes: int, accepted: int) -> None:
+        """A tree of so many nodes had so many tokens accepted."""
+        self._tree_expected = self._tree_expected * self._keep + self.kind.accepted(nodes)
+        self._tree_accepted = self._tree_accepted * self._keep + accepted
+
+
+class _Factor:
+    """Rejections, and the draft tokens by level that were judged.
+
+    Rejections that were expected are worked out from these with the engine's rates of the moment: those have been
+    taught by this very request too, and a factor on rates of earlier would count that twice.
+    """
+
+    __slots__ = ("rejected", "tried")
+
+    def __init__(self) -> None:
+        self.rejected = 0.0
+        self.tried = [0.0] * (LEVELS + 1)
+
+    def of(self, rates: Sequence[float], above: float) -> float:
+        """The factor, given the one of the step above."""
+        expected = sum(map(mul, self.tried, rates))
+        expected = sum(self.tried) - expected
+        return (self.rejected + _REQUEST_WEIGHT * above) / (expected + _REQUEST_WEIGHT)
+
+    def add(self, first: int, tried: int, accepted: int) -> None:
+        """Another round; earlier ones fade."""
+        keep = 1.0 - 1.0 / _REQUEST_MEMORY
+        self.rejected = self.rejected * keep + (accepted < tried)
+        self.tried = [value * keep for value in self.tried]
+        for level in range(first, first + min(accepted + 1, tried)):
+            self.tried[min(level, LEVELS)] += 1.0
+
+
+class RequestRates:
+    """Acceptance of one drafter in one request.
+
+    Args:
+        engine: what other requests taught; a fresh `EngineRates` for requests that must not depend on others.
+    """
+
+    def __init__(self, engine: EngineRates) -> None:
+        self._engine = engine
+        self._all = _Factor()
+        self._tree_expected = self._tree_accepted = 0.0
+        self._by_match: dict[int, _Factor] = {}
+        self._reach: dict[int, list[float]] = {}  # by match: chance that the first 1, 2, … tokens are all accepted
+        self._rates: list[float] = []
+
+    def expected(self, length: int, match: int = 0) -> list[float]:
+        """Accepted tokens of chains of 0 … `length` tokens.
+
+        Args:
+            length: of the longest one.
+            match: tokens of the match that a copy begins with; 0 for drafters that don't copy.
+        """
+        return [0.0, *accumulate(self.reach(length, match))]
+
+    def reach(self, length: int, match: int = 0) -> list[float]:
+        """The chance that the first 1 … `length` tokens are all accepted."""
+        rates = self._engine.rates()
+        if self._rates is not rates:
+            self._reach.clear()
+            self._rates = rates
+        known = self._reach.get(match)
+        if known is None or len(known) < length:
+            factor, first = self._factor(match), max(match, 1)
+            levels = (rates[first : first + length] + [rates[-1]] * length)[:length]
+            chances = [min(max(1.0 - factor * (1.0 - rate), 0.01), _MOST) for rate in levels]
+            known = self._reach[match] = list(accumulate(chances, mul))
+        return known[:length]
+
+    def tree(self, nodes: int) -> float:
+        """Accepted tokens of a tree of so many nodes."""
+        return self._engine.kind.accepted(nodes) * self._tree_factor()
+
+    def given(self, reach: Sequence[float]) -> list[float]:
+        """Accepted tokens of the first 0 … n nodes of a draft whose drafter says how likely each is accepted."""
+        factor = min(self._tree_factor(), 1.5)
+        return [0.0, *accumulate(min(chance * factor, _MOST) for chance in reach)]
+
+    def record(self, tried: int, accepted: int, match: int = 0) -> None:
+        """A chain of which the first `tried` tokens were judged, and the first `accepted` of them accepted."""
+        if tried <= 0:
+            return
+        first = max(match, 1)
+        self._all.add(first, tried, accepted)
+        if match:
+            self._by_match.setdefault(match, _Factor()).add(first, tried, accepted)
+        self._reach.clear()
+
+    def record_tree(self, expected: float, accepted: int) -> None:
+        """A tree that was expected to get `expected` tokens accepted, the request's factor left out."""
+        keep = 1.0 - 1.0 / _REQUEST_MEMORY
+        self._tree_expected = self._tree_expected * keep + expected
+        self._tree_accepted = self._tree_accepted * keep + accepted
+
+    def _factor(self, match: int) -> float:
+        rates = self._engine.rates()
+        factor = self._all.of(rates, 1.0)
+        own = self._by_match.get(match)
+        return factor if own is None else own.of(rates, factor)
+
+    def _tree_factor(self) -> float:
+        above = self._engine.tree_factor()
+        return (self._tree_accepted + _REQUEST_WEIGHT * above) / (self._tree_expected + _REQUEST_WEIGHT)

@@ -1,0 +1,252 @@
+"""The policy against simulated machines and given outputs: no models, no clock, seconds are computed.
+
+An output is a list of tokens and, for the draft model, whether it would be right at each position. A greedy output is
+the same whatever is drafted, so every setting is replayed on the same outputs, and a setting's seconds are sums of the
+machine's true costs; the policy itself sees them with noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foretoken.policy.acceptance import LOOKUP, MODEL, Kind
+from foretoken.policy.costs import Costs, DrafterCosts, Line
+from foretoken.policy.policy import LONGEST, Offer, Policy, Row
+
+FIXED = (1, 2, 3, 5, 8, 12, 16)
+LOOKUP_AT, MODEL_AT = "lookup", "model"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """True costs in milliseconds.
+
+    Attributes:
+        overhead: of a round, whatever is done.
+        weights: of a pass, for reading the weights.
+        position: of each position of a pass.
+        call, step: of a call of the draft model, and of each of its tokens.
+        read: of each token that the draft model has not seen.
+        kernel: from that many positions on a pass takes a quarter longer.
+        noise: standard deviation of the measured seconds' logarithms.
+        load: how much other work slows everything down at times, as a share.
+    """
+
+    overhead: float
+    weights: float
+    position: float
+    call: float = 0.3
+    step: float = 1.0
+    read: float = 0.02
+    kernel: int = 1000
+    noise: float = 0.1
+    load: float = 0.0
+
+    def target(self, positions: int) -> float:
+        slow = 1.25 if positions >= self.kernel else 1.0
+        return self.overhead + (self.weights + self.position * positions) * slow
+
+    def draft(self, tokens: int, rows: int, lag: int) -> float:
+        return self.call + tokens * self.step * (1.0 + 0.05 * (rows - 1)) + self.read * lag
+
+
+@dataclass
+class Output:
+    """One request: its prompt, its output, and where the draft model is right."""
+
+    prompt: list[int]
+    tokens: list[int]
+    right: list[bool]
+    lookups: list[tuple[int, int]] = field(default_factory=list)
+
+    def prepare(self, longest: int = 8) -> Output:
+        """Work out what a lookup would draft at each position: the match's length, and how many tokens are right."""
+        ends: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest + 1)]
+        text: list[int] = []
+
+        def add(token: int) -> None:
+            for size in range(1, min(longest, len(text)) + 1):
+                ends[size][tuple(text[-size:])] = len(text)
+            text.append(token)
+
+        for token in self.prompt:
+            add(token)
+        whole = self.prompt + self.tokens
+        for at, token in enumerate(self.tokens):
+            found = (0, 0)
+            for size in range(min(longest, len(text)), 0, -1):
+                end = ends[size].get(tuple(text[-size:]))
+                if end is not None:
+                    place, right = len(self.prompt) + at, 0
+                    while right < LONGEST and place + right < len(whole) and whole[end + right] == whole[place + right]:
+                        right += 1
+                    found = size, right
+                    break
+            self.lookups.append(found)
+            add(token)
+        return self
+
+    def model(self, at: int) -> int:
+        """Tokens from a position on that the draft model gets right."""
+        right = 0
+        while right < LONGEST and at + right < len(self.right) and self.right[at + right]:
+            right += 1
+        return right
+
+
+def outputs(workload: str, rate: float, length: int, count: int, seed: int) -> list[Output]:
+    """Requests of a workload; `rate` is how often the draft model is right."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        prompt = random.zipf(1.3, 200) % 900
+        tokens: list[int] = []
+        source = list(prompt)
+        while len(tokens) < length:
+            if workload == "copy":  # long copies of the prompt, with changes
+                start = random.integers(0, 150)
+                tokens += source[start : start + 1 + random.geometric(1 / 20)] + list(random.integers(1000, 2000, 2))
+            elif workload == "code":  # lines that repeat with changes, and new ones
+                if tokens and random.random() < 0.6:
+                    start = random.integers(0, max(len(tokens) - 10, 1))
+                    tokens += tokens[start : start + 3 + random.geometric(1 / 6)] + list(random.integers(0, 900, 3))
+                else:
+                    tokens += list(random.zipf(1.3, 8) % 900)
+            elif workload == "period":
+                tokens += [5, 6, 7, 8, 9, 10, int(random.integers(0, 900))]
+            elif workload == "chat":
+                tokens += list(random.zipf(1.3, 16) % 900)
+            else:
+                tokens += list(random.integers(0, 30_000, 16))
+        own = float(np.clip(random.normal(rate, 0.07), 0.0, 0.98)) if rate else 0.0
+        easy = np.repeat(random.random(length // 8 + 1) < 0.5, 8)[:length]
+        right = random.random(length) < np.clip(own + np.where(easy, 0.1, -0.1) * (rate > 0), 0.0, 0.99)
+        found.append(Output(list(map(int, prompt)), list(map(int, tokens[:length])), right.tolist()).prepare())
+    return found
+
+
+def fixed(machine: Machine, batches: list[list[Output]], drafter: str, k: int) -> list[float]:
+    """Milliseconds of each batch with k tokens a round; plain decoding with 0."""
+    return [_run(machine, batch, lambda rows, k=k: [(drafter, k)] * len(rows)) for batch in batches]
+
+
+def _run(machine: Machine, batch: list[Output], choose: Callable[[list[int]], list[tuple[str, int]]]) -> float:
+    done, spent, unseen = [1] * len(batch), 0.0, [len(one.prompt) + 1 for one in batch]
+    while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
+        positions, asked, lag, longest = 0, 0, 0, 0
+        for row, (drafter, k) in zip(live, choose(live), strict=True):
+            one, at = batch[row], done[row]
+            k = min(k, len(one.tokens) - at - 1)
+            right, drafted = 0, 0
+            if k and drafter == MODEL_AT:
+                right, drafted = min(one.model(at), k), k
+                asked, lag, longest, unseen[row] = asked + 1, lag + unseen[row], max(longest, k), 0
+            elif k and one.lookups[at][0]:
+                right, drafted = min(one.lookups[at][1], k), k
+            positions += 1 + drafted
+            done[row] += 1 + right
+        spent += machine.target(positions) + (machine.draft(longest, asked, lag) if asked else 0.0)
+    return spent
+
+
+@dataclass
+class Engine:
+    """An engine with the policy; it goes on from batch to batch.
+
+    Args:
+        machine: that it runs on.
+        drafters: names.
+        seed: of the noise.
+        error: factor by which calibration errs on what positions cost.
+    """
+
+    machine: Machine
+    drafters: tuple[str, ...]
+    seed: int = 0
+    error: float = 1.0
+    reproducible: bool = False
+    kinds: dict[str, Kind] = field(default_factory=lambda: {LOOKUP_AT: LOOKUP, MODEL_AT: MODEL})
+
+    def __post_init__(self) -> None:
+        machine = self.machine
+        self.random = np.random.default_rng(self.seed)
+        self.slow = 0.0
+        each = (machine.target(6) - machine.target(1)) / 5 * self.error
+        costs = Costs(
+            Line(machine.target(1) - each, each),
+            [
+                DrafterCosts(Line(machine.call, machine.step), lag=machine.read)
+                if name == MODEL_AT
+                else DrafterCosts(Line(0.0, 0.0))
+                for name in self.drafters
+            ],
+        )
+        steps = [machine.step if name == MODEL_AT else 0.0 for name in self.drafters]
+        self.policy = Policy(
+            [self.kinds[name] for name in self.drafters],
+            [name == LOOKUP_AT for name in self.drafters],
+            costs,
+            Costs.by_bytes(machine.weights, steps),
+        )
+        self.lengths: list[int] = []
+        self.choices: list[tuple[int, int]] = []
+
+    def measured(self, milliseconds: float) -> float:
+        self.slow += 0.02 * (self.random.normal() * 3 * self.machine.load - self.slow)
+        spike = 2.0 if self.random.random() < 0.02 else 1.0
+        return milliseconds * spike * float(np.exp(self.random.normal(0.0, self.machine.noise) + self.slow))
+
+    def run(self, batch: list[Output]) -> float:
+        """Milliseconds of a batch."""
+        machine, policy = self.machine, self.policy
+        requests = [policy.open(sampled=False, reproducible=self.reproducible) for _ in batch]
+        done, spent, unseen = [1] * len(batch), 0.0, [len(one.prompt) + 1 for one in batch]
+        followed = [False] * len(batch)
+        while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
+            rows = []
+            for row in live:
+                one, at = batch[row], done[row]
+                room = len(one.tokens) - at - 1
+                offers = []
+                match, _ = one.lookups[at]
+                if LOOKUP_AT in self.drafters and match and room:
+                    offers.append(Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match))
+                lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
+                rows.append(Row(requests[row], room, lags, offers))
+            policy.choose(rows)
+            positions, asked, lag, longest, emitted = 0, 0, 0, 0, []
+            model = self.drafters.index(MODEL_AT) if MODEL_AT in self.drafters else -2
+            for row, state in zip(live, rows, strict=True):
+                one, at = batch[row], done[row]
+                drafter, k = state.chosen
+                assert k <= state.room
+                self.choices.append((drafter, k))
+                right = 0
+                if k and drafter == model:
+                    right = min(one.model(at), k)
+                    asked, lag, longest = asked + 1, lag + unseen[row], max(longest, k)
+                    unseen[row] = 0
+                elif k:
+                    right = min(one.lookups[at][1], k)
+                positions += 1 + k
+                emitted.append(1 + right)
+                unseen[row] = 0 if drafter == model and k else unseen[row] + 1 + right
+                followed[row] = drafter == model and k > 0
+                for offer in state.offers:
+                    tried = min(offer.count, 1 + right)
+                    policy.judge(state.request, offer.drafter, tried, min(one.lookups[at][1], tried), offer.match)
+                if k and drafter == model:
+                    policy.judge(state.request, model, k, right)
+                done[row] += 1 + right
+            seconds = machine.target(positions)
+            calls = []
+            if asked:
+                call = machine.draft(longest, asked, lag)
+                seconds += call
+                calls.append((model, longest, asked, lag, self.measured(call)))
+            spent += seconds
+            policy.learn(rows, emitted, positions, calls, self.measured(machine.target(positions)))
+        return spent
