@@ -85,7 +85,7 @@ def engine(
     """Audit Foretoken's own engine."""
     from foretoken import Engine, verify
     from foretoken.audit import EngineSubject
-    from foretoken.policy.controller import AUTO
+    from foretoken.policy.request import AUTO
 
     if verifier != AUTO:
         verify.get(verifier)

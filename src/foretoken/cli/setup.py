@@ -48,7 +48,7 @@ def settled(options: ModelOptions) -> ModelOptions:
         ProfileError: the profile can't be used for the target.
     """
     from foretoken.engine import profile
-    from foretoken.policy.controller import AUTO
+    from foretoken.policy.request import AUTO
 
     found: dict[str, Any] = {"verifier": AUTO, "num_speculative_tokens": AUTO}
     if options.profile is not None:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +43,8 @@ class Batch:
         reproducible: of each row, whether its output depends on its drafts and its request names a seed, which has to
             give one output: there a draft may not depend on other rows, other requests or the clock; empty where there
             is no such row.
+        exact: of each row, whether its limit is the draft length that was asked for, and not the most that the policy
+            may choose; empty where there is no such row.
     """
 
     sequences: list[Sequence]
@@ -58,6 +59,7 @@ class Batch:
     places: tuple[int, ...] = ()
     drawn_only: tuple[bool, ...] = ()
     reproducible: tuple[bool, ...] = ()
+    exact: tuple[bool, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -67,20 +69,6 @@ class Batch:
     def takes_chosen_trees(self, row: int) -> bool:
         """Whether a row's draft may branch where its tokens are chosen by a rule rather than drawn."""
         return self.trees[row] and not (self.drawn_only and self.drawn_only[row])
-
-
-class Seen(NamedTuple):
-    """What a lookup would have drafted for a token just before it came.
-
-    Attributes:
-        match: length of the suffix that the lookup would have continued; 0 where there was none.
-        right: whether its first token would have been this one.
-        follows: whether its draft of one token earlier, had that one been right, would have gone on with this one too.
-    """
-
-    match: int
-    right: bool
-    follows: bool
 
 
 class Drafter(ABC):
@@ -110,8 +98,6 @@ class Drafter(ABC):
             that the last proposal continued, 0 where there was none. None for all other drafters.
         estimates: of drafters that know how likely their drafts are: of each sequence, for each node of the last
             proposal the probability that it is accepted, with all nodes above it. None for all other drafters.
-        foreseen: of each sequence its latest tokens, as proposals just before them would have had them; None for
-            drafters that don't keep that.
     """
 
     name: str = ""
@@ -124,7 +110,6 @@ class Drafter(ABC):
     note: str = ""
     matches: PerSequence[int] | None = None
     estimates: PerSequence[list[float]] | None = None
-    foreseen: PerSequence[list[Seen]] | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -195,6 +180,14 @@ class Drafter(ABC):
 
         Raises:
             ForetokenError: it can't.
+        """
+        return
+
+    def observe_seconds(self, seconds: float | None) -> None:
+        """Learn how long a round took. Called at its end.
+
+        Args:
+            seconds: of the whole round; None where it prefilled prompts too.
         """
         return
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as AbstractSequence
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter, Seen
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.errors import ParameterError
 from foretoken.sampling.params import check_integer
@@ -39,8 +39,6 @@ class PromptLookup(Drafter):
         self.min_ngram = min_ngram
         self.matches: PerSequence[int] = PerSequence(int)
         """See `Drafter.matches`."""
-        self.foreseen: PerSequence[list[Seen]] = PerSequence(list)
-        """See `Drafter.foreseen`."""
         self._tables = PerSequence(lambda: _NgramEnds(min_ngram, max_ngram))
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
@@ -49,7 +47,6 @@ class PromptLookup(Drafter):
         for sequence, limit in zip(batch.sequences, limits, strict=True):
             table = self._tables[sequence]
             self.matches[sequence], found = table.continuation(sequence, limit)
-            self.foreseen[sequence] = table.foreseen
             rows.append([token for token in found if token < batch.vocab_size])
         return Draft.from_lists(rows, batch.device)
 
@@ -61,9 +58,6 @@ class _NgramEnds:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
-        self._source = -1  # position that would be copied next, had all copies been right so far
-        self.foreseen: list[Seen] = []
-        """Of the tokens that were entered last, see `Drafter.foreseen`; none of a prompt's."""
 
     def continuation(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
         """Length of the longest known suffix, and `limit` tokens that followed it."""
@@ -91,15 +85,8 @@ class _NgramEnds:
     def _update(self, sequence: Sequence) -> None:
         """Enter the new tokens, and the n-grams that end before the last one: those have a continuation."""
         offset = len(sequence.source or ())
-        begun = bool(self._tokens)
-        new = sequence.tokens[len(self._tokens) - offset :] if begun else sequence.context
-        self.foreseen = []
+        new = sequence.tokens[len(self._tokens) - offset :] if self._tokens else sequence.context
         for token in new:
-            if begun:
-                size, position = self._match()
-                right = bool(size) and self._tokens[position] == token
-                self.foreseen.append(Seen(size, right, position == self._source))
-                self._source = position + 1 if right else -1
             end = len(self._tokens)
             for size in self._sizes:
                 if size <= end:

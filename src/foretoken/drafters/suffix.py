@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foretoken.draft import Draft
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
-from foretoken.drafters.base import Batch, Drafter, Seen
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer, check_number
@@ -43,8 +43,6 @@ class Suffix(Drafter):
         self.growth = check_number("growth", growth, 0.0, above=True, cure="use 6, or 1 for shorter drafts")
         self.matches: PerSequence[int] = PerSequence(int)
         """See `Drafter.matches`."""
-        self.foreseen: PerSequence[list[Seen]] = PerSequence(list)
-        """See `Drafter.foreseen`; by the sequence's own tokens, without other requests."""
         self._histories = PerSequence(_History)
         self._others = _OtherRequests(global_tokens)
         self._participants = Participants()
@@ -55,7 +53,6 @@ class Suffix(Drafter):
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
             history = self._histories[sequence]
             new = history.update(sequence)
-            self.foreseen[sequence] = history.foreseen
             state, match = history.automaton.context(history.end)
             automaton = history.automaton
             if self.global_tokens and self._participants.takes_part(sequence, batch.shared_noise[row]):
@@ -81,14 +78,10 @@ class _History:
     Attributes:
         automaton: of these tokens alone.
         end: the state of the whole sequence in it.
-        foreseen: of the tokens that were entered last, as in `Drafter.foreseen`; none of a prompt's.
-        next: what a chain that was right so far would have continued with.
         shared: its position in the automata that requests share.
     """
 
     def __init__(self) -> None:
-        self.foreseen: list[Seen] = []
-        self.next = [-1]
         self.automaton = SuffixAutomaton()
         self.end = ROOT
         self.shared = _SharedPosition()
@@ -97,15 +90,7 @@ class _History:
         """Enter the new tokens of the sequence, and return them."""
         known = self.automaton.size
         new = sequence.context if not known else sequence.tokens[known - len(sequence.source or ()) :]
-        self.foreseen = []
         for token in new:
-            if known:
-                state, match = self.automaton.context(self.end)
-                chain = self.automaton.chain(state, 2)
-                right = chain[:1] == [token]
-                # Chains that agree in the next token are taken to agree altogether.
-                self.foreseen.append(Seen(match, right, chain[:1] == self.next))
-                self.next = chain[1:] if right else [-1]
             self.end = self.automaton.append(self.end, token)
         return new
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
-from foretoken.engine.draft_length import DraftLengths, SpeculationPolicy
+from foretoken.drafters.cascade import Cascade
+from foretoken.engine.draft_length import DraftLengths
 from foretoken.engine.membership import MakeSampler, Membership
 from foretoken.engine.prefill import Prefill
 from foretoken.engine.prefix_cache import PrefixCache
@@ -23,8 +24,9 @@ from foretoken.errors import NumericalError, OutOfMemory, ParameterError, Prompt
 from foretoken.limits import DEFAULT_LIMITS, Limits, use_limits
 from foretoken.models.base import LanguageModel, Scores
 from foretoken.models.threads import one_thread
-from foretoken.policy.controller import DEFAULT_K
 from foretoken.sequence import Sequence
+
+_USUAL_WIDTH = 6  # positions of a row's pass, to tell about how many logits a round has
 
 
 class DecodeLoop:
@@ -37,13 +39,10 @@ class DecodeLoop:
         target: the model whose distribution the output has.
         drafter: what proposes; it follows rows that come and go by itself.
         num_speculative_tokens: most tokens that are drafted a round, or "auto" for what the policy chooses.
-        policy: chooses draft lengths.
+        cascade: the drafter under the policy, which chooses the draft lengths that are not fixed.
         trace: keep each round's draft in `Row.drafted`.
         make_sampler: makes the sampler of the rows of these sequences; None takes their sampling parameters.
         limits: sizes at which work is split.
-
-    Attributes:
-        crowded: other requests wait for a free row.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class DecodeLoop:
         target: LanguageModel,
         drafter: Drafter,
         num_speculative_tokens: int | Literal["auto"],
-        policy: SpeculationPolicy,
+        cascade: Cascade,
         *,
         trace: bool = False,
         make_sampler: MakeSampler | None = None,
@@ -61,8 +60,8 @@ class DecodeLoop:
         self.limits = limits
         self.drafter = drafter
         self.trace = trace
-        self.crowded = False
-        self.lengths = DraftLengths(drafter, num_speculative_tokens, policy)
+        self.cascade = cascade
+        self.lengths = DraftLengths(drafter, num_speculative_tokens)
         # A drafter that needs the target's hidden states of every token gets none of tokens that are copied.
         self._prefixes = PrefixCache(target, not drafter.hidden_layers, limits.shortest_shared_prefix)
         self._prefill = Prefill(target, drafter, self._prefixes, limits.prefill_tokens)
@@ -96,7 +95,7 @@ class DecodeLoop:
         """One round for every row whose prompt is cached; rows that finished with it, or were ended before, leave."""
         self._remove_finished()
         if self.rows:
-            logits = len(self.rows) * (DEFAULT_K + 1) * self.target.vocab_size
+            logits = len(self.rows) * _USUAL_WIDTH * self.target.vocab_size
             others = self.target.own_threads and self.drafter.own_threads
             few = logits <= self.limits.one_thread_logits
             with torch.inference_mode(), one_thread(others and few), use_limits(self.limits):
@@ -113,15 +112,16 @@ class DecodeLoop:
             slots, prefilled = self._prefill.run()
         members = self._members = self._membership(slots)
         batch = members.batch(self._prefixes.cache, self.target.vocab_size)
-        limits = self.lengths.limits(members.rows, members.fixed_lengths, self.crowded)
+        limits = self.lengths.limits(members.rows, members.fixed_lengths)
+        drafter = self.cascade if None in members.fixed_lengths else self.drafter
         with clock.part("drafter"), self._memory_guard(f"the drafter {self.drafter.name}"):
-            draft = self._propose(members, batch, limits)
+            draft = self._propose(drafter, members, batch, limits)
         with clock.part("target"), self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
         with clock.part("verification"):
             verified = verify_round(members.groups, batch.sequences, draft, logits, self.trace)
         with clock.part("drafter"):
-            self.drafter.observe(batch, draft, verified.verdict, logits)
+            drafter.observe(batch, draft, verified.verdict, logits)
         with clock.part("target"):
             path = self._commit(members, verified)
         lengths = [len(sequence.tokens) for sequence in batch.sequences]
@@ -135,10 +135,7 @@ class DecodeLoop:
         seconds = clock.stop()
         for row in members.rows:
             row.stats.add_seconds(seconds)
-        accepted = [len(nodes) for nodes in verified.accepted]
-        self.lengths.learn(
-            members.rows, members.fixed_lengths, limits, draft.width, accepted, seconds, clean=not prefilled
-        )
+        drafter.observe_seconds(None if prefilled else sum(seconds.values()))
 
     def _membership(self, slots: list[int]) -> Membership:
         """The rows in these slots: the last round's value if nothing has changed."""
@@ -148,10 +145,10 @@ class DecodeLoop:
             return members
         return Membership.of(rows, slots, len(self.rows), self.target, self.lengths, self._make_sampler)
 
-    def _propose(self, members: Membership, batch: Batch, limits: list[int]) -> Draft:
+    def _propose(self, drafter: Drafter, members: Membership, batch: Batch, limits: list[int]) -> Draft:
         if not any(limits):
             return Draft.empty(len(limits), batch.device)
-        draft = self.drafter.propose(batch, limits)
+        draft = drafter.propose(batch, limits)
         if not draft.is_chain:
             if not self.target.supports_trees and not draft.has_chains():
                 raise ParameterError(

@@ -14,7 +14,6 @@ from foretoken.drafters import Drafter, Vocab
 from foretoken.drafters.tree_plan import Tree, plan_of
 from foretoken.engine.cache_budget import parse_bytes
 from foretoken.engine.decode_loop import DecodeLoop
-from foretoken.engine.draft_length import SpeculationPolicy
 from foretoken.engine.loops import Loops
 from foretoken.engine.membership import MakeSampler
 from foretoken.engine.outputs import Completion, StreamEvent
@@ -26,7 +25,8 @@ from foretoken.engine.settings import check_load_options, check_num_speculative_
 from foretoken.errors import ForetokenError, ParameterError, PromptError, check_flag, refuse_unknown, shown
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel, load
-from foretoken.policy.controller import AUTO
+from foretoken.policy.policy import Policy
+from foretoken.policy.request import AUTO
 from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer
 
@@ -171,13 +171,9 @@ class Engine:
         self._loops.reuse_prefixes = check_flag("reuse_prefixes", value)
 
     @property
-    def policy(self) -> SpeculationPolicy:
-        """What chooses draft lengths where `num_speculative_tokens` is "auto"; may be set, for the next call on."""
-        return self._loops.policy
-
-    @policy.setter
-    def policy(self, policy: SpeculationPolicy) -> None:
-        self._loops.policy = policy
+    def policy(self) -> Policy:
+        """What chooses drafters and draft lengths where `num_speculative_tokens` is "auto"."""
+        return self._loops.cascade.policy
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
@@ -323,6 +319,7 @@ class Engine:
             row.verifier = verify.get(verifier)
         if num_speculative_tokens is not None:
             row.num_speculative_tokens = check_num_speculative_tokens(num_speculative_tokens)
+            self._loops.prepare(row)
         if self._scheduler is None:
             loop, budget = self._loops.take(), self._loops.budget
             self._scheduler = Scheduler(loop, self.max_batch_size, budget, first=self._submitted)
@@ -377,6 +374,7 @@ class Engine:
         row = Row(make_sequence(self.target, prompt, params), self.target, stream, verifier=self.verifier)
         if self._loops.budget is not None:
             self._loops.budget.check(row.max_length)
+        self._loops.prepare(row)
         return row
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from foretoken.drafters import Drafter, Vocab
+from foretoken.drafters import Cascade, Drafter, NoDrafter, Vocab
 from foretoken.drafters.factory import make_drafter
 from foretoken.drafters.tree_plan import TreePlan
 from foretoken.engine.cache_budget import Budget
+from foretoken.engine.calibration import calibrate
 from foretoken.engine.decode_loop import DecodeLoop
-from foretoken.engine.draft_length import SpeculationPolicy
 from foretoken.engine.membership import MakeSampler
+from foretoken.engine.row import Row
 from foretoken.engine.settings import measurement_key
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel
-from foretoken.policy.controller import Controller, TreeController
+from foretoken.policy.request import AUTO
 
 
 class Loops:
@@ -32,12 +33,12 @@ class Loops:
     Attributes:
         drafter: of the loops to come.
         num_speculative_tokens: of the loops to come.
-        policy: of the loops to come, shared by them.
+        cascade: the drafter under the policy, of the loops to come, shared by them.
         budget: for `cache_memory`; None without a limit.
     """
 
     drafter: Drafter
-    policy: SpeculationPolicy
+    cascade: Cascade
     num_speculative_tokens: int | Literal["auto"]
 
     def __init__(
@@ -62,11 +63,21 @@ class Loops:
         if made.hidden_layers:
             self.target.warm_up(made.hidden_layers)
         key = measurement_key(self.target, made)
-        made.keep_costs(key)
         self.drafter = made
-        self.policy = (TreeController if made.trees else Controller)(key)
+        self.cascade = made if isinstance(made, Cascade) else Cascade([made])
+        self.cascade.check_target(self.target)
+        self.cascade.keep_costs(key)
+        self._calibrated: set[bool] = set()  # whether for sampled requests, whether for greedy ones
         if self.budget is not None:  # what runs goes on holding its share of the same memory
             self.budget.models = [self.target, *made.models]
+
+    def prepare(self, row: Row) -> None:
+        """Measure what drafts and rounds cost before the first request that samples like this one, if that matters."""
+        length = self.num_speculative_tokens if row.num_speculative_tokens is None else row.num_speculative_tokens
+        sampled = not row.sequence.params.greedy
+        if length == AUTO and not isinstance(self.drafter, NoDrafter) and sampled not in self._calibrated:
+            self._calibrated.add(sampled)
+            calibrate(self.target, self.cascade, row.verifier, sampled=sampled, limits=self.limits)
 
     def make(self, trace: bool = False, make_sampler: MakeSampler | None = None) -> DecodeLoop:
         """A new loop without rows."""
@@ -74,7 +85,7 @@ class Loops:
             self.target,
             self.drafter,
             self.num_speculative_tokens,
-            self.policy,
+            self.cascade,
             trace=trace,
             make_sampler=make_sampler,
             limits=self.limits,
@@ -83,10 +94,10 @@ class Loops:
     def take(self, trace: bool = False) -> DecodeLoop:
         """A loop without rows: the one of the last call, unless someone has it or a setting has changed since."""
         loop, self._idle = self._idle, None
-        if loop is None or (loop.drafter, loop.lengths.num_speculative_tokens, loop.lengths.policy) != (
+        if loop is None or (loop.drafter, loop.lengths.num_speculative_tokens, loop.cascade) != (
             self.drafter,
             self.num_speculative_tokens,
-            self.policy,
+            self.cascade,
         ):
             return self.make(trace)
         loop.trace = trace

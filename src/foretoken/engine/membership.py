@@ -100,6 +100,7 @@ class Membership:
             places=self.slots,
             drawn_only=self.drawn_only,
             reproducible=self.reproducible,
+            exact=tuple(length is not None for length in self.fixed_lengths),
         )
 
     def to_slots(self, values: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from foretoken.engine.outputs import (
     TokenLogprob,
 )
 from foretoken.models.base import LanguageModel
-from foretoken.policy.costs import Acceptance
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
 
@@ -38,9 +37,6 @@ class Row:
         error: what it failed with.
         logprobs: one entry an emitted token, where they were asked for.
         drafted: the last round's draft, where it is traced.
-        acceptance: which of its draft tokens were accepted, for the policy; None before the policy was asked.
-        drafter_length: tokens that it had when the drafter was last called for it.
-        drafted_last: the drafter was called for it in the last round.
     """
 
     def __init__(
@@ -60,9 +56,6 @@ class Row:
         self.error: Exception | None = None
         self.logprobs: list[TokenLogprob] | None = [] if sequence.params.logprobs is not None else None
         self.drafted: tuple[DraftedToken, ...] = ()
-        self.acceptance: Acceptance | None = None
-        self.drafter_length = 0
-        self.drafted_last = False
         params = sequence.params
         self._model = model
         self._stop_ids = frozenset(params.stop_token_ids) | (
@@ -96,11 +89,6 @@ class Row:
         sequence = self.sequence
         length = min(sequence.prompt_length + sequence.params.max_new_tokens, self._model.max_length)
         return length + len(sequence.source or ())
-
-    @property
-    def drafter_lag(self) -> int:
-        """Tokens that the drafter has not seen; those of a single round don't count."""
-        return 0 if self.drafted_last else len(self.sequence.tokens) - self.drafter_length
 
     def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin]) -> int:
         """Append tokens until the request ends; how many were taken."""

@@ -108,7 +108,6 @@ class Scheduler:
         lengths = [len(row.sequence.tokens) for row in running]
         try:
             self.loop.join(joining)
-            self.loop.crowded = bool(self._waiting)
             self.loop.step()
         except BaseException as error:
             why = error if isinstance(error, Exception) else ForetokenError(f"interrupted by {type(error).__name__}")

@@ -11,7 +11,7 @@ from foretoken.drafters import Drafter, is_name
 from foretoken.errors import ParameterError, did_you_mean, shown
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models import LanguageModel, load
-from foretoken.policy.controller import AUTO
+from foretoken.policy.request import AUTO
 from foretoken.policy.store import key_of
 from foretoken.sampling.params import check_integer
 

@@ -135,6 +135,7 @@ class LanguageModel(ABC):
         num_layers: layers of the (decoder's) stack, the highest of the `hidden_layers`; 0 where it is not known.
         supports_early_exit: `exit_after` works.
         quantize: how the weights were quantised, such as ``"int8"``; None for not at all.
+        weight_bytes: bytes of weights that a pass reads; 0 where that is not known.
         backend_name: what computes the passes, where there is a choice, such as ``"openvino"``.
     """
 
@@ -154,6 +155,7 @@ class LanguageModel(ABC):
     num_layers: int = 0
     supports_early_exit: bool = False
     quantize: str | None = None
+    weight_bytes: int = 0
     backend_name: str | None = None
 
     def __repr__(self) -> str:

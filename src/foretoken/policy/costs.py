@@ -62,6 +62,16 @@ class Line:
         self._seen = [0.0] * len(SIZES)
         self._factors = [1.0] * len(SIZES)
 
+    @classmethod
+    def through(cls, points: Sequence[tuple[float, float]]) -> Line:
+        """The line through (size, seconds), which has these seconds at these sizes; nothing for no points."""
+        line = cls(*fitted(points)) if points else cls(0.0, 0.0)
+        for size, seconds in points:
+            at = _bucket(int(size))
+            line._log[at] = log(seconds / (line.fixed + line.each * size))
+            line._factors[at], line._seen[at] = exp(line._log[at]), 1.0
+        return line
+
     def __call__(self, size: int) -> float:
         """Seconds, drift left out."""
         return (self.fixed + self.each * size) * self._factors[_bucket(size)]
@@ -129,7 +139,7 @@ class Costs:
         self.target = target
         self.drafters = list(drafters)
         self.drift = Drift()
-        self.measured = False
+        self.anchored = False
 
     @classmethod
     def by_bytes(cls, target: float, drafters: Sequence[float]) -> Costs:
@@ -143,6 +153,17 @@ class Costs:
         lines = [DrafterCosts(Line(0.0, share), lag=share * BYTES_PER_POSITION) for share in shares]
         return cls(Line(1.0 - BYTES_PER_POSITION, BYTES_PER_POSITION), lines)
 
+    def anchor(self, positions: int, seconds: float) -> None:
+        """The first round of this process: only from here on is it known what a unit of the lines is."""
+        if not self.anchored and seconds > 0.0:
+            self.drift.value = log(seconds / self.target(positions))
+            self.anchored = True
+
+    def become(self, other: Costs) -> None:
+        """Take over another's lines."""
+        self.target, self.drafters = other.target, other.drafters
+        self.drift.value, self.anchored = 0.0, False
+
     def draft(self, drafter: int, tokens: int, rows: int, lag: int) -> float:
         """Seconds of a call of a drafter for so many tokens, in so many rows that it lags so far behind in all."""
         costs = self.drafters[drafter]
@@ -154,11 +175,12 @@ class Costs:
         usual = self.draft(drafter, tokens, rows, 0)
         if lag * costs.lag > 0.2 * usual or lag > 16:
             left = max(seconds - usual * exp(self.drift.value), 0.0)
-            costs.lag += 0.3 * (left / lag * exp(-self.drift.value) - costs.lag)
+            each = left / lag * exp(-self.drift.value)
+            costs.lag += 0.3 * (min(each, 4.0 * costs.lag) - costs.lag)
             return
         if rows > 1:
             share = (seconds * exp(-self.drift.value) / costs.call(tokens) - 1.0) / (rows - 1)
-            costs.row += 0.2 * (min(max(share, 0.0), 1.0) - costs.row)
+            costs.row = max(costs.row + 0.1 * min(max(share - costs.row, -0.1), 0.1), 0.0)
             return
         costs.call.record(tokens, seconds, self.drift)
 

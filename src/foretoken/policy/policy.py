@@ -17,8 +17,8 @@ plain rounds, as far as rounds take what they were planned to, up to twice that:
 slowed down is not speculation's fault.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
-double. A look costs a round of few tokens, in one row, and only what the account covers. Drafts that cost nothing to make are
-judged in every round, whether they are verified or not, by what the target emits.
+double. A look costs a round of few tokens, in one row, and only what the account covers. Drafts that cost nothing to
+make are judged in every round, whether they are verified or not, by what the target emits.
 """
 
 from __future__ import annotations
@@ -26,147 +26,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import Any, NamedTuple
+from typing import Any
 
 from foretoken.policy.acceptance import EngineRates, Kind, RequestRates
+from foretoken.policy.account import PACE, Guard, Pace
 from foretoken.policy.costs import Costs
-
-LONGEST = 16
-"""Most tokens of a chain. Beyond, a pass costs more than a further token is worth on all machines that were measured."""
-
-_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-_NODES = (4, 8, 16, 32)
-LARGEST = _NODES[-1]
-
-SHARE = 0.01
-GRANT = 0.25
-CREDIT = 12.0
-"""See above. Drafters that gain 10% with the variance of single rounds run out of a credit of 12 once in some thousand
-rounds, of 6 once in fifty; a useless drafter costs a first request of 64 tokens at most all of it."""
-
-_PACE = 16.0
-"""Rounds over which the pace is averaged: copies begin and end about so often."""
-
-_PACE_PRIOR = 4.0  # rounds that the engine's pace counts as in a request
-_FIRST_LOOK = 8
-"""Rounds until a drafter that did not pay is looked at again, doubled with every look that finds nothing."""
-
-
-class Offer(NamedTuple):
-    """A draft that a drafter that costs nothing has made already.
-
-    Attributes:
-        drafter: its index.
-        count: its tokens, or nodes.
-        match: tokens of the match that it continues, 0 if that says nothing.
-        reach: the drafter's own estimate for each token, or node, that it is accepted; empty if it makes none.
-    """
-
-    drafter: int
-    count: int
-    match: int = 0
-    reach: tuple[float, ...] = ()
-
-
-class Choice(NamedTuple):
-    """What a row does in a round.
-
-    Attributes:
-        drafter: whose draft is verified, -1 for none.
-        tokens: of the draft, or nodes.
-    """
-
-    drafter: int
-    tokens: int
-
-
-PLAIN = Choice(-1, 0)
-
-
-class Guard:
-    """What speculation may still lose against plain decoding, in plain rounds."""
-
-    def __init__(self, credit: float = CREDIT) -> None:
-        self.balance = self._most = credit
-
-    def begin(self) -> None:
-        """A request begins."""
-        self.balance = min(self.balance + GRANT, self._most)
-
-    def settle(self, took: float, emitted: float) -> None:
-        """A round took so many plain rounds and emitted so many tokens a row."""
-        self.balance = min(self.balance + SHARE * min(took, emitted) + emitted - took, self._most)
-
-
-class _Look:
-    """When a drafter that does not pay is looked at again."""
-
-    __slots__ = ("due", "wait")
-
-    def __init__(self) -> None:
-        self.due, self.wait = 0, _FIRST_LOOK
-
-    def found(self, useful: bool, now: int) -> None:
-        self.wait = _FIRST_LOOK if useful else 2 * self.wait
-        self.due = now if useful else now + self.wait
-
-
-class _Pace:
-    """Tokens by plain rounds' time, lately."""
-
-    __slots__ = ("time", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = self.time = 0.0
-
-    def of(self, above: _Pace) -> float:
-        """Tokens in a plain round's time, given what came out elsewhere."""
-        prior = (1.0 + above.tokens) / (1.0 + above.time)
-        return (self.tokens + _PACE_PRIOR * prior) / (self.time + _PACE_PRIOR)
-
-    def add(self, tokens: float, time: float, memory: float) -> None:
-        self.tokens += tokens - self.tokens / memory
-        self.time += time - self.time / memory
-
-
-class Request:
-    """What the policy knows of one request; made by `Policy.open`."""
-
-    def __init__(
-        self, rates: list[RequestRates], engine: list[EngineRates], costs: Costs, guards: tuple[Guard, Guard]
-    ) -> None:
-        self.rates, self.engine, self.costs, self.guards = rates, engine, costs, guards
-        self.looks = [_Look() for _ in rates]
-        self.pace = _Pace()
-        self.above = _Pace()  # the engine's
-        self.copies = _Pace()  # what free drafters alone would have given
-        self.copies_above = _Pace()
-        self.copied = 0  # tokens of the last round that a free drafter's draft had right
-        self.rounds = 0
-
-
-@dataclass
-class Row:
-    """A row of the round that is being decided.
-
-    Attributes:
-        request: its state.
-        room: most tokens that a draft may have in depth.
-        lags: of each drafter, the tokens that it has not seen.
-        offers: drafts that are made already.
-        trees: the row takes trees.
-        most: most draft tokens, or nodes, if the user set a limit.
-        chosen: filled by `Policy.choose`.
-    """
-
-    request: Request
-    room: int
-    lags: Sequence[int]
-    offers: Sequence[Offer] = ()
-    trees: bool = False
-    most: int = LARGEST
-    chosen: Choice = PLAIN
-    alone: Choice = PLAIN  # the best without a model
+from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Offer, Request, Row
 
 
 @dataclass
@@ -179,6 +44,7 @@ class Policy:
         costs: measured; refined by `learn`.
         fixed_costs: of requests whose output depends on the choice, so that it may not depend on the clock.
         saved: what `as_json` gave in an earlier process.
+        given: `costs` are not to be refined.
     """
 
     kinds: Sequence[Kind]
@@ -186,6 +52,7 @@ class Policy:
     costs: Costs
     fixed_costs: Costs
     saved: dict[str, Any] = field(default_factory=dict)
+    given: bool = False
 
     def __post_init__(self) -> None:
         self.guards = Guard(), Guard()  # of free drafters, and of models
@@ -194,9 +61,14 @@ class Policy:
             sampled: [EngineRates(kind, rates.get(f"{at} {sampled}")) for at, kind in enumerate(self.kinds)]
             for sampled in (False, True)
         }
-        self._pace = {sampled: (_Pace(), _Pace()) for sampled in (False, True)}
+        self._pace = {sampled: (Pace(), Pace()) for sampled in (False, True)}
         self._extra: dict[tuple[int, int], tuple[int, list[float]]] = {}
         self._rounds = 0
+
+    def calibrate(self, costs: Costs) -> None:
+        """Costs that were measured just now."""
+        self.costs.become(costs)
+        self._extra.clear()
 
     def open(self, *, sampled: bool, reproducible: bool = False) -> Request:
         """A request begins.
@@ -243,7 +115,7 @@ class Policy:
             best, gain = PLAIN, 0.0
             for offer in row.offers:
                 expected = self._expected(row, offer)
-                for tokens in range(1, min(offer.count, row.most, len(extra) - 1) + 1):
+                for tokens in range(1, min(offer.size, row.most, len(extra) - 1) + 1):
                     if extra[tokens] > budget:
                         break
                     value = expected[tokens] - worth * extra[tokens]
@@ -253,12 +125,12 @@ class Policy:
             row.alone = best
         chosen, most = [best for best, _ in base], sum(gain for _, gain in base)
         for drafter, table in self._models(rows, tables):
-            for tokens in _NODES if self.kinds[drafter].trees else _LENGTHS:
+            for tokens in NODES if self.kinds[drafter].trees else LENGTHS:
                 choices, value, lag, cost, asked = [], 0.0, 0, 0.0, 0
-                for row, (alone, gain), expected in zip(rows, base, table, strict=True):
+                for row, (alone, gain), options in zip(rows, base, table, strict=True):
                     own = Choice(drafter, 0)
                     best_gain = gain
-                    for length, right in expected:
+                    for length, right in options:
                         if length > tokens:
                             break
                         entry = costs.drafters[drafter].lag * row.lags[drafter] * (1.0 + right) / max(row.room, 1)
@@ -323,6 +195,7 @@ class Policy:
                     best = value, length
             if best is not None:
                 row.chosen = Choice(drafter, best[1])
+                row.request.looking = True
                 return
 
     def _models(
@@ -342,17 +215,17 @@ class Policy:
                 continue
             rates = row.request.rates[drafter]
             if kind.trees and row.trees:
-                found[drafter] = [(nodes, min(rates.tree(nodes), row.room)) for nodes in _NODES if nodes <= row.most]
+                found[drafter] = [(nodes, min(rates.tree(nodes), row.room)) for nodes in NODES if nodes <= row.most]
             else:
                 longest = min(row.room, row.most, LONGEST)
-                lengths = [length for length in _LENGTHS if length <= longest]
+                lengths = [length for length in LENGTHS if length <= longest]
                 expected = rates.expected(longest)
                 found[drafter] = [(length, expected[length]) for length in lengths]
         return found
 
     def _expected(self, row: Row, offer: Offer) -> list[float]:
         rates = row.request.rates[offer.drafter]
-        return rates.given(offer.reach) if offer.reach else rates.expected(offer.count, offer.match)
+        return rates.given(offer.reach) if offer.reach else rates.expected(offer.size, offer.match)
 
     def _extra_seconds(self, costs: Costs, rows: int) -> list[float]:
         """What drafts of 0, 1, 2, … tokens in one row add to a pass; looked up anew every eight rounds."""
@@ -410,7 +283,7 @@ class Policy:
         request.engine[drafter].record(max(match, 1), tried, accepted)
         if self.free[drafter]:
             request.copied = max(request.copied, accepted)
-        elif tried:
+        elif request.looking:
             request.looks[drafter].found(accepted == tried, request.rounds)
 
     def judge_tree(self, request: Request, drafter: int, nodes: int, accepted: int, expected: float = 0.0) -> None:
@@ -418,7 +291,7 @@ class Policy:
         request.rates[drafter].record_tree(expected or self.kinds[drafter].accepted(nodes), accepted)
         if not expected:
             request.engine[drafter].record_tree(nodes, accepted)
-        if not self.free[drafter]:
+        if request.looking:
             request.looks[drafter].found(accepted > 1, request.rounds)
 
     def learn(
@@ -440,10 +313,13 @@ class Policy:
         """
         self._rounds += 1
         costs, count = self.costs, len(rows)
-        if seconds is not None:
+        if self.given:
+            seconds = None
+        elif seconds is not None:
+            costs.anchor(positions, seconds)
             costs.target.record(positions, seconds, costs.drift)
-        for drafter, tokens, asked, lag, took in calls:
-            costs.record_draft(drafter, tokens, asked, lag, took)
+            for drafter, tokens, asked, lag, took in calls:
+                costs.record_draft(drafter, tokens, asked, lag, took)
         now = exp(-costs.drift.value)
         planned = costs.target(positions) + sum(costs.draft(*call[:4]) for call in calls)
         real = planned
@@ -457,22 +333,23 @@ class Policy:
             used = row.alone.tokens
             own = request.costs
             copied = 1 + min(request.copied, used), own.target(count + used) / own.target(count)
-            request.copies.add(*copied, _PACE)
-            request.copies_above.add(*copied, 4 * _PACE)
+            request.copies.add(*copied, PACE)
+            request.copies_above.add(*copied, 4 * PACE)
             request.copied = 0
+            request.looking = False
             if request.costs is costs:
-                request.pace.add(tokens, planned / plain, _PACE)
-                request.above.add(tokens / count, planned / plain / count, 4 * _PACE)
+                request.pace.add(tokens, planned / plain, PACE)
+                request.above.add(tokens / count, planned / plain / count, 4 * PACE)
             else:
                 took = self._planned_alone(row)
-                request.pace.add(tokens, took, _PACE)
+                request.pace.add(tokens, took, PACE)
                 self._settle(request.guards, [row], took, tokens)
         if free:
             mean = sum(tokens for _, tokens in free) / len(free)
             self._settle(self.guards, [row for row, _ in free], real / plain, mean)
 
     def _settle(self, guards: tuple[Guard, Guard], rows: list[Row], took: float, emitted: float) -> None:
-        """Charge a round to models if one of them drafted, else to free drafters; the other account sees a plain one."""
+        """Charge a round to models if one of them drafted, else to free drafters."""
         drafters = [row.chosen.drafter for row in rows if row.chosen.tokens]
         models = any(not self.free[drafter] for drafter in drafters)
         guards[models].settle(took if drafters else emitted, emitted)

@@ -1,4 +1,4 @@
-"""What is learnt about a machine, kept from process to process in one small file."""
+"""Costs and acceptance rates from process to process: one small JSON file, a prior for the next process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import platform
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +15,54 @@ import torch
 
 from foretoken.cache_folder import cache_folder
 
+_VERSION = "policy 1"  # of the entries; others are left alone
+_MOST_ENTRIES = 200
+
 
 def key_of(*parts: object) -> str:
     """The key for models and a drafter on this machine, as it is set up now."""
     machine = (platform.node(), platform.machine(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
-    return " | ".join(map(str, (*machine, *parts)))
+    return " | ".join(map(str, (_VERSION, *machine, *parts)))
 
 
-def _path() -> Path:
-    return cache_folder("costs.json")
+def read(key: str) -> dict[str, Any]:
+    """What is stored under a key; empty where there is nothing, or where the file is damaged."""
+    found = _content().get(key)
+    return found if isinstance(found, dict) else {}
 
 
-def read() -> dict[str, Any]:
-    """All that is kept, by key; nothing where there is no such file, or a damaged one."""
+def write(key: str, value: dict[str, Any]) -> None:
+    """Store under a key; other keys, of other processes too, stay as they are. Does nothing where it can't write."""
+    path = cache_folder("costs.json")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            content = _content()
+            content.pop(key, None)  # the newest comes last, the oldest goes
+            content[key] = value
+            content = dict(list(content.items())[-_MOST_ENTRIES:])
+            # Readers hold no lock: they see the old file or the new one.
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+                json.dump(content, file)
+            os.replace(file.name, path)
+
+
+def _content() -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        found = json.loads(_path().read_text(encoding="utf-8"))
+        found = json.loads(cache_folder("costs.json").read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return found
     return {}
 
 
-def write(content: dict[str, Any]) -> None:
-    """Keep this and nothing else; where that can't be written, it is let go."""
-    path = _path()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may write at once: each replaces the file by a whole one.
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            json.dump(content, file)
-        os.replace(file.name, path)
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Have the file's lock to oneself, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from foretoken import drafters
-from foretoken.policy.controller import AUTO
+from foretoken.policy.request import AUTO
 
 _CHAINS = (3, 6, 10)  # tokens of a chain that are tried besides what the controller chooses
 _TREES = (8, 16, 32)  # nodes of a tree, likewise
