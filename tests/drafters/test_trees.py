@@ -18,9 +18,6 @@ from foretoken.drafters.shapes import load as load_tree
 from foretoken.drafters.tree_plan import TreePlan, plan_of
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
-from foretoken.policy import controller as control
-from foretoken.policy import store as learnt
-from foretoken.policy.controller import BUDGETS, Controller, TreeController, Yields
 from foretoken.sampling import SamplingParams, draw_distinct
 from foretoken.tune.acceptance_table import measure_acceptance
 from laws import g_test, joint_law, next_laws
@@ -453,10 +450,10 @@ def test_engines_of_trees():
     engine = Engine(module(1), module(2), tree="static")
     assert engine.drafter.tree == TreePlan(TYPICAL)
     assert engine.verifier.name == "traversal"
-    assert isinstance(engine.policy, TreeController)
+    assert engine.policy.kinds[0].trees
     chains = Engine(module(1), module(2), tree="none")
     assert chains.verifier.name == "token"
-    assert type(chains.policy) is Controller
+    assert not chains.policy.kinds[0].trees
 
 
 # Measuring
@@ -481,71 +478,3 @@ def test_measured_acceptance_is_what_happens():
         measure_acceptance(model("hf", 1), drafter, [PROMPT], params, depth=8, ranks=40)
     with pytest.raises(ParameterError, match="nothing was drafted"):
         measure_acceptance(model("hf", 1), drafter, [PROMPT], sampled(1, 1))
-
-
-# How many nodes
-
-
-class Machine:
-    """A target and a drafter of trees with known costs and acceptance, and a clock."""
-
-    def __init__(self, quality: float, *, slope: float = 0.02, level: float = 0.8, seed: int = 0):
-        self.quality, self.slope, self.level = quality, slope, level
-        self.random = np.random.default_rng(seed)
-        self.clock, self.tokens = 0.0, 0
-
-    def run(self, controller: TreeController | int, tokens: int, rows: int = 1) -> tuple[float, list[int]]:
-        budgets: list[int] = []
-        while self.tokens < tokens:
-            requests, end = [Yields(30) for _ in range(rows)], self.tokens + 200 * rows
-            while self.tokens < end:
-                chosen = isinstance(controller, TreeController)
-                budget = controller.choose(requests, [100] * rows) if chosen else controller
-                few = controller.sample or rows if chosen else rows
-                most = self.quality * np.log2(1 + budget)
-                accepted = [int(self.random.poisson(most)) if budget and row < few else 0 for row in range(rows)]
-                wobble = 1 + 0.1 * self.random.random(2)
-                seconds = {
-                    "target": 10 * (1 + self.slope * budget) * wobble[0],
-                    "drafter": (self.level * np.log2(1 + budget) + 0.02 * budget) * wobble[1],
-                    "verification": 0.2,
-                    "other": 0.1,
-                }
-                self.clock += sum(seconds.values())
-                self.tokens += rows + sum(accepted)
-                if chosen:
-                    controller.learn([budget] * few + [0] * (rows - few), budget, accepted, requests, seconds, True)
-                budgets.append(budget)
-        return self.tokens / self.clock, budgets
-
-
-@pytest.mark.parametrize(("quality", "slope"), [(0.2, 0.005), (0.5, 0.02), (0.5, 0.1), (0.9, 0.002)])
-def test_it_finds_the_best_number_of_nodes(quality, slope):
-    fixed = {budget: Machine(quality, slope=slope).run(budget, 5_000)[0] for budget in BUDGETS}
-    found = [Machine(quality, slope=slope, seed=seed).run(TreeController(), 8_000) for seed in range(3)]
-    assert np.mean([speed for speed, _ in found]) > 0.95 * max(fixed.values()), (fixed, np.unique(found[0][1]))
-
-
-@pytest.mark.parametrize("rows", [1, 8])
-def test_a_useless_drafter_of_trees_costs_two_percent_at_most(rows):
-    plain, _ = Machine(0.0, slope=0.05).run(0, 6_000 * rows, rows)
-    speed, budgets = Machine(0.0, slope=0.05).run(TreeController(), 6_000 * rows, rows)
-    assert speed > 0.98 * plain
-    assert sum(budget > 0 for budget in budgets[500:]) > 0  # it looks again from time to time
-    assert set(budgets) <= set(BUDGETS)
-
-
-def test_numbers_of_nodes_are_chosen_by_the_clock_where_the_text_does_not_depend_on_them(monkeypatch, tmp_path):
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
-    params = SamplingParams(temperature=0.0, max_new_tokens=120, ignore_eos=True)
-    engine = Engine(model("hf", 1), model("hf", 2), tree="static")
-    completion = engine.generate(PROMPT, params)
-    assert completion.token_ids == Engine(model("hf", 1), None).generate(PROMPT, params).token_ids
-    assert engine.policy.costs.known("target", 1, 1)  # it has tried plain decoding
-    engine.policy.save()
-    again = TreeController(engine.policy.key)
-    assert sum(again._overall.tried) > 0
-    assert learnt.key_of("x") != engine.policy.key
-    with_seed = sampled(3, 30)
-    fixed = Engine(model("hf", 1), DraftModel(model("hf", 2), "static"), "traversal", control.DEFAULT_NODES)
-    assert engine.generate(PROMPT, with_seed).token_ids == fixed.generate(PROMPT, with_seed).token_ids

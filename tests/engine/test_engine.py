@@ -513,7 +513,7 @@ def test_a_drafter_whose_scores_are_no_numbers_drafts_nothing(verifier):
     params = SamplingParams(seed=1, max_new_tokens=12)
     plain = Engine(target, None, verifier).generate([PROMPT, [1, 31]], params)
     with pytest.warns(RuntimeWarning, match="NaN"):
-        completions = Engine(target, small, verifier).generate([PROMPT, [1, 31]], params)
+        completions = Engine(target, small, verifier, 3).generate([PROMPT, [1, 31]], params)
     assert [len(c.token_ids) for c in completions] == [12, 12]
     assert completions[0].stats.drafted > 0
     if verifier == "coupled":
@@ -564,7 +564,7 @@ def test_a_source_that_is_too_long_for_the_drafter_is_not_drafted_for():
     target, small = tiny_bart(seed=1), tiny_bart(seed=2, max_position_embeddings=16)
     params = SamplingParams(temperature=0, max_new_tokens=8)
     prompts = [[2, 3, 4], [2] * 40]
-    completions = Engine(target, small).generate(prompts, params)
+    completions = Engine(target, small, num_speculative_tokens=3).generate(prompts, params)
     assert [c.token_ids for c in completions] == [c.token_ids for c in Engine(target).generate(prompts, params)]
     assert completions[0].stats.drafted > 0
     assert completions[1].stats.drafted == 0
@@ -631,7 +631,8 @@ def test_bad_ngram_storage(options):
 
 def test_a_draft_model_takes_what_load_takes():
     target = tiny_llama(seed=1)
-    assert Engine(target, DraftModel(tiny_llama(seed=2))).generate(PROMPT, GREEDY).stats.drafted > 0
+    engine = Engine(target, DraftModel(tiny_llama(seed=2)), num_speculative_tokens=3)
+    assert engine.generate(PROMPT, GREEDY).stats.drafted > 0
     with pytest.raises(ModelError, match="NoneType"):
         DraftModel(None)
 

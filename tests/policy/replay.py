@@ -236,7 +236,7 @@ class Engine:
                 unseen[row] = 0 if drafter == model and k else unseen[row] + 1 + right
                 followed[row] = drafter == model and k > 0
                 for offer in state.offers:
-                    tried = min(offer.count, 1 + right)
+                    tried = min(offer.size, 1 + right)
                     policy.judge(state.request, offer.drafter, tried, min(one.lookups[at][1], tried), offer.match)
                 if k and drafter == model:
                     policy.judge(state.request, model, k, right)

@@ -17,7 +17,7 @@ from foretoken.drafters.chains import joined
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.policy import store
-from foretoken.policy.acceptance import LOOKUP, MODEL, TREES, Kind
+from foretoken.policy.acceptance import LOOKUP, MODEL, TREES
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Choice, Offer, Request, Row
@@ -321,18 +321,15 @@ class Cascade(Drafter):
 
     def _new_policy(self, costs: Costs | None, rates: dict[str, list[list[float]]] | None = None) -> Policy:
         fixed = Costs.by_bytes(1.0, self._bytes if self._given is None else self._given)
-        kinds = [_kind(drafter, free) for drafter, free in zip(self.drafters, self.free, strict=True)]
+        kinds = [
+            LOOKUP if free else TREES if self.trees and drafter.trees else MODEL
+            for drafter, free in zip(self.drafters, self.free, strict=True)
+        ]
         if costs is None:
             costs = Costs.by_bytes(1.0, self._bytes if self._given is None else self._given)
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         self._states.clear()
         return policy
-
-
-def _kind(drafter: Drafter, free: bool) -> Kind:
-    if free:
-        return LOOKUP
-    return TREES if drafter.trees else MODEL
 
 
 def _cut(draft: Draft, used: list[int]) -> Draft:

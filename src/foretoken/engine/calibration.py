@@ -62,19 +62,21 @@ def calibrate(
         verifier: of the requests to come.
         sampled: the requests to come are sampled, not greedy.
         limits: of the loops.
-        clock: seconds.
+        clock: seconds, for `SECONDS`.
     """
     params = SamplingParams(temperature=1.0 if sampled else 0.0, max_new_tokens=256, ignore_eos=True)
     first = not cascade.measured
-    plain = [*_rounds(target, _Filler(), 0, verifier, params, clock, limits, 1 + _REPEATS * first)][1:]
     begun = clock()
+    plain = [*_rounds(target, _Filler(), 0, verifier, params, limits, 1 + _REPEATS * first)][1:]
+    # A large target's rounds scatter less, and cost more.
+    repeats = (_REPEATS if clock() - begun < SECONDS / 5 else 1) * first
     points = [(1, median(seconds for seconds, _ in plain))] if plain else []
     calls: list[list[tuple[int, float]]] = [[] for _ in cascade.drafters]
     for at, drafter in enumerate(cascade.drafters):
         if cascade.free[at]:
             continue
         for length in _DRAFTED:
-            found = [*_rounds(target, drafter, length, verifier, params, clock, limits, 1 + _REPEATS * first)][1:]
+            found = [*_rounds(target, drafter, length, verifier, params, limits, 1 + repeats)][1:]
             if found:
                 calls[at].append((length, median(drafting for _, drafting in found)))
                 if not drafter.trees:
@@ -82,7 +84,7 @@ def calibrate(
     if not first:
         return
     if clock() - begun < SECONDS or len(points) < 2:
-        wide = [*_rounds(target, _Filler(), _WIDE, verifier, params, clock, limits, 1 + _REPEATS)][1:]
+        wide = [*_rounds(target, _Filler(), _WIDE, verifier, params, limits, 1 + repeats)][1:]
         points.append((_WIDE + 1, median(seconds - drafting for seconds, drafting in wide)))
     cascade.measure(points, calls)
 
@@ -93,7 +95,6 @@ def _rounds(
     length: int,
     verifier: AnyVerifier,
     params: SamplingParams,
-    clock: Callable[[], float],
     limits: Limits,
     count: int,
 ) -> Iterator[tuple[float, float]]:
@@ -109,9 +110,10 @@ def _rounds(
     for _ in range(count):
         if row.finished:
             return
-        before, begun = row.stats.seconds["drafter"], clock()
+        before = dict(row.stats.seconds)
         rounds.step()
-        yield clock() - begun, row.stats.seconds["drafter"] - before
+        spent = {part: seconds - before[part] for part, seconds in row.stats.seconds.items()}
+        yield sum(spent.values()), spent["drafter"]
     row.cancel()
     with torch.inference_mode():
         rounds.step()

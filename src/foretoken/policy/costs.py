@@ -25,6 +25,9 @@ _SMALLEST_GAIN = 1 / 24  # weight of a measurement among many
 _DRIFT_GAIN = 1 / 12  # of one measurement, on what all have in common
 _NEIGHBOURS = 0.5  # what a measurement says of the next size with a correction, and this squared of the one after, …
 
+_FLATTEST = 0.01
+"""What a further unit of size costs at least, as a share: a position of a pass that only reads weights."""
+
 BYTES_PER_POSITION = 0.04
 """What a further position adds to a pass where costs must not depend on the clock, as a share of a pass."""
 
@@ -68,7 +71,7 @@ class Line:
         line = cls(*fitted(points)) if points else cls(0.0, 0.0)
         for size, seconds in points:
             at = _bucket(int(size))
-            line._log[at] = log(seconds / (line.fixed + line.each * size))
+            line._log[at] = log(max(seconds, 1e-9) / (line.fixed + line.each * size))
             line._factors[at], line._seen[at] = exp(line._log[at]), 1.0
         return line
 
@@ -108,7 +111,9 @@ def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     A single slow measurement does not bend it. With one point, seconds whatever the size.
     """
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for at, a in enumerate(points) for b in points[at + 1 :] if b[0] != a[0]]
-    each = max(median(slopes), 0.0) if slopes else 0.0
+    # Measurements that scatter more than sizes differ must not promise that more costs nothing.
+    least = _FLATTEST * median(seconds for _, seconds in points)
+    each = max(median(slopes), least) if slopes else least
     return max(median(seconds - each * size for size, seconds in points), 0.0), each
 
 

@@ -1,0 +1,85 @@
+"""Costs: lines, their corrections, outliers, what all have in common, and what another process is told."""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+import pytest
+
+from foretoken.policy.costs import Costs, DrafterCosts, Drift, Line, fitted
+
+
+def test_a_line_goes_through_what_was_measured_and_between():
+    line = Line.through([(1, 10.0), (6, 12.0), (9, 13.2)])
+    assert line(1) == pytest.approx(10.0)
+    assert line(6) == pytest.approx(12.0)
+    assert line(3) == pytest.approx(10.8, rel=0.02)
+    assert line(16) == pytest.approx(16.0, rel=0.02)
+
+
+def test_one_slow_measurement_does_not_bend_a_line():
+    assert fitted([(1, 10.4), (2, 10.8), (3, 30.0), (6, 12.4), (9, 13.6)])[1] == pytest.approx(0.4, rel=0.05)
+
+
+def test_noise_never_promises_that_more_costs_nothing():
+    fixed, each = fitted([(1, 10.0), (6, 8.0), (9, 7.0)])
+    assert each > 0.0
+    assert fixed > 0.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounds_refine_a_size_that_is_no_line(seed):
+    random = np.random.default_rng(seed)
+    line, drift = Line(10.0, 0.2), Drift()
+    true = {1: 10.2, 6: 14.0, 11: 15.0}
+    for _ in range(300):
+        for size, seconds in true.items():
+            slow = 3.0 if random.random() < 0.02 else 1.0
+            line.record(size, seconds * slow * exp(random.normal(0.0, 0.1)), drift)
+    for size, seconds in true.items():
+        # Choices go by ratios: what all sizes have in common is the drift's.
+        assert line(size) / line(1) == pytest.approx(seconds / true[1], rel=0.08)
+
+
+def test_what_slows_everything_down_changes_no_ratio():
+    line, drift = Line(10.0, 0.2), Drift()
+    for at in range(400):
+        size = (1, 6)[at % 2]
+        line.record(size, 1.7 * (10.0 + 0.2 * size), drift)
+    assert line(6) / line(1) == pytest.approx(11.2 / 10.2, rel=0.02)
+
+
+def test_a_single_outlier_among_many_changes_next_to_nothing():
+    line, drift = Line(10.0, 0.2), Drift()
+    for _ in range(30):
+        line.record(4, 10.8, drift)
+    before = line(4)
+    line.record(4, 108.0, drift)
+    assert line(4) < 1.02 * before
+
+
+def test_calls_for_several_rows_and_catching_up_are_told_apart():
+    costs = Costs(Line(10.0, 0.1), [DrafterCosts(Line(0.5, 1.0), row=0.0, lag=0.01)])
+    for _ in range(60):
+        costs.record_draft(0, 4, 4, 0, 4.5 * 1.3)
+        costs.record_draft(0, 4, 1, 200, 4.5 + 200 * 0.02)
+    assert costs.draft(0, 4, 4, 0) == pytest.approx(4.5 * 1.3, rel=0.05)
+    assert costs.draft(0, 4, 1, 200) == pytest.approx(8.5, rel=0.1)
+    assert costs.draft(0, 4, 1, 0) == pytest.approx(4.5, rel=0.05)
+
+
+def test_another_process_starts_from_the_line():
+    costs = Costs(Line.through([(1, 10.0), (6, 12.0)]), [DrafterCosts(Line(0.5, 1.0), row=0.2, lag=0.01)])
+    again = Costs.read(costs.as_json())
+    assert again.target(6) / again.target(1) == pytest.approx(1.2, rel=0.01)
+    assert again.draft(0, 3, 2, 10) == pytest.approx(costs.draft(0, 3, 2, 10), rel=0.01)
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Costs.read({"target": [1.0], "drafters": []})
+
+
+def test_costs_by_bytes_are_in_passes_of_the_target():
+    costs = Costs.by_bytes(100.0, [10.0, 0.0])
+    assert costs.target(1) == pytest.approx(1.0)
+    assert costs.draft(0, 4, 1, 0) == pytest.approx(0.4)
+    assert costs.draft(1, 16, 1, 0) == pytest.approx(0.0, abs=1e-4)

@@ -1,0 +1,224 @@
+"""The policy on simulated machines: near the best fixed choice, never far below plain decoding, no wrong evidence."""
+
+from __future__ import annotations
+
+import statistics
+from math import exp, log
+
+import numpy as np
+import pytest
+from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, fixed, outputs
+
+from foretoken.policy.acceptance import LOOKUP, MODEL, TREES
+from foretoken.policy.account import CREDIT, GRANT, SHARE
+from foretoken.policy.costs import Costs, DrafterCosts, Line
+from foretoken.policy.policy import Policy
+from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Row
+
+SMALL = Machine(overhead=0.5, weights=1.5, position=0.06, call=0.3, step=0.45, read=0.01)
+LARGE = Machine(overhead=1.0, weights=36.0, position=1.2, call=1.5, step=1.2, read=0.03, load=0.1)
+KERNEL = Machine(overhead=1.0, weights=20.0, position=1.5, call=1.5, step=1.2, read=0.03, kernel=6)
+DEAR = Machine(overhead=1.0, weights=30.0, position=1.0, call=1.5, step=9.0, read=0.3)
+
+
+def batches(workload, rate, length, count, size, seed=3):
+    rows = outputs(workload, rate, length, count * size, seed)
+    return [rows[at * size : at * size + size] for at in range(count)]
+
+
+def best_of(machine, cell, drafters):
+    options = [sum(fixed(machine, cell, MODEL_AT, 0))]
+    options += [sum(fixed(machine, cell, drafter, k)) for drafter in drafters for k in FIXED]
+    return min(options)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("machine", [SMALL, LARGE, KERNEL, DEAR], ids=["small", "large", "kernel", "dear"])
+@pytest.mark.parametrize("drafter", [LOOKUP_AT, MODEL_AT])
+def test_it_is_near_the_best_fixed_choice(machine, size, drafter):
+    cells = (
+        [("copy", 0.0), ("code", 0.0), ("chat", 0.0)] if drafter == LOOKUP_AT else [("random", r) for r in (0.4, 0.8)]
+    )
+    shares = []
+    for workload, rate in cells:
+        cell = batches(workload, rate, 200, 4, size)
+        engine = Engine(machine, (drafter,), seed=1, error=1.2)
+        shares.append(best_of(machine, cell, (drafter,)) / sum(map(engine.run, cell)))
+    assert min(shares) > 0.86, shares
+    assert exp(statistics.fmean(map(log, shares))) > 0.93, shares
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("machine", [SMALL, LARGE, DEAR], ids=["small", "large", "dear"])
+@pytest.mark.parametrize("length", [32, 256])
+def test_what_a_useless_drafter_costs_is_bounded(machine, size, length):
+    """The bound that the policy states, in plain rounds, whatever was drafted."""
+    cell = batches("random", 0.0, length, 6, size)
+    engine = Engine(machine, (LOOKUP_AT, MODEL_AT), seed=2)
+    spent = sum(map(engine.run, cell)) / machine.target(size)
+    plain = sum(fixed(machine, cell, MODEL_AT, 0)) / machine.target(size)
+    requests = 6 * size
+    # Two accounts: of drafters that cost nothing, and of models. Costs are measured with a noise of 10%.
+    assert spent < plain * (1 + SHARE) + 2 * (GRANT * requests + CREDIT) + 0.01 * plain
+    assert any(tokens for _, tokens in engine.choices)
+
+
+def test_after_the_first_requests_a_useless_drafter_costs_two_percent():
+    cell = batches("random", 0.0, 128, 12, 1)
+    engine = Engine(LARGE, (MODEL_AT,), seed=2)
+    spent = [engine.run(batch) for batch in cell]
+    plain = fixed(LARGE, cell, MODEL_AT, 0)
+    assert sum(spent[4:]) < 1.02 * sum(plain[4:])
+
+
+def test_a_drafter_that_becomes_useful_is_taken_up_again():
+    engine = Engine(LARGE, (MODEL_AT,), seed=4)
+    for batch in batches("random", 0.0, 128, 5, 1):
+        engine.run(batch)
+    useful = batches("random", 0.9, 128, 8, 1)
+    spent = [engine.run(batch) for batch in useful]
+    assert spent[-1] < 0.6 * fixed(LARGE, useful, MODEL_AT, 0)[-1]
+
+
+def test_the_first_request_speculates_from_its_first_round():
+    engine = Engine(LARGE, (MODEL_AT,))
+    engine.run(batches("random", 0.7, 32, 1, 1)[0])
+    assert engine.choices[0][1] > 0
+
+
+def policy_of(kinds=(LOOKUP, MODEL), free=(True, False), step=0.1):
+    costs = Costs(Line(0.96, 0.04), [DrafterCosts(Line(0.0, 1e-6)), DrafterCosts(Line(0.02, step))][: len(kinds)])
+    return Policy(kinds, free, costs, Costs.by_bytes(1.0, [0.0, 0.1][: len(kinds)]))
+
+
+def test_a_long_match_is_copied_and_a_short_one_left_to_the_model():
+    policy = policy_of()
+    chosen = []
+    for match in (1, 16):
+        row = Row(policy.open(sampled=False), 40, [0, 0], [Offer(0, 16, match)])
+        policy.choose([row])
+        chosen.append(row.chosen)
+    assert chosen[0].drafter == 1
+    assert chosen[1].drafter == 0
+    assert chosen[1].tokens > 8
+
+
+def test_a_drafters_own_estimates_decide_how_much_of_its_draft_is_verified():
+    policy = policy_of((LOOKUP,), (True,))
+    row = Row(policy.open(sampled=False), 40, [0], [Offer(0, 6, 0, (0.9, 0.85, 0.8, 0.04, 0.01, 0.01))])
+    policy.choose([row])
+    assert row.chosen == Choice(0, 3)
+
+
+def test_an_empty_draft_is_neither_evidence_nor_cost():
+    policy = policy_of((MODEL,), (False,))
+    request = policy.open(sampled=False)
+    before = request.rates[0].expected(3)
+    balance = [guard.balance for guard in policy.guards]
+    for _ in range(20):
+        row = Row(request, 40, [0])
+        policy.choose([row])
+        assert row.chosen.tokens
+        policy.learn([row], [1], 1, [], 1.0)
+    assert request.rates[0].expected(3) == before
+    assert [guard.balance for guard in policy.guards] == pytest.approx(balance, abs=0.5)
+
+
+def test_where_there_is_no_room_nothing_is_drafted():
+    policy = policy_of()
+    row = Row(policy.open(sampled=False), 0, [0, 0])
+    policy.choose([row])
+    assert row.chosen == PLAIN
+
+
+def decisions(slow, others, seed=5):
+    """Choices of a reproducible request, beside others, on a clock that runs in any way."""
+    machine = Machine(1.0, 20.0 * slow, 1.0, step=3.0 * slow)
+    engine = Engine(machine, (LOOKUP_AT, MODEL_AT), seed=round(slow), reproducible=True)
+    rows = outputs("code", 0.7, 96, 1, seed)
+    for batch in batches("chat", 0.2, 40, others, 1):
+        engine.run(batch)
+    engine.choices.clear()
+    engine.run(rows)
+    return engine.choices
+
+
+def test_where_a_seed_must_give_one_output_neither_clock_nor_other_requests_have_a_say():
+    assert decisions(1.0, 0) == decisions(7.0, 3)
+    assert any(tokens for _, tokens in decisions(1.0, 0))
+
+
+def test_a_reproducible_row_is_decided_as_if_it_were_alone():
+    policy = policy_of()
+    alone, beside = (Row(policy.open(sampled=True, reproducible=True), 40, [0, 0], [Offer(0, 16, 3)]) for _ in range(2))
+    others = [Row(policy.open(sampled=True), 40, [0, 0]) for _ in range(5)]
+    policy.choose([alone])
+    policy.choose([*others[:2], beside, *others[2:]])
+    assert alone.chosen == beside.chosen
+
+
+def test_what_was_learnt_is_a_prior_in_the_next_process():
+    first = policy_of()
+    request = first.open(sampled=False)
+    for _ in range(200):
+        first.judge(request, 1, 1, 0)
+    again = Policy(first.kinds, first.free, Costs.read(first.as_json()["costs"]), first.fixed_costs, first.as_json())
+    fresh = policy_of().open(sampled=False).rates[1].expected(1)[1]
+    assert 0.3 < again.open(sampled=False).rates[1].expected(1)[1] < fresh
+
+
+class TreeMachine:
+    """A target and a drafter of trees with known costs and acceptance."""
+
+    def __init__(self, quality, slope, seed=0):
+        self.quality, self.slope, self.random = quality, slope, np.random.default_rng(seed)
+
+    def seconds(self, nodes):
+        return 10 * (1 + self.slope * nodes), 0.8 * np.log2(1 + nodes) + 0.02 * nodes
+
+    def accepted(self, nodes):
+        return int(self.random.poisson(self.quality * np.log2(1 + nodes))) if nodes else 0
+
+    def fixed(self, nodes, rounds=2_000):
+        return sum(1 + self.accepted(nodes) for _ in range(rounds)) / rounds / sum(self.seconds(nodes))
+
+    def run(self, policy, requests, length=200):
+        """Tokens a second, and the numbers of nodes."""
+        tokens, spent, sizes = 0, 0.0, []
+        for _ in range(requests):
+            request, left = policy.open(sampled=False), length
+            while left > 1:
+                row = Row(request, left - 1, [0], trees=True)
+                policy.choose([row])
+                nodes = row.chosen.tokens
+                accepted = min(self.accepted(nodes), left - 1)
+                target, call = (part * (1 + 0.1 * self.random.random()) for part in self.seconds(nodes))
+                calls = [(0, nodes, 1, 0, call)] if nodes else []
+                if nodes:
+                    policy.judge_tree(request, 0, nodes, accepted)
+                policy.learn([row], [1 + accepted], 1 + nodes, calls, target)
+                spent += target + (call if nodes else 0.0)
+                tokens, left = tokens + 1 + accepted, left - 1 - accepted
+                sizes.append(nodes)
+        return tokens / spent, sizes
+
+
+def tree_policy(slope):
+    costs = Costs(Line(10.0 - 10 * slope, 10 * slope), [DrafterCosts(Line(2.0, 0.1))])
+    return Policy([TREES], [False], costs, Costs.by_bytes(1.0, [0.1]))
+
+
+@pytest.mark.parametrize(("quality", "slope"), [(0.2, 0.005), (0.5, 0.02), (0.5, 0.1), (0.9, 0.002)])
+def test_it_finds_the_number_of_nodes(quality, slope):
+    best = max(TreeMachine(quality, slope).fixed(nodes) for nodes in (0, *NODES))
+    found = [TreeMachine(quality, slope, seed).run(tree_policy(slope), 12)[0] for seed in range(3)]
+    assert np.mean(found) > 0.93 * best
+
+
+def test_a_useless_drafter_of_trees_costs_next_to_nothing_after_the_first_requests():
+    policy = tree_policy(0.05)
+    machine = TreeMachine(0.0, 0.05)
+    machine.run(policy, 4)
+    speed, sizes = machine.run(policy, 20)
+    assert speed > 0.975 * machine.fixed(0) / 1.05  # rounds take 5% longer than their least
+    assert sum(nodes > 0 for nodes in sizes) > 5  # it looks again

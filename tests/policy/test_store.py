@@ -1,0 +1,50 @@
+"""What is kept from process to process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from foretoken.policy import store
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_what_was_written_is_read():
+    store.write("a", {"x": 1})
+    store.write("b", {"x": 2})
+    assert store.read("a") == {"x": 1}
+    assert store.read("b") == {"x": 2}
+    assert store.read("c") == {}
+
+
+def test_a_damaged_file_is_like_none(folder):
+    (folder / "foretoken").mkdir()
+    (folder / "foretoken" / "costs.json").write_text("{")
+    assert store.read("a") == {}
+    store.write("a", {"x": 1})
+    assert store.read("a") == {"x": 1}
+
+
+def test_processes_that_write_at_once_lose_nothing(folder):
+    program = (
+        "import sys; from foretoken.policy import store\n"
+        "for at in range(25): store.write(f'{sys.argv[1]} {at}', {'at': at})"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, name]) for name in ("one", "two", "three")]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    for name in ("one", "two", "three"):
+        assert [store.read(f"{name} {at}") for at in range(25)] == [{"at": at} for at in range(25)]
+
+
+def test_where_nothing_can_be_written_nothing_happens(monkeypatch, folder):
+    (folder / "file").write_text("")
+    monkeypatch.setenv("FORETOKEN_CACHE", str(folder / "file"))
+    store.write("a", {"x": 1})
+    assert store.read("a") == {}
