@@ -14,7 +14,8 @@ import numpy as np
 
 from foretoken.policy.acceptance import LOOKUP, MODEL, Kind
 from foretoken.policy.costs import Costs, DrafterCosts, Line
-from foretoken.policy.policy import LONGEST, Offer, Policy, Row
+from foretoken.policy.policy import Policy
+from foretoken.policy.request import LONGEST, Offer, Row
 
 FIXED = (1, 2, 3, 5, 8, 12, 16)
 LOOKUP_AT, MODEL_AT = "lookup", "model"

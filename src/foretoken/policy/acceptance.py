@@ -37,7 +37,7 @@ around their workload's so much (shipped pair, 192 tokens)."""
 _REQUEST_MEMORY = 40.0
 """Rounds after which what they taught about a request has faded to 1/e."""
 
-_MOST = 0.985  # the highest rate that is believed; 16 such tokens give 14
+_LEAST, _MOST = 0.01, 0.985  # rates that are believed: 16 tokens at the highest give 14
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,16 @@ class EngineRates:
         self._rejected = self._expected = 0.0  # rejections, and those that the kind's rates expect
         self._tree_accepted = self._tree_expected = 0.0
         self._rates: list[float] = []
+        self._stale = self._records = 0
 
     def as_json(self) -> list[list[float]]:
         """What another process starts from."""
         return [[round(value, 2) for value in values[1:]] for values in (self._tried, self._accepted)]
 
     def rates(self) -> list[float]:
-        """By level, the first at index 1; the same list until something is recorded."""
-        if not self._rates:
+        """By level, the first at index 1; worked out anew when an eighth more, or eight more, drafts were recorded."""
+        if not self._rates or self._stale > min(self._records // 8, 8):
+            self._stale = 0
             # What the levels that were tried have in common speaks for those that were not.
             weight = self.kind.weight
             factor = (self._rejected + weight) / (self._expected + weight)
@@ -115,7 +117,8 @@ class EngineRates:
 
     def record(self, first: int, tried: int, accepted: int) -> None:
         """A chain from level `first` on of which `tried` tokens were judged and `accepted` accepted."""
-        self._rates = []
+        self._stale += 1
+        self._records += 1
         judged = range(first, first + min(accepted + 1, tried))
         for level in judged:
             at, right = min(level, LEVELS), level < first + accepted
@@ -170,17 +173,19 @@ class RequestRates:
         self._all = _Factor()
         self._tree_expected = self._tree_accepted = 0.0
         self._by_match: dict[int, _Factor] = {}
+        self._expected: dict[int, list[float]] = {}
         self._reach: dict[int, list[float]] = {}  # by match: chance that the first 1, 2, … tokens are all accepted
         self._rates: list[float] = []
 
     def expected(self, length: int, match: int = 0) -> list[float]:
-        """Accepted tokens of chains of 0 … `length` tokens.
+        """Accepted tokens of chains of 0 … `length` tokens, or more.
 
         Args:
             length: of the longest one.
             match: tokens of the match that a copy begins with; 0 for drafters that don't copy.
         """
-        return [0.0, *accumulate(self.reach(length, match))]
+        self.reach(length, match)
+        return self._expected[match]
 
     def reach(self, length: int, match: int = 0) -> list[float]:
         """The chance that the first 1 … `length` tokens are all accepted."""
@@ -192,8 +197,11 @@ class RequestRates:
         if known is None or len(known) < length:
             factor, first = self._factor(match), max(match, 1)
             levels = (rates[first : first + length] + [rates[-1]] * length)[:length]
-            chances = [min(max(1.0 - factor * (1.0 - rate), 0.01), _MOST) for rate in levels]
+            # Written out for speed: this is most of what a choice takes.
+            chances = [1.0 - factor * (1.0 - rate) for rate in levels]
+            chances = [_LEAST if rate < _LEAST else _MOST if rate > _MOST else rate for rate in chances]
             known = self._reach[match] = list(accumulate(chances, mul))
+            self._expected[match] = [0.0, *accumulate(known)]
         return known[:length]
 
     def tree(self, nodes: int) -> float:

@@ -31,7 +31,8 @@ from typing import Any
 from foretoken.policy.acceptance import EngineRates, Kind, RequestRates
 from foretoken.policy.account import PACE, Guard, Pace
 from foretoken.policy.costs import Costs
-from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Offer, Request, Row
+from foretoken.policy.decision import Decider
+from foretoken.policy.request import Request, Row
 
 
 @dataclass
@@ -62,13 +63,13 @@ class Policy:
             for sampled in (False, True)
         }
         self._pace = {sampled: (Pace(), Pace()) for sampled in (False, True)}
-        self._extra: dict[tuple[int, int], tuple[int, list[float]]] = {}
+        self._decider = Decider(self.kinds, self.free)
         self._rounds = 0
 
     def calibrate(self, costs: Costs) -> None:
         """Costs that were measured just now."""
         self.costs.become(costs)
-        self._extra.clear()
+        self._decider.forget()
 
     def open(self, *, sampled: bool, reproducible: bool = False) -> Request:
         """A request begins.
@@ -95,184 +96,9 @@ class Policy:
             if row.request.costs is self.costs:
                 together.append(row)
             else:
-                self._decide([row])
+                self._decider.decide([row], self._rounds)
         if together:
-            self._decide(together)
-
-    def _decide(self, rows: list[Row]) -> None:
-        request = rows[0].request
-        costs, count = request.costs, len(rows)
-        extra = self._extra_seconds(costs, count)
-        plain = costs.target(count)
-        tables = [self._expectations(row) for row in rows]
-        pace = max(self._pace_of(rows), self._best_alone(rows, tables, costs, extra, plain))
-        worth = pace * count / plain  # ρ
-        # Without a model: each row's best use of what it is offered.
-        base = []
-        budget = request.guards[0].balance * plain / count
-        affordable = request.guards[1].balance * plain
-        for row in rows:
-            best, gain = PLAIN, 0.0
-            for offer in row.offers:
-                expected = self._expected(row, offer)
-                for tokens in range(1, min(offer.size, row.most, len(extra) - 1) + 1):
-                    if extra[tokens] > budget:
-                        break
-                    value = expected[tokens] - worth * extra[tokens]
-                    if value > gain:
-                        best, gain = Choice(offer.drafter, tokens), value
-            base.append((best, gain))
-            row.alone = best
-        chosen, most = [best for best, _ in base], sum(gain for _, gain in base)
-        for drafter, table in self._models(rows, tables):
-            for tokens in NODES if self.kinds[drafter].trees else LENGTHS:
-                choices, value, lag, cost, asked = [], 0.0, 0, 0.0, 0
-                for row, (alone, gain), options in zip(rows, base, table, strict=True):
-                    own = Choice(drafter, 0)
-                    best_gain = gain
-                    for length, right in options:
-                        if length > tokens:
-                            break
-                        entry = costs.drafters[drafter].lag * row.lags[drafter] * (1.0 + right) / max(row.room, 1)
-                        net = right - worth * (extra[length] + entry)
-                        if net > best_gain:
-                            own, best_gain = Choice(drafter, length), net
-                    if own.tokens:
-                        asked += 1
-                        lag += row.lags[drafter]
-                        cost += extra[own.tokens]
-                        choices.append(own)
-                    else:
-                        cost += extra[alone.tokens] if alone.tokens else 0.0
-                        choices.append(alone)
-                    value += best_gain
-                if not asked:
-                    continue
-                longest = max(one.tokens for one in choices if one.drafter == drafter)
-                call = costs.draft(drafter, longest, asked, 0)
-                value -= worth * call
-                if value > most and cost + call + costs.drafters[drafter].lag * lag <= affordable:
-                    chosen, most = choices, value
-        for row, choice in zip(rows, chosen, strict=True):
-            row.chosen = choice
-        if all(self.free) or any(choice.drafter >= 0 and not self.free[choice.drafter] for choice in chosen):
-            return
-        self._look(rows, tables, extra, worth, affordable)
-
-    def _look(
-        self,
-        rows: list[Row],
-        tables: list[dict[int, list[tuple[int, float]]]],
-        extra: list[float],
-        worth: float,
-        affordable: float,
-    ) -> None:
-        """Have one row draft with a model that does not pay, if that is due."""
-        for drafter, free in enumerate(self.free):
-            if free:
-                continue
-            due = [
-                (row.lags[drafter], at)
-                for at, row in enumerate(rows)
-                if row.request.looks[drafter].due <= row.request.rounds
-                and not row.chosen.tokens
-                and tables[at].get(drafter)
-            ]
-            if not due:
-                continue
-            _, at = min(due)
-            row, options = rows[at], tables[at][drafter]
-            costs = row.request.costs
-            entry = costs.drafters[drafter].lag * row.lags[drafter]
-            best = None
-            for length, right in options[:3]:
-                seconds = extra[length] + costs.draft(drafter, length, 1, 0)
-                shared = extra[length] + costs.draft(drafter, length, len(rows), 0) / len(rows)
-                value = right - worth * seconds
-                # What pays not even with every token right, in all rows, needs no look.
-                hopeful = length > worth * shared
-                if hopeful and seconds + entry <= affordable and (best is None or value > best[0]):
-                    best = value, length
-            if best is not None:
-                row.chosen = Choice(drafter, best[1])
-                row.request.looking = True
-                return
-
-    def _models(
-        self, rows: list[Row], tables: list[dict[int, list[tuple[int, float]]]]
-    ) -> list[tuple[int, list[list[tuple[int, float]]]]]:
-        return [
-            (drafter, [table.get(drafter, []) for table in tables])
-            for drafter, free in enumerate(self.free)
-            if not free and any(drafter in table for table in tables)
-        ]
-
-    def _expectations(self, row: Row) -> dict[int, list[tuple[int, float]]]:
-        """Of each drafter that is yet to draft: draft lengths, and accepted tokens of each."""
-        found: dict[int, list[tuple[int, float]]] = {}
-        for drafter, kind in enumerate(self.kinds):
-            if self.free[drafter] or row.room <= 0:
-                continue
-            rates = row.request.rates[drafter]
-            if kind.trees and row.trees:
-                found[drafter] = [(nodes, min(rates.tree(nodes), row.room)) for nodes in NODES if nodes <= row.most]
-            else:
-                longest = min(row.room, row.most, LONGEST)
-                lengths = [length for length in LENGTHS if length <= longest]
-                expected = rates.expected(longest)
-                found[drafter] = [(length, expected[length]) for length in lengths]
-        return found
-
-    def _expected(self, row: Row, offer: Offer) -> list[float]:
-        rates = row.request.rates[offer.drafter]
-        return rates.given(offer.reach) if offer.reach else rates.expected(offer.size, offer.match)
-
-    def _extra_seconds(self, costs: Costs, rows: int) -> list[float]:
-        """What drafts of 0, 1, 2, … tokens in one row add to a pass; looked up anew every eight rounds."""
-        key = id(costs), rows
-        until, extra = self._extra.get(key, (-1, []))
-        if self._rounds < until:
-            return extra
-        target = costs.target
-        if rows == 1:
-            plain = target(1)
-            extra = [max(target(1 + tokens) - plain, 0.0) for tokens in range(LARGEST + 1)]
-        else:
-            wide = 4 * rows
-            each = max((target(wide) - target(rows)) / (wide - rows), 0.0)
-            extra = [each * tokens for tokens in range(LARGEST + 1)]
-        for at in range(1, len(extra)):
-            extra[at] = max(extra[at], extra[at - 1])
-        self._extra[key] = self._rounds + 8, extra
-        return extra
-
-    def _pace_of(self, rows: list[Row]) -> float:
-        """Tokens a row by plain rounds' time; at least that of plain decoding."""
-        total = 0.0
-        for row in rows:
-            request = row.request
-            total += max(request.pace.of(request.above), request.copies.of(request.copies_above))
-        return max(total / len(rows), 1.0)
-
-    def _best_alone(
-        self,
-        rows: list[Row],
-        tables: list[dict[int, list[tuple[int, float]]]],
-        costs: Costs,
-        extra: list[float],
-        plain: float,
-    ) -> float:
-        """The best pace of one model alone, drafting as many tokens in every row."""
-        best = 1.0
-        count = len(rows)
-        for drafter, table in self._models(rows, tables):
-            most = min((len(options) for options in table), default=0)
-            for at in range(most):
-                length = table[0][at][0]
-                tokens = 1.0 + sum(options[at][1] for options in table) / count
-                seconds = plain + count * extra[length] + costs.draft(drafter, length, count, 0)
-                best = max(best, tokens * plain / seconds)
-        return best
+            self._decider.decide(together, self._rounds)
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
@@ -291,7 +117,9 @@ class Policy:
         request.rates[drafter].record_tree(expected or self.kinds[drafter].accepted(nodes), accepted)
         if not expected:
             request.engine[drafter].record_tree(nodes, accepted)
-        if request.looking:
+        if self.free[drafter]:
+            request.copied = max(request.copied, accepted)
+        elif request.looking:
             request.looks[drafter].found(accepted > 1, request.rounds)
 
     def learn(

@@ -68,6 +68,10 @@ class Request:
         self.rounds = 0
         self.looking = False  # the round drafts to see whether a drafter has become useful
 
+    def expected_pace(self) -> float:
+        """Tokens in a plain round's time: of the last rounds, or what copies alone would have given."""
+        return max(self.pace.of(self.above), self.copies.of(self.copies_above))
+
 
 @dataclass
 class Row:
@@ -81,6 +85,7 @@ class Row:
         trees: the row takes trees.
         most: most draft tokens, or nodes, if the user set a limit.
         chosen: filled by `Policy.choose`.
+        alone: likewise, the best choice without a model; `gain` is what it gains, in tokens.
     """
 
     request: Request
@@ -90,4 +95,5 @@ class Row:
     trees: bool = False
     most: int = LARGEST
     chosen: Choice = PLAIN
-    alone: Choice = PLAIN  # the best without a model
+    alone: Choice = PLAIN
+    gain: float = 0.0
