@@ -104,7 +104,7 @@ def test_weights_that_were_replaced_are_another_target(profile, models, tmp_path
 def test_another_machine_is_noted(profile, tmp_path):
     content = {"foretoken_profile": 1, **profile.__dict__, "machine": {"cpu": "Z80", "cores": 1}}
     (tmp_path / "profile.json").write_text(json.dumps(content))
-    with pytest.warns(UserWarning, match=r"made on another machine \(cpu 'Z80', here .*something else may be faster"):
+    with pytest.warns(UserWarning, match=r"made on another machine \(cpu 'Z80', here .*other settings may be faster"):
         assert Engine.from_profile(tmp_path / "profile.json").verifier.name == "block"
 
 

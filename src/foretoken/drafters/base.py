@@ -37,7 +37,7 @@ class Batch:
             no harm.
         cache: the target's KV cache, for drafters that run layers of the target itself: it holds every token of each
             row but the root. Such drafters drop the tentative nodes that they append.
-        places: the row of the `cache` that each row is; rows that are still in prefill may lie between.
+        slots: of each row, its row of `cache`; rows that are still in prefill may lie between.
         drawn_only: of each row, whether siblings have to be drawn, with replacement; empty where there is no such row.
             See `takes_chosen_trees`.
         reproducible: of each row, whether its output depends on its drafts and its request names a seed, which has to
@@ -56,7 +56,7 @@ class Batch:
     trees: tuple[bool, ...]
     depths: tuple[int, ...] = ()
     cache: Cache | None = None
-    places: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
     drawn_only: tuple[bool, ...] = ()
     reproducible: tuple[bool, ...] = ()
     exact: tuple[bool, ...] = ()

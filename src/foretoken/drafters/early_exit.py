@@ -83,7 +83,7 @@ class EarlyExit(DraftModel):
 
     def _recall(self, batch: Batch) -> DraftCache:
         assert batch.cache is not None
-        return DraftCache(_TargetCacheView(batch.cache, batch.places), [sequence.id for sequence in batch.sequences])
+        return DraftCache(_TargetCacheView(batch.cache, batch.slots), [sequence.id for sequence in batch.sequences])
 
 
 class _TargetCacheView(Cache):

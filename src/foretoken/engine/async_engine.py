@@ -19,16 +19,16 @@ from foretoken.sampling import SamplingParams
 
 
 class AsyncEngine:
-    """Continuous batching for asyncio: every request joins the rounds that are going on.
+    """Continuous batching for asyncio: requests join the running batch between rounds.
 
-    A thread of its own, started with the first request, makes all calls of the engine; tokenizing a prompt is one of
-    them, between two rounds. Leave the engine alone meanwhile; after `aclose` it is yours again.
+    A thread of its own, started with the first request, makes all calls of the engine; prompts are tokenized there,
+    between rounds. Do not call the engine meanwhile; after `aclose` it can be used directly again.
 
-    Events wait in memory for a slow consumer, without a limit but the request's `max_new_tokens`: each is some hundred
-    bytes, and decoding waits for nobody. To bound how much waits, bound the number of requests.
+    Events of a slow consumer queue up in memory, some hundred bytes each and at most `max_new_tokens` a request:
+    decoding does not wait for consumers. To bound that memory, bound the number of requests.
 
     Args:
-        engine: what decodes; its `max_batch_size` is the number of requests that run at once, further ones wait.
+        engine: its `max_batch_size` is the number of requests that run at once; further ones wait.
 
     Raises:
         ParameterError: it is no engine.
@@ -40,14 +40,14 @@ class AsyncEngine:
                 f"AsyncEngine takes an Engine, not {type(engine).__name__}: AsyncEngine(Engine(target, drafter))"
             )
         self._worker = _Worker(engine)
-        # Runs at the interpreter's exit, too, where a thread that is killed in the middle of a pass may crash.
+        # Also runs at the interpreter's exit, where a thread that is killed within a pass may crash the process.
         weakref.finalize(self, self._worker.stop)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> Completion:
-        """Complete one prompt. Cancel the task that waits for it to cancel the request, before its next round.
+        """Complete one prompt. Cancelling the awaiting task cancels the request before its next round.
 
         Args:
-            prompt: a text, a list of token ids, or a list of chat messages.
+            prompt: a string, a list of token ids, or a list of chat messages.
             params: how to sample.
             settings: further arguments of `Engine.submit`.
 
@@ -57,7 +57,7 @@ class AsyncEngine:
         Raises:
             PromptError: the prompt can't be used.
             ParameterError: a setting is out of its range, or unknown.
-            NumericalError: the model gave scores that nothing can be chosen from.
+            NumericalError: the model's logits hold NaN or infinity, or nothing but -inf.
             OutOfMemory: a round that the request took part in did not fit.
             ForetokenError: the engine is closed.
         """
@@ -74,17 +74,17 @@ class AsyncEngine:
     ) -> AsyncGenerator[StreamEvent, None]:
         """Complete one prompt, round by round.
 
-        The request is submitted with the first step of the iteration, which also raises what is wrong with it. Stop
-        iterating to cancel; where the generator is kept beyond that, close it (``contextlib.aclosing``).
+        The request is submitted with the first step of the iteration, which also raises errors of its arguments. Stop
+        iterating to cancel; if the generator object is kept beyond that, close it (``contextlib.aclosing``).
 
         Args:
-            prompt: a text, a list of token ids, or a list of chat messages.
+            prompt: a string, a list of token ids, or a list of chat messages.
             params: how to sample.
             settings: further arguments of `Engine.submit`.
 
         Yields:
-            One event a round; the last one holds the completion. Their `stats` are those of now: the thread counts on
-            while an event is read, and only the last one's stand still.
+            One event a round; the last one holds the completion. All events share one `stats` object, which the
+            thread keeps updating until the request ends.
 
         Raises:
             ForetokenError: as `generate`.
@@ -111,7 +111,7 @@ class _Call:
     """A request as its caller sees it; made on the caller's event loop.
 
     Args:
-        every_event: whether the caller wants them all, or only the last one.
+        every_event: send the caller all events, not only the last one.
     """
 
     def __init__(self, every_event: bool) -> None:
@@ -140,17 +140,17 @@ class _Call:
 
 
 class _Worker:
-    """The thread that an engine's calls are made on. It knows nothing of the `AsyncEngine`, which can so be dropped.
+    """The thread that an engine's calls are made on. It has no reference to the `AsyncEngine`, which can be collected.
 
-    `submit`, `cancel` and `stop` are for other threads, and leave commands; all else happens on the thread.
+    `submit`, `cancel` and `stop` are called from other threads and queue commands; all else runs on the thread.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._calls: dict[Request, _Call] = {}  # those that somebody waits for
+        self._calls: dict[Request, _Call] = {}  # of unfinished requests that were not cancelled
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: stop
-        # So that no request is left after the command to stop. Garbage collection, which can happen anywhere, may stop
-        # and cancel: therefore a lock that can be taken twice, and none at all to cancel.
+        # No request may be queued after the command to stop. Garbage collection can call `stop` and `cancel` at any
+        # point, even while this thread holds the lock: so it is reentrant, and `cancel` takes none.
         self._lock = RLock()
         self._closed = False
         self._failure: Exception | None = None
@@ -176,7 +176,7 @@ class _Worker:
         return call
 
     def cancel(self, call: _Call) -> None:
-        """The caller waits no longer; nothing happens if it has had all."""
+        """The caller has stopped waiting; no effect once it has received its last event."""
         if not call.over:
             self._commands.put(partial(self._cancel, call))
 
@@ -195,7 +195,7 @@ class _Worker:
             while True:
                 try:
                     command = self._commands.get(block=not self._engine.busy)
-                except Empty:  # every command is carried out, and there are requests to decode
+                except Empty:  # no commands are left, and there are requests to decode
                     self._step()
                     continue
                 if command is None:
@@ -223,7 +223,7 @@ class _Worker:
             events = self._engine.step()
         except Exception as error:
             ended = [request for request in self._calls if request.finished]
-            if not ended:  # no round's error, which ends those that ran: it would come again and again
+            if not ended:  # not a round's error, which would have ended the running requests: it would recur for ever
                 raise
             for request in ended:
                 self._calls.pop(request).send(error)
@@ -250,7 +250,7 @@ class _Worker:
             self._engine.step()
 
     def _fail(self, error: Exception) -> None:
-        """The engine can't go on: that is everybody's error, now and from now on."""
+        """The engine can't continue: all requests, and all that are submitted later, get this error."""
         with self._lock:
             self._closed, self._failure = True, error
         while not self._commands.empty():

@@ -1,4 +1,4 @@
-"""Beam search with the target alone: the likeliest continuations, as transformers' `generate` finds them."""
+"""Beam search with the target alone: the most probable continuations, equal to those of transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Beam:
 
     Attributes:
         token_ids: generated tokens; the end token, if one was generated, included.
-        text: their text without special tokens; empty for a model without a tokenizer.
+        text: the decoded string without special tokens; empty for a model without a tokenizer.
         score: sum of log-probabilities / length ** length_penalty, natural logarithms.
         finish_reason: ``stop`` (an end token) or ``length``.
     """
@@ -86,11 +86,11 @@ def beam_search(
     eos_token_ids: AbstractSequence[int] | None = None,
     max_batch_size: int = 64,
 ) -> list[Beam] | list[list[Beam]]:
-    """Search for the likeliest continuations. Options mean what they mean in transformers' `generate`.
+    """Search for the most probable continuations. Options mean what they mean in transformers' `generate`.
 
     Args:
         target: a model in any form that `load` takes.
-        prompts: a text, token ids or chat messages, or a list of these.
+        prompts: a string, token ids or chat messages, or a list of these.
         num_beams: continuations that are followed at once.
         max_new_tokens: most tokens that are generated; the model's context may end a search before.
         min_length: no end token before prompt and output (for encoder-decoder models the output, its start token
@@ -166,7 +166,7 @@ def _search(model: LanguageModel, sequences: list[Sequence], params: BeamParams)
             )
         parts = logits.float().split(params.num_beams)
         chosen = [search.step(part) for search, part in zip(active, parts, strict=True)]
-        # Beams were chosen among each prompt's own rows; `rows` says which rows of the cache those are.
+        # Beams were chosen among each prompt's own rows; `rows` maps these to rows of the cache.
         kept = [i for i, search in enumerate(active) if not search.done]
         if not kept:
             return [search.result() for search in searches]
@@ -219,7 +219,7 @@ class _Search:
             logits: ``[num_beams, V]`` float32, after each open beam.
 
         Returns:
-            For each new open beam the number of the old one that it continues.
+            For each new open beam the index of the old one that it continues.
         """
         params, beams, vocab_size = self._params, self._params.num_beams, logits.shape[-1]
         scores = torch.log_softmax(logits, dim=-1).cpu()
@@ -228,34 +228,34 @@ class _Search:
         scores = (scores + self._open_scores[:, None]).flatten()
         # Enough candidates for `num_beams` to stay open even if all end tokens of all beams are among them.
         wanted = min(max(2, 1 + len(params.eos_token_ids)) * beams, scores.shape[0])
-        top, places = torch.topk(scores, wanted)
-        sources, tokens = (places // vocab_size).tolist(), (places % vocab_size).tolist()
-        texts = [[*self._open[source], token] for source, token in zip(sources, tokens, strict=True)]
+        top, indices = torch.topk(scores, wanted)
+        sources, tokens = (indices // vocab_size).tolist(), (indices % vocab_size).tolist()
+        outputs = [[*self._open[source], token] for source, token in zip(sources, tokens, strict=True)]
         self._length += 1
         ends = torch.tensor([self._length >= self._limit or token in params.eos_token_ids for token in tokens])
 
         staying = top + ends.to(torch.float32) * _NEVER
         kept = torch.topk(staying, beams)[1]
         self._open_scores = staying[kept]
-        self._open = [texts[i] for i in kept.tolist()]
-        self._end(texts, top, ends)
+        self._open = [outputs[i] for i in kept.tolist()]
+        self._end(outputs, top, ends)
 
         self._improvable = self._improvable and self._can_improve()
         full = params.early_stopping is True and bool(self._is_ended.all())
         self.done = not self._improvable or full or bool(ends.all())
         return [sources[i] for i in kept.tolist()]
 
-    def _end(self, texts: list[list[int]], scores: Tensor, ends: Tensor) -> None:
+    def _end(self, outputs: list[list[int]], scores: Tensor, ends: Tensor) -> None:
         """Keep the best of the ended beams, old and new."""
         params, beams = self._params, self._params.num_beams
         scores = scores / (self._length**params.length_penalty)
         if (params.early_stopping is True and bool(self._is_ended.all())) or not self._improvable:
             scores = scores + _NEVER
-        counted = ends & (torch.arange(len(texts)) < beams)  # Further candidates are only there to stay open.
+        counted = ends & (torch.arange(len(outputs)) < beams)  # Further candidates are only there to stay open.
         scores = scores + (~counted).to(torch.float32) * _NEVER
         merged = torch.cat([self._ended_scores, scores])
         best = torch.topk(merged, beams)[1]
-        self._ended = [(self._ended + texts)[i] for i in best.tolist()]
+        self._ended = [(self._ended + outputs)[i] for i in best.tolist()]
         self._ended_scores = merged[best]
         self._is_ended = torch.cat([self._is_ended, counted])[best]
 

@@ -51,7 +51,7 @@ class Holder(Protocol):
 
     @property
     def max_lengths(self) -> list[int]:
-        """Of each of its rows, most tokens that the KV cache may come to hold."""
+        """Of each of its rows, most tokens that the KV cache may hold before the request ends."""
 
 
 class Budget:
@@ -79,7 +79,7 @@ class Budget:
         return self.needs(lengths) + self.held(holder) <= self.limit
 
     def held(self, apart_from: Holder | None = None) -> int:
-        """Most bytes that all holders' rows come to take, one holder's left out."""
+        """Most bytes that the KV caches of all holders' rows may take, one holder left out."""
         lengths = [other.max_lengths for other in self.holders if other is not apart_from]
         return sum(self.needs(rows) for rows in lengths if rows)
 

@@ -87,7 +87,7 @@ class DecodeLoop:
         self._remove_finished()
 
     def clear(self) -> None:
-        """Drop all rows and the target's KV cache: after an error nobody knows what is in it."""
+        """Drop all rows and the target's KV cache: after an error its contents are unknown."""
         self._prefixes.clear()
         self._members = None
 
@@ -186,7 +186,7 @@ class DecodeLoop:
         for row, usable in zip(members.rows, verified.usable, strict=True):
             if usable:
                 continue
-            if self._prefixes.is_fresh_copy(row):  # the sequence that it was copied from may have spoilt it
+            if self._prefixes.is_fresh_copy(row):  # NaN in the donor's KV cache may have come with the copy
                 old = row.sequence
                 # A new identity: the drafter's state for the old one is ahead of its tokens.
                 row.sequence = Sequence(old.tokens, old.prompt_length, old.params, old.seed, old.source)

@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters only, and nothing past a stop string."""
+"""Incremental detokenization: whole characters only, and nothing past a stop string."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _BROKEN = "\ufffd"  # what tokenizers put for bytes that are no character (yet)
 
 
 class Detokenizer:
-    """The text of a growing list of tokens.
+    """The string of a growing list of tokens.
 
-    A token's bytes may end inside a character, and a tokenizer may write a token differently at the start of a text;
-    so new text is the difference between two decodings that start a few tokens earlier.
+    A token's bytes may end inside a character, and a tokenizer may decode a token differently at the start of a string;
+    so new characters are the difference between two decodings that start a few tokens earlier.
 
     Args:
         tokenizer: a transformers tokenizer.
-        stop: stop strings. Text that may turn out to be the beginning of one is held back.
-        prompt: the tokens before, of which the last few are used as context.
+        stop: stop strings. Characters that may be the beginning of one are held back.
+        prompt: the tokens before; the last few of them are decoded as context.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
@@ -25,40 +25,40 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._tokens = list(prompt[-_CONTEXT:])
         self._start = 0  # first token of the window that is decoded
-        self._read = len(self._tokens)  # tokens whose text is in `_text`
-        self._pending = ""  # text that is decoded and held back
+        self._end = len(self._tokens)  # tokens that are decoded; the window ends here
+        self._pending = ""  # decoded and held back
         self.text = ""
         self.stopped = False
         """A stop string was met; `text` ends before it."""
 
     def add(self, token: int, check_stop: bool = True) -> str:
-        """Append a token; the text that became certain with it."""
+        """Append a token; returns the characters that can't change any more."""
         if self.stopped:
             return ""
         self._tokens.append(token)
-        before = self._decode(self._tokens[self._start : self._read])
+        before = self._decode(self._tokens[self._start : self._end])
         after = self._decode(self._tokens[self._start :])
-        if after.endswith(_BROKEN) and len(self._tokens) - self._read < _LONGEST_CHARACTER:
+        if after.endswith(_BROKEN) and len(self._tokens) - self._end < _LONGEST_CHARACTER:
             return ""
         if len(after) > len(before):
             self._pending += after[len(before) :]
-            self._start, self._read = self._read, len(self._tokens)
+            self._start, self._end = self._end, len(self._tokens)
         return self._release(check_stop)
 
     def finish(self, check_stop: bool = True) -> str:
-        """No token will follow: the text that was held back."""
+        """Returns what was held back: no token will follow."""
         if self.stopped:
             return ""
-        before = self._decode(self._tokens[self._start : self._read])
+        before = self._decode(self._tokens[self._start : self._end])
         self._pending += self._decode(self._tokens[self._start :])[len(before) :]
         return self._release(check_stop, hold=False)
 
     def _release(self, check_stop: bool, hold: bool = True) -> str:
         if check_stop:
-            places = [place for place in map(self._pending.find, self._stop) if place >= 0]
-            if places:
+            starts = [start for start in map(self._pending.find, self._stop) if start >= 0]
+            if starts:
                 self.stopped = True
-                new, self._pending = self._pending[: min(places)], ""
+                new, self._pending = self._pending[: min(starts)], ""
                 self.text += new
                 return new
         held = max((_overlap(self._pending, stop) for stop in self._stop), default=0) if hold else 0
@@ -72,7 +72,7 @@ class Detokenizer:
 
 
 def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text that tokens add to a prompt's: what a `Detokenizer` without stop strings makes of them."""
+    """The characters that tokens add to the prompt's: the same as of a `Detokenizer` without stop strings."""
     context = list(prompt[-_CONTEXT:])
     return _decode(tokenizer, [*context, *tokens])[len(_decode(tokenizer, context)) :]
 
@@ -81,12 +81,12 @@ def _decode(tokenizer: Any, tokens: list[int]) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-_CONTEXT = 6  # tokens of the prompt that a tokenizer may look back at when it writes the next one
-_LONGEST_CHARACTER = 8  # tokens: after that many the bytes are no character and never will be
+_CONTEXT = 6  # tokens of the prompt that the decoding of the next one may depend on
+_LONGEST_CHARACTER = 8  # tokens; more undecoded ones than that are invalid bytes
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-size:]):
             return size

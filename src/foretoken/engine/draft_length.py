@@ -46,7 +46,7 @@ class DraftLengths:
 
         Args:
             rows: of the round.
-            fixed_lengths: of each row, what `fixed` says.
+            fixed_lengths: of each row, the result of `fixed`.
         """
         result = []
         for row, length in zip(rows, fixed_lengths, strict=True):

@@ -56,7 +56,7 @@ class Engine:
             the drafter; models draft chains then.
         max_batch_size: most rows that are decoded at once; further requests wait for a free row.
         reuse_prefixes: keep the target's KV cache when the last request of a call has ended, so that the next call's
-            requests copy it as far as their tokens are the same: a system prompt, or a conversation that goes on. The
+            requests copy the KV cache of prefixes that they share: a system prompt, or an earlier turn of a chat. The
             memory is the engine's until `release`.
         cache_memory: most bytes for the KV caches of target and drafter (a number, or ``"4GiB"``), by the lengths that
             requests may reach: they wait until they fit; where only a stream that was begun could make room, they are
@@ -64,7 +64,7 @@ class Engine:
         vocab: what a drafter model of another vocabulary drafts: ``"intersection"``, the tokens that both have
             (`SharedTokens`); ``"text"``, strings that are put into the target's tokens (`DraftedText`); ``"auto"`` the
             first if at least half of the drafter's tokens are shared, else the second; ``"same"`` refuses such a model.
-        limits: sizes at which work is split or takes another way; they bound memory and never change the output.
+        limits: sizes at which work is split or done in another way; they bound memory and never change the output.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:
@@ -87,7 +87,7 @@ class Engine:
         limits: Limits = DEFAULT_LIMITS,
         **load_options: Any,
     ) -> None:
-        # What is wrong should be told before models take their time to load.
+        # Errors in arguments should be raised before models take their time to load.
         check_num_speculative_tokens(num_speculative_tokens)
         self.max_batch_size = check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
         check_load_options(load_options, target, drafter, _OPTIONS)

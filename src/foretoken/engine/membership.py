@@ -85,7 +85,7 @@ class Membership:
         )
 
     def batch(self, cache: Cache, vocab_size: int) -> Batch:
-        """What the drafter is told about the round."""
+        """The round as the drafter sees it."""
         sequences = list(self.sequences)
         return Batch(
             sequences,
@@ -97,7 +97,7 @@ class Membership:
             trees=self.trees,
             depths=tuple(row.max_accepted for row in self.rows),
             cache=cache,
-            places=self.slots,
+            slots=self.slots,
             drawn_only=self.drawn_only,
             reproducible=self.reproducible,
             exact=tuple(length is not None for length in self.fixed_lengths),

@@ -16,7 +16,7 @@ PARTS = ("drafter", "target", "verification", "other")
 
 @dataclass
 class DecodeStats:
-    """What decoding one request took. Prefill counts in `seconds` alone.
+    """Statistics of decoding one request. Prefill counts in `seconds` alone.
 
     Attributes:
         rounds: target passes that emitted tokens.
@@ -53,7 +53,7 @@ class DecodeStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Emitted tokens / target passes; 1.0 means that speculation gave nothing."""
+        """Emitted tokens / target passes; 1.0 without any accepted draft token."""
         return self.emitted / self.rounds if self.rounds else 0.0
 
     @property
@@ -68,7 +68,7 @@ class DecodeStats:
         Args:
             depths: depth (1 = below the root) of each drafted token.
             accepted: accepted tokens, at depths 1 … accepted.
-            emitted: tokens that were added to the text.
+            emitted: tokens that were added to the output.
         """
         self.rounds += 1
         self.emitted += emitted
@@ -99,15 +99,15 @@ class DecodeStats:
             for name in ("drafted_by_position", "accepted_by_position"):
                 mine, other = getattr(result, name), getattr(part, name)
                 mine.extend([0] * (len(other) - len(mine)))
-                for place, value in enumerate(other):
-                    mine[place] += value
+                for index, value in enumerate(other):
+                    mine[index] += value
             result.add_seconds(part.seconds)
         return result
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The target's log-probability of one emitted token, and of the likeliest ones.
+    """The target's log-probability of one emitted token, and of the most probable ones.
 
     Of the model's raw scores: before temperature, truncation and penalties.
     """
@@ -123,13 +123,14 @@ class Completion:
 
     Attributes:
         token_ids: generated tokens; the end token, if one was generated, included.
-        text: their text without special tokens, cut before a stop string; empty for a model without a tokenizer.
+        text: the decoded string without special tokens, cut before a stop string; empty for a model without a
+            tokenizer.
         finish_reason: ``stop`` (an end token, a stop token or a stop string), ``length`` (`max_new_tokens` or the
             model's context is used up), ``cancelled`` (by whoever submitted it), or ``error`` (of several requests
             only: this one failed, see `error`).
-        logprobs: one entry a token where `SamplingParams.logprobs` asked for them, else None.
-        stats: what it took.
-        error: what went wrong, with finish_reason ``error``.
+        logprobs: one entry a token if `SamplingParams.logprobs` is set, else None.
+        stats: rounds, tokens and seconds.
+        error: the exception, with finish_reason ``error``.
     """
 
     token_ids: list[int]
@@ -149,14 +150,14 @@ class DraftedToken:
     depth: int
     accepted: bool
     p: float
-    """The target's probability of the token at its place, sampling parameters applied."""
+    """The target's probability of the token at its node, sampling parameters applied."""
     q: float
     """The drafter's; 1 for a token that was chosen, not drawn."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A token as it is added to the text. `text` is what became readable with it: empty inside a character."""
+    """One token of a stream. `text` holds the characters that it completed: empty inside a character."""
 
     token_id: int
     text: str

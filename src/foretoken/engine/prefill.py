@@ -35,7 +35,7 @@ class Prefill:
             lengths = self._prefixes.cache.lengths.tolist()
             rows = self._prefixes.rows
             missing = [row.sequence.tokens[length:-1] for row, length in zip(rows, lengths, strict=True)]
-            ready = [place for place, tokens in enumerate(missing) if not tokens]
+            ready = [index for index, tokens in enumerate(missing) if not tokens]
             if len(ready) == len(rows) or (worked and ready):
                 return ready, worked
             waiting = self._prefixes.waiting()
@@ -67,5 +67,5 @@ class Prefill:
             cache,
             chunks,
             hidden_layers=drafter.hidden_layers,
-            heard=lambda starts, counts, hidden: drafter.observe_hidden(sequences, starts, counts, hidden),
+            on_hidden=lambda starts, counts, hidden: drafter.observe_hidden(sequences, starts, counts, hidden),
         )

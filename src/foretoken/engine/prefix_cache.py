@@ -16,8 +16,8 @@ class _Slot:
     """One row of the KV cache.
 
     Attributes:
-        tokens: what the cache row holds a prefix of: the request's own list, which grows; empty if it must not be
-            copied from.
+        tokens: the request's own list, which grows; the cache row holds a prefix of it. Empty if it must not be copied
+            from.
         row: the request; None once it has left.
         donor: the slot whose prefix this one copies as soon as it is cached; None if it waits for none.
         shared: tokens of that prefix.
@@ -64,7 +64,7 @@ class PrefixCache:
         self._slots: list[_Slot] = []
 
     def join(self, rows: AbstractSequence[Row]) -> None:
-        """Append cache rows for new requests: copies of cached prefixes where there are any, empty ones elsewhere."""
+        """Append cache rows for new requests: copies of cached prefixes where possible, else empty ones."""
         lengths = dict(zip(self._slots, self.cache.lengths.tolist(), strict=True))
         joined: list[_Slot] = []
         sources: list[tuple[_Slot | None, int | None]] = []
@@ -102,13 +102,13 @@ class PrefixCache:
             return
         lengths = dict(zip(self._slots, self.cache.lengths.tolist(), strict=True))
         sources: list[tuple[_Slot | None, int | None]] = [(slot, None) for slot in self._slots]
-        for place, slot in enumerate(self._slots):
+        for index, slot in enumerate(self._slots):
             if slot.donor is None:
                 continue
             if slot.donor not in lengths:
                 slot.donor = None
             elif lengths[slot.donor] >= slot.shared:
-                sources[place] = slot.donor, slot.shared
+                sources[index] = slot.donor, slot.shared
                 slot.donor, slot.is_fresh_copy = None, True
         self._arrange(self._slots, sources)
 
@@ -167,9 +167,9 @@ class PrefixCache:
             sources: of each, the present slot that it begins with, None for an empty one, and how many of its tokens it
                 takes, None for all.
         """
-        places = {slot: place for place, slot in enumerate(self._slots)}
+        indices = {slot: index for index, slot in enumerate(self._slots)}
         self.cache.select(
-            [-1 if source is None else places[source] for source, _ in sources], [keep for _, keep in sources]
+            [-1 if source is None else indices[source] for source, _ in sources], [keep for _, keep in sources]
         )
         self._slots = list(slots)
         self.rows = [slot.row for slot in slots if slot.row is not None]

@@ -22,13 +22,13 @@ from foretoken.models import LanguageModel, load, machine
 from foretoken.models.tiny_pair import is_shipped, load_part, tiny_pair_path
 
 VERSION = 1
-_KEY = "foretoken_profile"  # holds the version, and tells a profile from other JSON
+_KEY = "foretoken_profile"  # its value is the version; marks the JSON as a profile
 MEASURED = "measured"
 LOAD_OPTIONS = ("dtype", "device", "runner", "quantize")
 """Options of `foretoken.load` that a profile may hold."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-_VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json: they say nothing of the model
+_VOLATILE = ("_name_or_path", "transformers_version")  # keys of config.json that do not describe the model
 
 
 class ProfileError(ForetokenError):
@@ -45,7 +45,7 @@ class Profile:
         drafter: as `Engine` takes it: a name, a path or hub id, or several with commas.
         verifier: its name.
         num_speculative_tokens: most tokens drafted a round, or "auto".
-        tree: as `Engine` takes it, or "measured" for trees by `acceptance`; None for the drafter's own way.
+        tree: as `Engine` takes it, or "measured" for trees by `acceptance`; None for the drafter's default.
         acceptance: rates by depth and rank of `AcceptanceTable`, as they were measured for the drafter.
         load: options of `foretoken.load` that the target was measured with.
         load_drafter: the same of models that draft; empty where none does.
@@ -66,7 +66,7 @@ class Profile:
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def tree_plan(self) -> TreePlan | None:
-        """What trees the drafter grows; None for its own way.
+        """The drafter's tree plan; None for its default.
 
         Raises:
             ParameterError: the profile names none.
@@ -76,7 +76,7 @@ class Profile:
         return None if self.tree is None else plan_of(self.tree)
 
     def save(self, file: str | Path) -> None:
-        """Write a file that `read` takes; a file that is there is replaced whole.
+        """Write a file that `read` takes; an existing file is replaced atomically.
 
         Raises:
             ProfileError: it can't be written.
@@ -94,14 +94,14 @@ class Profile:
             raise ProfileError(f"profile {shown(str(file))} can't be written: {error.strerror}") from error
 
     def check_target(self, target: str | Path | None, name: str) -> None:
-        """See to it that the profile is this target's; say so where it was made on another machine.
+        """Check that the profile is this target's; warn if it was made on another machine.
 
         Args:
             target: path or hub id; None for the shipped one.
             name: of the profile, in messages.
 
         Raises:
-            ProfileError: it was made for another target. Of one that is not on this machine nothing is known.
+            ProfileError: it was made for another target. A target that is not on this machine is not checked.
         """
         theirs = fingerprint(target)
         for what, mine in self.fingerprint.items():
@@ -113,16 +113,16 @@ class Profile:
         here = this_machine()
         differ = [what for what, value in self.machine.items() if here.get(what) != value]
         if differ:
-            told = ", ".join(f"{what} {self.machine[what]!r}, here {here.get(what)!r}" for what in differ)
+            changes = ", ".join(f"{what} {self.machine[what]!r}, here {here.get(what)!r}" for what in differ)
             warnings.warn(
-                f"profile {name!r} was made on another machine ({told}): something else may be faster here, which "
-                "foretoken tune would tell",
+                f"profile {name!r} was made on another machine ({changes}): other settings may be faster here; run "
+                "foretoken tune to find out",
                 stacklevel=3,
             )
 
 
 def read(file: str | Path) -> Profile:
-    """The profile that a file holds.
+    """Load a profile from a file.
 
     Raises:
         ProfileError: it can't be read, holds something else, or is of another version.
@@ -172,7 +172,7 @@ def read(file: str | Path) -> Profile:
     unknown = [option for option in (*profile.load, *profile.load_drafter) if option not in LOAD_OPTIONS]
     if unknown:
         raise ProfileError(
-            f"profile {shown(str(file))} is damaged: it loads models with {unknown[0]!r}, and knows only "
+            f"profile {shown(str(file))} is damaged: it loads models with {unknown[0]!r}, and the options are "
             f"{', '.join(LOAD_OPTIONS)}: make it anew with foretoken tune"
         )
     return profile
@@ -230,10 +230,10 @@ def _source(model: Any) -> str | None:
 
 
 def fingerprint(target: str | Path | None) -> dict[str, Any]:
-    """What tells a target's files from another's without reading the weights.
+    """A fingerprint of a target's files, made without reading the weights.
 
     Args:
-        target: a folder, a hub id of which a copy is on this machine, or None for the shipped target.
+        target: a folder, a hub id with a local copy in the cache, or None for the shipped target.
 
     Returns:
         A digest of the configuration, and the sizes of the files of weights in bytes, by name. Empty for what is not
@@ -243,10 +243,10 @@ def fingerprint(target: str | Path | None) -> dict[str, Any]:
     if folder is None:
         return {}
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    told = json.dumps({name: value for name, value in config.items() if name not in _VOLATILE}, sort_keys=True)
+    described = json.dumps({name: value for name, value in config.items() if name not in _VOLATILE}, sort_keys=True)
     weights = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
     return {
-        "configuration": hashlib.sha256(told.encode()).hexdigest()[:16],
+        "configuration": hashlib.sha256(described.encode()).hexdigest()[:16],
         "weights": {file.name: file.stat().st_size for file in weights},
     }
 
@@ -264,13 +264,13 @@ def _folder(target: str | Path | None) -> Path | None:
 
 
 def this_machine() -> dict[str, Any]:
-    """What decides which settings are fastest, apart from the models."""
+    """Hardware that decides which settings are fastest."""
     import torch
 
-    told = machine.describe("cuda" if torch.cuda.is_available() else "cpu")
-    result = {"cpu": told["cpu"], "cores": told["cores"]}
-    if "gpu" in told:
-        result["gpu"] = told["gpu"]["name"]
+    described = machine.describe("cuda" if torch.cuda.is_available() else "cpu")
+    result = {"cpu": described["cpu"], "cores": described["cores"]}
+    if "gpu" in described:
+        result["gpu"] = described["gpu"]["name"]
     return result
 
 

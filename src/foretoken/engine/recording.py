@@ -17,7 +17,7 @@ from foretoken.engine.verification import Verified
 
 
 class RoundClock:
-    """Wall-clock seconds by part of the round that goes on."""
+    """Wall-clock seconds of the current round, by part."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -39,7 +39,7 @@ class RoundClock:
 
 
 def emit(rows: AbstractSequence[Row], draft: Draft, verified: Verified, logits: Tensor) -> None:
-    """Append what a round gave to its rows: accepted draft tokens, then the token after them.
+    """Append a round's tokens to its rows: accepted draft tokens, then the token after them.
 
     Args:
         rows: of the round.
@@ -49,25 +49,25 @@ def emit(rows: AbstractSequence[Row], draft: Draft, verified: Verified, logits: 
     """
     tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
     depths = None if draft.is_chain else draft.depths().tolist()
-    for place, row in enumerate(rows):
-        if not verified.usable[place]:
+    for index, row in enumerate(rows):
+        if not verified.usable[index]:
             continue
-        count, nodes = counts[place], verified.accepted[place]
-        row_depths = list(range(1, count + 1)) if depths is None else depths[place][1 : count + 1]
-        emitted = [tokens[place][node - 1] for node in nodes] + [verified.following[place]]
+        count, nodes = counts[index], verified.accepted[index]
+        row_depths = list(range(1, count + 1)) if depths is None else depths[index][1 : count + 1]
+        emitted = [tokens[index][node - 1] for node in nodes] + [verified.following[index]]
         last: Origin
         if count == 0:
             last = "target"
         else:
             end = nodes[-1] if nodes else 0
-            is_leaf = end == count if depths is None else end not in draft.parents[place, :count].tolist()
+            is_leaf = end == count if depths is None else end not in draft.parents[index, :count].tolist()
             last = "bonus" if is_leaf else "residual"
         origins: list[Origin] = ["accepted"] * len(nodes)
         taken = row.extend(emitted, [*origins, last])
         row.stats.record(row_depths, min(len(nodes), taken), taken)
         if row.logprobs is not None:
             top = row.sequence.params.logprobs or 0
-            row.logprobs += token_logprobs(logits[place], [0, *nodes], emitted[:taken], top)
+            row.logprobs += token_logprobs(logits[index], [0, *nodes], emitted[:taken], top)
 
 
 def token_logprobs(logits: Tensor, nodes: list[int], tokens: list[int], top: int) -> list[TokenLogprob]:
@@ -98,21 +98,21 @@ def record_drafts(rows: AbstractSequence[Row], draft: Draft, verified: Verified,
     """
     assert verified.target_probs is not None
     depths = draft.depths().tolist()
-    for place, (row, count) in enumerate(zip(rows, draft.counts.tolist(), strict=True)):
-        if not verified.usable[place]:
+    for index, (row, count) in enumerate(zip(rows, draft.counts.tolist(), strict=True)):
+        if not verified.usable[index]:
             continue
-        accepted = set(verified.accepted[place])
+        accepted = set(verified.accepted[index])
         drafted = []
         for node in range(1, count + 1):
-            token, parent = int(draft.tokens[place, node - 1]), int(draft.parents[place, node - 1])
+            token, parent = int(draft.tokens[index, node - 1]), int(draft.parents[index, node - 1])
             drafted.append(
                 DraftedToken(
                     token,
                     tokenizer.decode([token]) if tokenizer is not None else "",
-                    depths[place][node],
+                    depths[index][node],
                     node in accepted,
-                    float(verified.target_probs[place, parent, token]),
-                    1.0 if draft.probs is None else float(draft.probs[place, parent, token]),
+                    float(verified.target_probs[index, parent, token]),
+                    1.0 if draft.probs is None else float(draft.probs[index, parent, token]),
                 )
             )
         row.drafted = tuple(drafted)

@@ -27,15 +27,15 @@ class Row:
     Args:
         sequence: its tokens, which the row extends.
         model: the target.
-        stream: make pieces of text with every round.
+        stream: make the pieces of a stream with every round.
         verifier: of this request.
         num_speculative_tokens: of this request alone; None for the engine's.
 
     Attributes:
-        stats: what it took so far.
-        finish_reason: why it ended; None while it goes on.
+        stats: statistics so far.
+        finish_reason: why it ended; None while it runs.
         error: what it failed with.
-        logprobs: one entry an emitted token, where they were asked for.
+        logprobs: one entry an emitted token; None if `SamplingParams.logprobs` is None.
         drafted: the last round's draft, where it is traced.
     """
 
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def max_length(self) -> int:
-        """Most tokens that a KV cache may come to hold of the request, those of its source included."""
+        """Most tokens of the request that a KV cache may hold before it ends, those of its source included."""
         sequence = self.sequence
         length = min(sequence.prompt_length + sequence.params.max_new_tokens, self._model.max_length)
         return length + len(sequence.source or ())
@@ -118,7 +118,7 @@ class Row:
         return False
 
     def cancel(self) -> None:
-        """End the request with what it has; it leaves before the next round."""
+        """End the request with the tokens it has; it leaves before the next round."""
         if not self.finished:
             self.finish_reason = "cancelled"
             self._pieces, self.drafted = [], ()  # an earlier event had them
@@ -148,5 +148,5 @@ class Row:
         return Completion(output, text, self.finish_reason, self.logprobs, self.stats, self.error)
 
     def _text_context(self) -> list[int]:
-        """The tokens before the output's text; a decoder's start token is not text."""
+        """The tokens that the output is decoded after: a prompt, but not a decoder's start token."""
         return [] if self.sequence.source is not None else self.sequence.tokens[: self.sequence.prompt_length]

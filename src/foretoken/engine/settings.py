@@ -32,7 +32,7 @@ def check_num_speculative_tokens(value: Any) -> int | Literal["auto"]:
 
 
 def check_load_options(options: dict[str, Any], target: Any, drafter: Any, engine_options: list[str]) -> None:
-    """Refuse unknown options where no model is loaded with them: nothing else would notice a misspelt one.
+    """Refuse unknown options if no model is loaded with them: a misspelt one would go unnoticed.
 
     Args:
         options: what `Engine` got beyond its own options.

@@ -1,4 +1,4 @@
-"""Feeding text to a model: committed tokens in chunks, for prefill and for catching up."""
+"""Forward passes that commit all their tokens, in chunks: for prefill, and for drafters that lag."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, Keep, LanguageModel
 
-Heard = Callable[[list[int], list[int], tuple[Tensor, ...]], None]
-"""Is told of each pass: committed tokens of each row before it, tokens that it added to each, the hidden states."""
+OnHidden = Callable[[list[int], list[int], tuple[Tensor, ...]], None]
+"""Called after each pass with: the number of committed tokens of each row before it, the number that it added to each,
+and the hidden states ``[B, N, H]`` of each layer."""
 
 
 def feed(
@@ -20,17 +21,17 @@ def feed(
     rows: Sequence[Sequence[int]],
     keep: Keep = "none",
     hidden_layers: Sequence[int] = (),
-    heard: Heard | None = None,
+    on_hidden: OnHidden | None = None,
 ) -> Tensor | None:
-    """Append text to every row and commit it.
+    """Append tokens to every row of a cache and commit them.
 
     Args:
-        model: scores the text.
-        cache: its cache, without tentative nodes.
+        model: whose cache it is.
+        cache: without tentative nodes.
         rows: new tokens of each row; rows may be empty and of different lengths.
         keep: "last" to get the logits after each row's last new token, "none" for nothing.
-        hidden_layers: layers whose hidden states are wanted, each ``[B, N, H]``.
-        heard: gets them.
+        hidden_layers: layers whose hidden states `on_hidden` gets.
+        on_hidden: called after each pass.
 
     Returns:
         ``[B, V]`` logits with ``keep="last"`` (those of empty rows mean nothing), else None.
@@ -44,12 +45,12 @@ def feed(
         width = max(len(part) for part in parts)
         tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=model.device)
         steps = torch.arange(width, device=model.device).expand(len(parts), width)
-        before = cache.lengths.tolist() if heard is not None else []
+        before = cache.lengths.tolist() if on_hidden is not None else []
         scores = model.forward(tokens, steps - 1, counts, cache, keep=keep, hidden_layers=hidden_layers)
         logits = scores.logits
         cache.commit(steps, counts)
-        if heard is not None:
-            heard(before, counts.tolist(), scores.hidden)
+        if on_hidden is not None:
+            on_hidden(before, counts.tolist(), scores.hidden)
         if logits is not None:
             ends_here = (counts > 0).to(logits.device)[:, None]
             last = logits[:, 0] if last is None else torch.where(ends_here, logits[:, 0], last)
