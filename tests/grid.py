@@ -1,4 +1,4 @@
-"""The grid of models, drafters, verifiers and sampling options that samples of the whole engine are drawn for."""
+"""The grid of models, drafters, verifiers and sampling options whose output distribution is tested end to end."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from distributions import g_test, joint_distribution
 from foretoken import verify
 from foretoken.drafters import NgramStorage, PromptLookup, Retrieval, get
 from foretoken.engine.engine import Engine
 from foretoken.index import build
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.sampling import SamplingParams
-from laws import g_test, joint_law
 from number_tokenizer import NumberTokenizer
 from tiny import tiny_gpt2, tiny_llama, tiny_t5
 
 VOCAB_SIZE = 8
 LENGTH = 3
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
-ERROR_LEVEL = 0.01  # that any test of this file fails a correct engine, before the choice of fixed seeds
+ERROR_LEVEL = 0.01  # probability that any test on this grid fails for a correct engine, over the choice of seeds
 
 MODELS = {"llama": tiny_llama, "gpt2": tiny_gpt2, "t5": tiny_t5}
 OPTIONS = {
@@ -52,11 +52,11 @@ GRID = [case for case in product(MODELS, DRAFTERS, VERIFIERS, OPTIONS) if case[:
 DRAWS = 20_000
 BATCH_SIZE = 256
 QUICK_DRAWS = 5_000
-"""So many catch a verifier that skips the adjustment (`test_a_lossy_verifier_is_caught`); the full grid has more."""
+"""Enough to detect a verifier that skips the adjustment (`test_a_lossy_verifier_is_caught`); the full grid has more."""
 
 
 def pairwise(grid: list[tuple]) -> list[tuple]:
-    """A subset in which every pair of options meets: greedily, the row that covers most new pairs next."""
+    """A subset in which every pair of options occurs: greedily, the row that covers most new pairs next."""
 
     def pairs(row: tuple) -> set:
         return set(combinations(enumerate(row), 2))
@@ -79,17 +79,17 @@ def model(kind: str, seed: int, layers: int = 1):
 
 
 def target(kind: str, drafter: str):
-    """The target that a drafter drafts for: of two layers where it leaves one out."""
+    """The target that a drafter drafts for: two layers where the drafter skips one, else one."""
     return model(kind, 1, 2 if drafter == "early-exit" else 1)
 
 
-def law(kind: str, drafter: str, option: str) -> np.ndarray:
-    return law_of(target(kind, drafter), option)
+def target_distribution(kind: str, drafter: str, option: str) -> np.ndarray:
+    return distribution_of(target(kind, drafter), option)
 
 
 @cache
-def law_of(module, option: str) -> np.ndarray:
-    return joint_law(module, PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
+def distribution_of(module, option: str) -> np.ndarray:
+    return joint_distribution(module, PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
 
 
 @cache
@@ -103,8 +103,8 @@ def index() -> Retrieval:
         return Retrieval(Path(folder) / "made.index", max_match=3)
 
 
-# Every way that size decides is taken: prompts in parts, copied prefixes, batches verified in parts, top-p beyond its
-# window, noise and sums by blocks.
+# So small that every code path chosen by size runs: chunked prefill, copied prefixes, batches verified in parts, top-p
+# beyond its window, noise and sums by blocks.
 SMALL = Limits(
     prefill_tokens=3,
     shortest_shared_prefix=4,
@@ -137,7 +137,7 @@ def make_engine(
 
 
 def draw(engine: Engine, option: str, count: int, first_seed: int) -> list[list[int]]:
-    # One token more than is looked at, so that the last one looked at can be a drafted one with a successor.
+    # One token more than is compared, so that the last one compared can be a draft token that is followed by another.
     params = [
         SamplingParams(seed=first_seed + i, max_new_tokens=LENGTH + 1, ignore_eos=True, **OPTIONS[option])
         for i in range(count)
@@ -150,14 +150,14 @@ def draw(engine: Engine, option: str, count: int, first_seed: int) -> list[list[
 
 
 def check(case: tuple, tests: int, alone: int, draws: int) -> None:
-    """The distribution in large batches; and that some requests, sent alone with small limits, get the very
-    tokens that they got in a batch.
+    """The distribution in large batches; and that some requests, sent alone with small limits, get the same tokens as
+    in a batch.
 
-    What a request gets is a function of its seed, so the second says that single requests have the same distribution,
-    whatever the limits: it is a sharper test than as many draws compared with a distribution.
+    A request's output is a function of its seed, so the second part shows that single requests have the same
+    distribution, whatever the limits: it is more sensitive than comparing as many draws with a distribution.
     """
     kind, drafter, verifier, option = case
     first_seed = 1_000_003 * (GRID.index(case) + 1)
     samples = draw(make_engine(kind, drafter, verifier, BATCH_SIZE), option, draws, first_seed)
-    assert g_test(samples, law(kind, drafter, option)) > ERROR_LEVEL / tests
+    assert g_test(samples, target_distribution(kind, drafter, option)) > ERROR_LEVEL / tests
     assert draw(make_engine(kind, drafter, verifier, 1, limits=SMALL), option, alone, first_seed) == samples[:alone]

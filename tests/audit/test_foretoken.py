@@ -14,7 +14,7 @@ from foretoken.audit import AuditPlan, EngineSubject, audit_worlds, make_worlds
 from foretoken.drafters import names as drafter_names
 from foretoken.engine.engine import Engine
 from foretoken.sampling import SamplingParams
-from foretoken.verify.exact import all_drafts, round_law, target_law
+from foretoken.verify.exact import all_drafts, round_distribution, target_distribution
 
 LOSSLESS = tuple(name for name in verify.names() if verify.get(name).lossless)
 LOSSY = tuple(name for name in verify.names() if not verify.get(name).lossless)
@@ -133,8 +133,8 @@ def test_faults_that_no_audit_could_find(worlds, name):
         tables = [[level.reshape((8,) * (d + 1)) for d, level in enumerate(levels)] for levels in _tables(world)]
         target, drafter = tables[: len(world.prompts)], tables[len(world.prompts) :]
         for p, q in zip(target, drafter, strict=True):
-            exact = round_law(mutant.verifier, all_drafts(mutant.shape, q[: depth_of(mutant.shape)]), p)
-            assert 0 < 0.5 * float((exact - target_law(p)).abs().sum()) < TINY_FAULTS[name]
+            exact = round_distribution(mutant.verifier, all_drafts(mutant.shape, q[: depth_of(mutant.shape)]), p)
+            assert 0 < 0.5 * float((exact - target_distribution(p)).abs().sum()) < TINY_FAULTS[name]
 
 
 def _tables(world):

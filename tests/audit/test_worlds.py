@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from distributions import joint_distribution
 from foretoken.audit import AuditError, ReferenceModel, World, load_world, make_worlds, save_world
 from foretoken.audit.reference import enumerate_probs, joint, probabilities
 from foretoken.sampling import SamplingParams
-from laws import joint_law
 
 CLAIMS = {
     "plain": SamplingParams(),
@@ -27,7 +27,7 @@ def test_distributions_agree_with_transformers(world, name):
     """Two ways to the same distribution, none of them Foretoken's."""
     params, prompt = CLAIMS[name], world.prompts[0]
     levels, _ = enumerate_probs(ReferenceModel(world.target), prompt, 2, params)
-    expected = joint_law(world.target, prompt, params, 2)
+    expected = joint_distribution(world.target, prompt, params, 2)
     assert np.abs(joint(levels) - expected.reshape(-1)).max() < 1e-6
 
 

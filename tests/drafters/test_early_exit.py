@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from distributions import g_test, joint_distribution
 from foretoken.drafters import Cascade, EarlyExit, PromptLookup, get
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
@@ -15,7 +16,6 @@ from foretoken.models.feed import feed
 from foretoken.models.native.loader import openvino_refusal
 from foretoken.models.wrapping import SlowModelWarning
 from foretoken.sampling import SamplingParams
-from laws import g_test, joint_law
 from tiny import (
     tiny_bloom,
     tiny_falcon,
@@ -140,7 +140,7 @@ def test_drawn_trees_leave_the_law_alone(runner):
     engine = Engine(model, EarlyExit(model, 2, "static"), "traversal", 6, max_batch_size=256)
     params = [SamplingParams(seed=seed, max_new_tokens=4, ignore_eos=True) for seed in range(3_000)]
     samples = [one.token_ids[:3] for one in engine.generate([PROMPTS[0][:5]] * len(params), params)]
-    assert g_test(samples, joint_law(module, PROMPTS[0][:5], SamplingParams(), 3)) > 0.01 / len(RUNNERS)
+    assert g_test(samples, joint_distribution(module, PROMPTS[0][:5], SamplingParams(), 3)) > 0.01 / len(RUNNERS)
 
 
 @pytest.mark.parametrize("runner", ["hf", "torch", "openvino"])

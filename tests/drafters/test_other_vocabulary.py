@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distributions import g_test
 from foretoken.drafters import Batch, Cascade, DraftedText, DraftModel, SharedTokens, draft_with
 from foretoken.drafters.vocabularies import Reader, Reading, Vocabulary, shared_tokens
 from foretoken.engine.engine import Engine
@@ -17,8 +18,7 @@ from foretoken.errors import ModelError, ParameterError
 from foretoken.models import load
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sequence import Sequence
-from grid import BATCH_SIZE, DRAWS, PROMPT, VOCAB_SIZE, draw, law, model
-from laws import g_test
+from grid import BATCH_SIZE, DRAWS, PROMPT, VOCAB_SIZE, draw, model, target_distribution
 from tiny import tiny_gpt2, tiny_llama, tiny_t5
 from tiny_tokenizers import TEXT, byte_bpe, letters, permuted, sentencepiece, unigram, with_tokens, wordpiece
 
@@ -368,7 +368,7 @@ def check_law(case: tuple[str, ...], draws: int, alone: int) -> None:
     first_seed = 777_777 * (1 + CASES.index(case))
     engine = other_letters(kind, vocab, verifier, BATCH_SIZE)
     samples = draw(engine, option, draws, first_seed)
-    assert g_test(samples, law(kind, "draft-model", option)) > 0.01 / len(CASES)
+    assert g_test(samples, target_distribution(kind, "draft-model", option)) > 0.01 / len(CASES)
     assert draw(other_letters(kind, vocab, verifier, 1), option, alone, first_seed) == samples[:alone]
 
 
@@ -386,7 +386,7 @@ def test_many_texts_have_the_targets_law(case):
 def test_a_wrong_law_is_caught():
     """The test has the power to fail: the same drafts, verified without the adjustment."""
     samples = draw(other_letters("llama", "intersection", "token-unadjusted", BATCH_SIZE), "plain", DRAWS // 10, 5)
-    assert g_test(samples, law("llama", "draft-model", "plain")) < 1e-6
+    assert g_test(samples, target_distribution("llama", "draft-model", "plain")) < 1e-6
 
 
 def test_the_draft_carries_the_law_that_it_was_drawn_from():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from distributions import g_test, joint_distribution, next_distributions
 from foretoken import load
 from foretoken.drafters import DraftModel, PromptLookup
 from foretoken.drafters.shapes import TYPICAL, AcceptanceTable, TreeShape, best_shape
@@ -20,7 +21,6 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
 from foretoken.sampling import SamplingParams, draw_distinct
 from foretoken.tune.acceptance_table import measure_acceptance
-from laws import g_test, joint_law, next_laws
 from number_tokenizer import NumberTokenizer
 from tiny import tiny_gpt2, tiny_llama
 
@@ -60,7 +60,7 @@ def model(runner: str, seed: int):
 
 @cache
 def law(option: str) -> np.ndarray:
-    return joint_law(module(1), PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
+    return joint_distribution(module(1), PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
 
 
 def sampled(seed: int, length: int = LENGTH + 1, **options) -> SamplingParams:
@@ -131,7 +131,7 @@ def first_drafts(tree, count: int, budget: int = 8, verifier: str = "traversal",
 
 def test_children_are_drawn_from_the_law_that_the_draft_carries():
     params = SamplingParams(temperature=0.8)
-    q = joint_law(module(2), PROMPT, params, 1)
+    q = joint_distribution(module(2), PROMPT, params, 1)
     drafts = first_drafts(TreeShape((0, 0, 1, 1, 2)), 2_000, temperature=0.8)
     pairs = q[:, None] * q / (1 - q[:, None])  # of two children, drawn without replacement
     np.fill_diagonal(pairs, 0.0)
@@ -140,12 +140,12 @@ def test_children_are_drawn_from_the_law_that_the_draft_carries():
         assert parents == [0, 0, 1, 1, 2]
         np.testing.assert_allclose(laws[0].numpy(), q, atol=1e-5)
         for node in (1, 2):
-            wanted = next_laws(module(2), PROMPT, torch.tensor([[tokens[node - 1]]]), params)[0]
+            wanted = next_distributions(module(2), PROMPT, torch.tensor([[tokens[node - 1]]]), params)[0]
             np.testing.assert_allclose(laws[node].numpy(), wanted, atol=1e-5)
     # Given the first child, its own children have the law that stands at it.
     most = int(np.argmax(q))
     below = [tokens[2:3] for tokens, _, _ in drafts if tokens[0] == most]
-    wanted = next_laws(module(2), PROMPT, torch.tensor([[most]]), params)[0]
+    wanted = next_distributions(module(2), PROMPT, torch.tensor([[most]]), params)[0]
     assert g_test(below, wanted) > ERROR_LEVEL
 
 
@@ -177,7 +177,7 @@ def test_distinct_draws():
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_dynamic_tree_holds_the_likeliest_nodes(temperature):
     """With as many expanded as there are nodes, these are the likeliest of all texts of up to three tokens."""
-    laws = [joint_law(module(2), PROMPT, SamplingParams(temperature=temperature or 1.0), n) for n in (1, 2, 3)]
+    laws = [joint_distribution(module(2), PROMPT, SamplingParams(temperature=temperature or 1.0), n) for n in (1, 2, 3)]
     values = {place: float(law[place]) for law in laws for place in np.ndindex(law.shape)}
     wanted = set(sorted(values, key=values.__getitem__)[-10:])
     tokens, parents, laws = first_drafts(TreePlan(dynamic=True, depth=3, width=10), 1, 10, temperature=temperature)[0]
@@ -274,7 +274,7 @@ def test_scores_that_are_no_numbers_cut_a_tree_short(tree):
             one.token_ids[:LENGTH]
             for one in engine.generate([[1, 2, 4, 1, 2]] * 300, [sampled(seed) for seed in range(300)])
         ]
-    assert g_test(samples, joint_law(module(1), [1, 2, 4, 1, 2], SamplingParams(), LENGTH)) > ERROR_LEVEL
+    assert g_test(samples, joint_distribution(module(1), [1, 2, 4, 1, 2], SamplingParams(), LENGTH)) > ERROR_LEVEL
 
 
 @pytest.mark.parametrize("others", ["kseq", "traversal"])
@@ -321,7 +321,7 @@ def check_mixed(tree, draws: int, tests: int) -> None:
         if "temperature" in options and not options["temperature"]:
             assert len({tuple(text) for text in texts[kind :: len(MIXED)]}) == 1
         else:
-            wanted = joint_law(module(1), PROMPT, SamplingParams(**options), LENGTH)
+            wanted = joint_distribution(module(1), PROMPT, SamplingParams(**options), LENGTH)
             assert g_test(texts[kind :: len(MIXED)], wanted) > ERROR_LEVEL / len(MIXED) / tests, MIXED[kind]
 
 
@@ -347,7 +347,7 @@ def test_what_is_forbidden_is_not_said_where_the_drafter_knows_nothing_else(tree
     params += [sampled(200 + seed, 4, top_p=0.9, top_k=seed, **banned) for seed in (0, 3)]
     texts = [one.token_ids for one in engine.generate([PROMPT] * len(params), params)]
     assert all(token > 5 for text in [*texts[:160:2], *texts[160:]] for token in text)
-    laws = [joint_law(module(1), PROMPT, SamplingParams(**options), 1) for options in (banned, {})]
+    laws = [joint_distribution(module(1), PROMPT, SamplingParams(**options), 1) for options in (banned, {})]
     for first, wanted in enumerate(laws):
         assert g_test([text[:1] for text in texts[first:160:2]], wanted) > ERROR_LEVEL / 24
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from byte_tokenizer import byte_tokenizer
+from distributions import g_test, joint_distribution, next_distributions
 from foretoken import Engine, SamplingParams, load
 from foretoken.draft import Draft
 from foretoken.drafters import Drafter, DraftModel, NgramStorage, PromptLookup
@@ -16,7 +17,6 @@ from foretoken.errors import ModelError, NumericalError, OutOfMemory, ParameterE
 from foretoken.models.cache import SlotCache
 from foretoken.models.hf import HFModel
 from foretoken.verify import TypicalVerifier
-from laws import g_test, joint_law, next_laws
 from tiny import tiny_bart, tiny_gemma3, tiny_gpt2, tiny_llama, tiny_qwen3, tiny_t5
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24)
@@ -131,7 +131,7 @@ def test_what_a_request_said_biases_no_other_of_the_same_seed(verifier):
         params = SamplingParams(seed=seed, max_new_tokens=3)
         engine.generate(PROMPT, params)
         samples.append(engine.generate(PROMPT, params).token_ids[:1])
-    assert g_test(samples, joint_law(model.module, PROMPT, SamplingParams(), 1)) > 0.01
+    assert g_test(samples, joint_distribution(model.module, PROMPT, SamplingParams(), 1)) > 0.01
 
 
 def test_rows_of_one_batch_may_be_greedy_and_sampled():
@@ -242,7 +242,7 @@ def test_logprobs_are_the_targets():
     )
     assert len(completion.logprobs) == len(completion.token_ids) == 9
     for place, entry in enumerate(completion.logprobs):
-        law = next_laws(
+        law = next_distributions(
             target, PROMPT, torch.tensor([completion.token_ids[:place]], dtype=torch.int64), SamplingParams()
         )
         assert entry.token_id == completion.token_ids[place]

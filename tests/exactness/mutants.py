@@ -1,7 +1,7 @@
-"""Faults that make speculative sampling lossy, each seen in the wild or a keystroke away.
+"""Faults that make speculative sampling lossy: found in real implementations, or easily made.
 
-``MUTANTS`` maps a name to a `Mutant`: a verifier with a fault, or a sound verifier and a fault in what the drafter
-reports. The proof must catch every one; an audit from outside should, too.
+``MUTANTS`` maps a name to a `Mutant`: a verifier with a fault, or a correct verifier and a fault in what the drafter
+reports. The proof must find every one; a black-box audit should, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foretoken.verify.block import BlockVerifier
 from foretoken.verify.exact import Mode
 from foretoken.verify.kseq import KSeqVerifier
 from foretoken.verify.residual import adjusted_distribution, match_vocabulary, safe_ratio, value_at
-from foretoken.verify.token import TokenVerifier, UnadjustedTokenVerifier, replacement_law
+from foretoken.verify.token import TokenVerifier, UnadjustedTokenVerifier, replacement_probs
 from foretoken.verify.traversal import TraversalVerifier
 from foretoken.verify.tree import TreeVerifier
 
@@ -27,7 +27,7 @@ CHAIN = (0, 1)
 
 @dataclass(frozen=True)
 class Mutant:
-    """A verifier and, maybe, a change to each draft before target and verifier see it; drafts of `shape` show it."""
+    """A verifier and optionally a change to each draft before target and verifier get it; drafts of `shape` show it."""
 
     verifier: Verifier
     alter: Callable[[Draft], Draft] | None = None
@@ -43,8 +43,8 @@ class ResidualOfWrongPosition(TokenVerifier):
     """q is taken from the position before the rejected one."""
 
     def _replacement(self, draft: Draft, p: Tensor, node: Tensor) -> Tensor:
-        law = replacement_law(draft, p, (node - 1).clamp(min=0))
-        return torch.where((node < draft.counts)[:, None], law, p)
+        residual = replacement_probs(draft, p, (node - 1).clamp(min=0))
+        return torch.where((node < draft.counts)[:, None], residual, p)
 
 
 class ResidualSwapped(TokenVerifier):
@@ -52,12 +52,12 @@ class ResidualSwapped(TokenVerifier):
 
     def _replacement(self, draft: Draft, p: Tensor, node: Tensor) -> Tensor:
         rows = torch.arange(len(node))
-        law = adjusted_distribution(draft.probs[rows, node.clamp(max=draft.width - 1)].to(p.dtype), p)
-        return torch.where((node < draft.counts)[:, None], law, p)
+        swapped = adjusted_distribution(draft.probs[rows, node.clamp(max=draft.width - 1)].to(p.dtype), p)
+        return torch.where((node < draft.counts)[:, None], swapped, p)
 
 
 class ResidualUnnormalised(TokenVerifier):
-    """``(p - q)+`` as it is; what is missing goes to the first token, as with a draw that finds nothing."""
+    """``(p - q)+`` without normalisation; the missing mass goes to token 0, as with a draw that falls through."""
 
     def _replacement(self, draft: Draft, p: Tensor, node: Tensor) -> Tensor:
         rows = torch.arange(len(node))
@@ -90,27 +90,27 @@ class BonusOfWrongRow(TokenVerifier):
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
         rows = torch.arange(len(node))
-        law = super().next_probs(draft, target_probs, node)
-        return torch.where((node == draft.counts)[:, None], target_probs[rows, (node - 1).clamp(min=0)], law)
+        probs = super().next_probs(draft, target_probs, node)
+        return torch.where((node == draft.counts)[:, None], target_probs[rows, (node - 1).clamp(min=0)], probs)
 
 
 class WrongRowOfBatch(TokenVerifier):
-    """The next token of one row comes from its neighbour's law."""
+    """The next token of one row is drawn from its neighbour's distribution."""
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
         return super().next_probs(draft, target_probs, node).roll(1, 0)
 
 
-class CoarseCoin(TokenVerifier):
-    """``u ≤ p/q`` with an 8-bit u: it may be 0, and what the target rules out gets in."""
+class CoarseUniform(TokenVerifier):
+    """``u ≤ p/q`` with an 8-bit u: it may be 0, and tokens with p = 0 are accepted."""
 
     def _accept(self, draft: Draft, target_probs: Tensor) -> Tensor:
         accept = super()._accept(draft, target_probs)
         return torch.where(draft.used(), ((accept * 256).floor() + 1).clamp(max=256) / 256, 0)
 
 
-class CoinReused(TokenVerifier):
-    """One uniform number for all positions of a round."""
+class UniformReused(TokenVerifier):
+    """One uniform for all positions of a round."""
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
         accept = self._accept(draft, target_probs)
@@ -119,7 +119,7 @@ class CoinReused(TokenVerifier):
 
 
 class StopLate(TokenVerifier):
-    """The rejected token is kept."""
+    """The rejected token is emitted."""
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
         stop = super().stop_probs(draft, target_probs)
@@ -129,7 +129,7 @@ class StopLate(TokenVerifier):
 
 
 class StopEarly(TokenVerifier):
-    """The last accepted token is given back, and a new one drawn as if it had been rejected."""
+    """The last accepted token is dropped, and a new one drawn as if it had been rejected."""
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
         stop = super().stop_probs(draft, target_probs)
@@ -146,7 +146,7 @@ class HalfPrecision(TokenVerifier):
 
 
 class TargetWithoutTemperature(TokenVerifier):
-    """Verifies against the target's law without the request's sampling parameters."""
+    """Verifies against the target's distribution without the request's sampling parameters."""
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
         return super().stop_probs(draft, _flatter(target_probs))
@@ -159,16 +159,16 @@ class TargetWithoutTemperature(TokenVerifier):
 
 
 class BlockForgetsWeight(BlockVerifier):
-    """S as if nothing of the prefix's probability had been spent."""
+    """S with a weight of 1 in place of the prefix's weight."""
 
-    def _left(self, draft: Draft, target_probs: Tensor, ratios: Tensor, weights: Tensor) -> Tensor:
-        return super()._left(draft, target_probs, ratios, torch.ones_like(weights))
+    def _spare(self, draft: Draft, target_probs: Tensor, ratios: Tensor, weights: Tensor) -> Tensor:
+        return super()._spare(draft, target_probs, ratios, torch.ones_like(weights))
 
 
-class BlockCoinIsWeight(BlockVerifier):
-    """``h_i = w_i`` inside the chain, as at its end."""
+class BlockSpareIsWeight(BlockVerifier):
+    """``S_i = w_i`` inside the chain."""
 
-    def _left(self, draft: Draft, target_probs: Tensor, ratios: Tensor, weights: Tensor) -> Tensor:
+    def _spare(self, draft: Draft, target_probs: Tensor, ratios: Tensor, weights: Tensor) -> Tensor:
         return weights
 
 
@@ -180,14 +180,14 @@ class BlockTokenResidual(BlockVerifier):
 
 
 class SiblingsAgainstP(TreeVerifier):
-    """Every sibling is tried against p itself, not against what the others left."""
+    """Every sibling is tried against p itself, not against the residual of those before it."""
 
     def _accept(self, p: Tensor, q: Tensor, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
         return torch.where(present, safe_ratio(value_at(p, tokens), value_at(q, tokens)).clamp(max=1), 0)
 
 
 class LikeliestSiblingFirst(TreeVerifier):
-    """Tries the children of the root in the order of the target's taste (for drafts one token deep)."""
+    """Tries the children of the root in the order of falling p (for drafts one token deep)."""
 
     def _sorted(self, draft: Draft, target_probs: Tensor) -> tuple[Draft, Tensor]:
         p = value_at(target_probs[:, 0], draft.tokens)
@@ -204,58 +204,58 @@ class LikeliestSiblingFirst(TreeVerifier):
 
 
 class KSeqGreedy(KSeqVerifier):
-    """rho = 1 whatever the number of candidates: accepts more than there is."""
+    """rho = 1 whatever the number of candidates: accepts too often."""
 
     def _accept(self, p: Tensor, q: Tensor, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
         return torch.where(present, safe_ratio(value_at(p, tokens), value_at(q, tokens)).clamp(max=1), 0)
 
-    def _left(self, p: Tensor, q: Tensor, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+    def _residual(self, p: Tensor, q: Tensor, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
         return adjusted_distribution(p, match_vocabulary(q, p.shape[-1]))
 
 
 class TraversalStaleWeight(TraversalVerifier):
-    """A node whose children are gone is accepted with the weight that it began with."""
+    """A node whose children are deleted is accepted with the weight that it had before."""
 
-    def _coins(self, draft: Draft, target_probs: Tensor) -> Tensor:
-        coins, weight = super()._coins(draft, target_probs), acceptance_ratios(draft, target_probs)
-        first = torch.where(draft.parents == 0, weight.clamp(max=1), 0)
-        inner = torch.zeros_like(coins, dtype=torch.bool).scatter_(1, draft.parents, True)
+    def _leaf_weights(self, draft: Draft, target_probs: Tensor) -> Tensor:
+        weights, ratios = super()._leaf_weights(draft, target_probs), acceptance_ratios(draft, target_probs)
+        first = torch.where(draft.parents == 0, ratios.clamp(max=1), 0)
+        inner = torch.zeros_like(weights, dtype=torch.bool).scatter_(1, draft.parents, True)
         inner[:, 0] = False
-        return torch.where(inner, torch.nn.functional.pad(first, (1, 0)), coins)
+        return torch.where(inner, torch.nn.functional.pad(first, (1, 0)), weights)
 
 
 # Faults of what a drafter reports
 
 
 def q_before_temperature(draft: Draft) -> Draft:
-    """Draws at a lower temperature than the law it reports."""
+    """Draws at a lower temperature than that of the q it reports."""
     return replace(draft, probs=_flatter(draft.probs))
 
 
 def q_truncated(draft: Draft) -> Draft:
-    """Reports a law cut to its likelier half; the draw was not cut."""
+    """Reports a q cut to its likelier half; the draw was not cut."""
     kept = torch.where(draft.probs >= 0.6 * draft.probs.amax(-1, keepdim=True), draft.probs, 0)
     return replace(draft, probs=kept / kept.sum(-1, keepdim=True))
 
 
 def q_not_truncated(draft: Draft) -> Draft:
-    """Reports a law that spreads over all tokens; the draw was cut."""
+    """Reports a q that spreads over all tokens; the draw was cut."""
     return replace(draft, probs=0.8 * draft.probs + 0.2 / draft.probs.shape[-1])
 
 
 def q_of_wrong_position(draft: Draft) -> Draft:
-    """The laws are shifted by one position."""
+    """The reported q are shifted by one position."""
     return replace(draft, probs=draft.probs.roll(1, 1))
 
 
 def chosen_declared_drawn(draft: Draft) -> Draft:
-    """Takes the likeliest token, and reports the law as if it had been drawn from it."""
+    """Takes the likeliest token, and reports q as if it had been drawn from it."""
     rows = torch.arange(draft.batch_size, device=draft.tokens.device)[:, None]
     return replace(draft, tokens=draft.probs[rows, draft.parents].argmax(-1))
 
 
 def drops_unlikely(draft: Draft) -> Draft:
-    """Cuts a chain before the first token whose own probability was low, after having drawn it."""
+    """Cuts a chain before the first token with a low q, after having drawn it."""
     rows = torch.arange(draft.batch_size, device=draft.tokens.device)[:, None]
     q = draft.probs[rows, draft.parents].gather(-1, draft.tokens[..., None])[..., 0]
     likely = ((q >= 0.4) & draft.used()).to(torch.int64).cumprod(1).sum(1)
@@ -268,12 +268,12 @@ def replacement_mixed_up(draft: Draft) -> Draft:
 
 
 def padding_counted(draft: Draft) -> Draft:
-    """A row's padding passes for draft tokens."""
+    """A row's padding counts as draft tokens."""
     return replace(draft, counts=torch.full_like(draft.counts, draft.width))
 
 
 def _flatter(probs: Tensor) -> Tensor:
-    """The law at twice the temperature."""
+    """The distribution at twice the temperature."""
     root = probs.sqrt()
     return root / root.sum(-1, keepdim=True)
 
@@ -287,14 +287,14 @@ MUTANTS: dict[str, Mutant] = {
     "ratio inverted": Mutant(RatioInverted()),
     "bonus of the wrong row": Mutant(BonusOfWrongRow()),
     "wrong row of the batch": Mutant(WrongRowOfBatch()),
-    "coarse coin": Mutant(CoarseCoin()),
-    "coin reused": Mutant(CoinReused()),
+    "coarse uniform": Mutant(CoarseUniform()),
+    "uniform reused": Mutant(UniformReused()),
     "stop late": Mutant(StopLate()),
     "stop early": Mutant(StopEarly()),
     "half precision": Mutant(HalfPrecision()),
     "target without temperature": Mutant(TargetWithoutTemperature()),
     "block forgets its weight": Mutant(BlockForgetsWeight()),
-    "block coin is weight": Mutant(BlockCoinIsWeight()),
+    "block S is weight": Mutant(BlockSpareIsWeight()),
     "block with token residual": Mutant(BlockTokenResidual(), shape=(0, 1, 2)),
     "siblings against p": Mutant(SiblingsAgainstP(), shape=(0, 0)),
     "likeliest sibling first": Mutant(LikeliestSiblingFirst(), shape=(0, 0)),

@@ -1,8 +1,8 @@
 # ruff: noqa: E501  (a mutant a line)
-"""Faults of what draws a round's outcome (`decide`, its shortcuts, `draw`), as edits of the source that runs.
+"""Faults in the code that draws a round's outcome (`decide`, its shortcuts, `draw`), as edits of its source.
 
-``SHORTCUT_MUTANTS`` maps a name to a `ShortcutMutant`. An edit that no longer fits the source is an error, so that no
-mutant can go stale.
+``SHORTCUT_MUTANTS`` maps a name to a `ShortcutMutant`. An edit that no longer applies to the source is an error, so
+that no mutant can go stale.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class ShortcutMutant:
     """An edit, and a case that shows it.
 
     Attributes:
-        module: that is edited.
-        old: a piece of its source that stands there once.
-        new: what it becomes.
-        verifier: name of the verifier that is asked.
-        mode: how drafts come about.
-        shape: of the drafts.
-        alone: rows are asked about one at a time.
+        module: the module that is edited.
+        old: a piece of its source that occurs exactly once.
+        new: its replacement.
+        verifier: name of the verifier.
+        mode: how siblings are made.
+        shape: parents of the drafts' nodes.
+        alone: rows are verified one at a time.
         padding: columns of padding.
-        vocabularies: of target and drafter.
-        limits: in force.
+        vocabularies: sizes, of target and drafter.
+        limits: the limits in force.
     """
 
     module: str
@@ -67,7 +67,7 @@ def _namespace(module: ModuleType) -> dict[str, Any]:
 def _edited(name: str, old: str, new: str) -> dict[str, Any]:
     module = import_module(name)
     source = getsource(module)
-    assert source.count(old) == 1, f"{name} holds {source.count(old)} times: {old}"
+    assert source.count(old) == 1, f"{name} contains it {source.count(old)} times: {old}"
     namespace = _namespace(module)
     exec(compile(source.replace(old, new), name, "exec"), namespace)
     return namespace
@@ -82,26 +82,26 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "token: one uniform for each position": ShortcutMutant(FAST, "reach *= min(ratio, 1.0)", "reach = min(ratio, 1.0)"),
     "token: ratios above 1 make up for others": ShortcutMutant(FAST, "reach *= min(ratio, 1.0)", "reach *= ratio"),
     "token: accepts with the uniform squared": ShortcutMutant(FAST, "limit = 0, 1.0, 1.0 - u", "limit = 0, 1.0, 1.0 - u * u"),
-    "token: stops one late": ShortcutMutant(FAST, "        nodes.append(node)\n    return nodes, _what_follows(draft, target_probs, nodes, None)", "        nodes.append(min(node + 1, len(ratios)))\n    return nodes, _what_follows(draft, target_probs, nodes, None)"),
-    "token: stops one early": ShortcutMutant(FAST, "        nodes.append(node)\n    return nodes, _what_follows(draft, target_probs, nodes, None)", "        nodes.append(max(node - 1, 0))\n    return nodes, _what_follows(draft, target_probs, nodes, None)"),
-    "token: next token of the position before": ShortcutMutant(FAST, "_what_follows(draft, target_probs, nodes, None)", "_what_follows(draft, target_probs, [max(n - 1, 0) for n in nodes], None)"),
+    "token: stops one late": ShortcutMutant(FAST, "        nodes.append(node)\n    return nodes, _next_weights(draft, target_probs, nodes, None)", "        nodes.append(min(node + 1, len(ratios)))\n    return nodes, _next_weights(draft, target_probs, nodes, None)"),
+    "token: stops one early": ShortcutMutant(FAST, "        nodes.append(node)\n    return nodes, _next_weights(draft, target_probs, nodes, None)", "        nodes.append(max(node - 1, 0))\n    return nodes, _next_weights(draft, target_probs, nodes, None)"),
+    "token: next token of the position before": ShortcutMutant(FAST, "_next_weights(draft, target_probs, nodes, None)", "_next_weights(draft, target_probs, [max(n - 1, 0) for n in nodes], None)"),
     "token: the last token is never accepted": ShortcutMutant(FAST, "for ratio in ratios:\n            reach", "for ratio in ratios[:-1]:\n            reach"),
     "ratio inverted": ShortcutMutant(FAST, "(x / y if y else infinity)", "(y / x if y else infinity)"),
     "ratio of a position earlier": ShortcutMutant(FAST, "p = target_probs[:, :width].gather", "p = target_probs[:, :width].roll(1, 1).gather"),
     "padding counted": ShortcutMutant(FAST, "[row[:count] for row", "[row for row", padding=1),
     "tokens beyond the vocabulary accepted": ShortcutMutant(FAST, "p = torch.where(draft.tokens < size, p, 0)", "pass", vocabularies=(2, 3)),
-    "residual skipped": ShortcutMutant(FAST, "return replacement_law(draft, p, chosen,", "return p if True else replacement_law(draft, p, chosen,"),
+    "residual skipped": ShortcutMutant(FAST, "return replacement_probs(draft, p, chosen,", "return p if True else replacement_probs(draft, p, chosen,"),
     "alone: residual skipped": ShortcutMutant(FAST, "if node == int(draft.counts[0]):", "if True:", alone=True),
     "alone: residual swapped": ShortcutMutant(FAST, ".clamp_(max=0).neg_()\n    return mass", ".clamp_(min=0)\n    return mass", alone=True),
-    "alone: rejected token kept": ShortcutMutant(FAST, "mass[:, token : token + 1] = 0", "pass", mode=CHOSEN, alone=True),
+    "alone: rejected token may be drawn again": ShortcutMutant(FAST, "mass[:, token : token + 1] = 0", "pass", mode=CHOSEN, alone=True),
     "alone: another token removed": ShortcutMutant(FAST, "token = int(draft.tokens[0, node])", "token = int(draft.tokens[0, node - 1])", mode=CHOSEN, shape=DEEP, vocabularies=(2, 2), alone=True),
     # block
     "block: last weight inverted": ShortcutMutant(FAST, "none_succeeds = 1.0 - weights[row][node]", "none_succeeds = weights[row][node]", "block"),
     "block: weight forgets the prefix": ShortcutMutant(FAST, "min(1.0, weights[-1] * ratio)", "min(1.0, ratio)", "block"),
-    "block: unspent mass forgotten": ShortcutMutant(FAST, "total = left + (1.0 - weight)", "total = left + 1.0", "block"),
-    "block: a uniform for each position": ShortcutMutant(FAST, "none_succeeds *= 1.0 - (left", "none_succeeds = 1.0 - (left", "block"),
-    "block: S of another position": ShortcutMutant(FAST, "left = spare[row][node - 1]", "left = spare[row][node - 2]", "block", shape=DEEP),
-    "block: S of chosen tokens without weight": ShortcutMutant(FAST, "left = weight * max(", "left = max(", "block", CHOSEN, DEEP),
+    "block: 1 - w forgotten": ShortcutMutant(FAST, "total = mass + (1.0 - weight)", "total = mass + 1.0", "block"),
+    "block: a uniform for each position": ShortcutMutant(FAST, "none_succeeds *= 1.0 - (mass", "none_succeeds = 1.0 - (mass", "block"),
+    "block: S of another position": ShortcutMutant(FAST, "mass = spare[row][node - 1]", "mass = spare[row][node - 2]", "block", shape=DEEP),
+    "block: S of chosen tokens without weight": ShortcutMutant(FAST, "mass = weight * max(", "mass = max(", "block", CHOSEN, DEEP),
     "block: token's residual": ShortcutMutant(FAST, "[weights[row][node] for row, node in enumerate(nodes)]", "[1.0 for _ in nodes]", "block", shape=DEEP),
     "block alone: S without weight": ShortcutMutant(FAST, "target_probs[row, node], weight)", "target_probs[row, node], 1.0)", "block", shape=DEEP, vocabularies=(2, 2), alone=True),
     "block alone: residual without weight": ShortcutMutant(FAST, "alpha=1.0 if weights is None else weights[0]", "alpha=1.0", "block", alone=True),

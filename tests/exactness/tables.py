@@ -1,4 +1,4 @@
-"""Tables of laws for the proofs: how target and drafter relate, and Hypothesis strategies that make them."""
+"""Tables of distributions for the proofs: how target and drafter relate, and Hypothesis strategies that make them."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ def depth_of(shape: tuple[int, ...]) -> int:
 
 
 def table(pool: Tensor, levels: int) -> list[Tensor]:
-    """Laws of the pool (``[n, V]``) dealt out to all paths, in a fixed order that mixes them."""
+    """A table whose distributions are taken from the pool ``[n, V]``, in a fixed order that mixes them."""
     vocab_size = pool.shape[1]
-    out, dealt = [], 0
+    out, used = [], 0
     for level in range(levels):
         size = vocab_size**level
-        index = torch.arange(dealt, dealt + size)
+        index = torch.arange(used, used + size)
         out.append(pool[(index + index // len(pool)) % len(pool)].reshape([vocab_size] * (level + 1)))
-        dealt += size
+        used += size
     return out
 
 
 def relate(p: Tensor, q: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Bend two pools of weights ``[n, V]`` so that they stand in the named relation; returns laws."""
+    """Change two pools of weights ``[n, V]`` so that they are related as `kind` says; returns distributions."""
     vocab_size = p.shape[1]
     p, q = p.double(), q.double()
     tokens = torch.arange(vocab_size)
     if kind == "equal":
         q = p.clone()
     elif kind == "near":
-        # Zeros of p become tiny, too: a token that the drafter may draw and the target never would.
+        # q is tiny where p is 0: a token that the drafter may draw and the target never samples.
         q = p / p.sum(1, keepdim=True) + 1e-7 * (q / q.sum(1, keepdim=True))
     elif kind == "disjoint":
-        if vocab_size > 1:  # of one token there are no two disjoint laws
+        if vocab_size > 1:  # with one token there are no two disjoint distributions
             even = (tokens % 2 == 0).double()
             p = p * even + even * 0.25
             q = q * (1 - even) + (1 - even) * 0.25
@@ -78,7 +78,7 @@ def relate(p: Tensor, q: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def pair(kind: str, vocab_size: int, depth: int, seed: int, zeros: bool = True) -> Pair:
-    """Random tables, a fresh law at every path; about a third of the numbers 0 if asked for."""
+    """Random tables, a new distribution for every path; with `zeros` about a third of the numbers are 0."""
     generator = torch.Generator().manual_seed(seed)
     size = sum(vocab_size**d for d in range(depth + 1))
     shape = (2, size, vocab_size)
@@ -94,8 +94,8 @@ def pair(kind: str, vocab_size: int, depth: int, seed: int, zeros: bool = True) 
 @st.composite
 def pairs(draw: st.DrawFn, vocab_size: int, depth: int) -> Pair:
     """Tables of small whole-number weights, which make zeros, ties and equal ratios common."""
-    law = st.lists(st.integers(0, 6), min_size=vocab_size, max_size=vocab_size).filter(any)
-    pool = st.lists(law, min_size=1, max_size=7)
+    weights = st.lists(st.integers(0, 6), min_size=vocab_size, max_size=vocab_size).filter(any)
+    pool = st.lists(weights, min_size=1, max_size=7)
     p, q = torch.tensor(draw(pool)), torch.tensor(draw(pool))
     n = max(len(p), len(q))
     p, q = p[torch.arange(n) % len(p)], q[torch.arange(n) % len(q)]

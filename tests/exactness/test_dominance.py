@@ -1,4 +1,4 @@
-"""Which rule accepts more, by exact computation, and that none beats its bound."""
+"""Which verifier accepts more, by exact computation, and that none exceeds its bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from exactness.tables import (
 from foretoken.errors import ParameterError
 from foretoken.verify import get
 from foretoken.verify.bounds import candidates_bound, chain_bound
-from foretoken.verify.exact import MODES, all_drafts, check, target_law, target_probs_of
+from foretoken.verify.exact import MODES, all_drafts, check, target_distribution, target_probs_of
 
 ROUNDING = 1e-12
 
@@ -78,18 +78,18 @@ def test_traversal_is_block_on_chains(kind, mode):
         assert (got - wanted).abs().max() < ROUNDING
         for node in range(4):
             at = torch.full_like(draft.counts, node)
-            law = get("traversal").next_probs(draft, target_probs, at)
-            assert (law - get("block").next_probs(drafts.draft, target_probs, at)).abs().max() < ROUNDING
+            probs = get("traversal").next_probs(draft, target_probs, at)
+            assert (probs - get("block").next_probs(drafts.draft, target_probs, at)).abs().max() < ROUNDING
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["token", "block"])
 def test_chains_keep_to_their_bound(name, kind):
-    """The probability of accepting i tokens is at most the overlap of the joint laws of i tokens."""
+    """The probability of accepting i tokens is at most the overlap of the joint distributions of i tokens."""
     tables = pair(kind, 3, 3, 3)
     report = check(get(name), (0, 1, 2), tables.target, tables.drafter)
     for i, acceptance in enumerate(report.acceptance, start=1):
-        p, q = target_law(tables.target[:i]).flatten(), target_law(tables.drafter[:i]).flatten()
+        p, q = target_distribution(tables.target[:i]).flatten(), target_distribution(tables.drafter[:i]).flatten()
         assert acceptance <= chain_bound(p, q).item() + ROUNDING
     if name == "token":
         assert report.acceptance[0] == pytest.approx(chain_bound(tables.target[0], tables.drafter[0]).item(), abs=1e-12)
@@ -111,7 +111,7 @@ def test_siblings_keep_to_their_bound(data):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_rule_beats_the_bound_over_all_sets(mode):
+def test_no_verifier_exceeds_the_bound_over_all_sets(mode):
     """For siblings of any kind: 1 + min over sets H of p(H) minus the probability that all of them lie in H."""
     for seed in range(10):
         tables = pair("independent", 4, 1, seed)
@@ -131,7 +131,7 @@ def test_no_rule_beats_the_bound_over_all_sets(mode):
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_candidates_bound_is_the_transport_problems_optimum(k):
-    """Best over all joint laws of (candidates, token), as a linear programme."""
+    """The maximum over all joint distributions of (candidates, token), as a linear programme."""
     optimize = pytest.importorskip("scipy.optimize")
     for seed in range(5):
         p, q = (level[0] for level in (pair("independent", 3, 1, seed).target, pair("independent", 3, 1, seed).drafter))
@@ -156,7 +156,7 @@ def test_bounds_with_vocabularies_padded_differently():
     assert candidates_bound(q, p, 1).item() == pytest.approx(0.5)
 
 
-def test_bounds_of_equal_and_disjoint_laws():
+def test_bounds_of_equal_and_disjoint_distributions():
     p, q = torch.tensor([0.5, 0.5, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
     assert chain_bound(p, p).item() == candidates_bound(p, p, 1).item() == 1
     assert chain_bound(p, q).item() == candidates_bound(p, q, 3).item() == 0

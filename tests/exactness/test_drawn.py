@@ -1,4 +1,4 @@
-"""What production draws, proven: `decide` with its shortcuts, by counting the uniforms that lead to each outcome."""
+"""`decide` with its shortcuts is lossless: proven by counting the uniforms that lead to each outcome."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sequence import Sequence
 from foretoken.verify import get, names
 from foretoken.verify.drawn import Drawn
-from foretoken.verify.exact import MODES, ExactReport, all_drafts, check, round_law, target_law, target_probs_of
+from foretoken.verify.exact import (
+    MODES,
+    ExactReport,
+    all_drafts,
+    check,
+    round_distribution,
+    target_distribution,
+    target_probs_of,
+)
 
 TOLERANCE = 1e-12
 FLOAT32_TOLERANCE = 1e-6
-"""In production's precision: observed are 1e-8 and less."""
+"""For the precision of production: the errors observed are 1e-8 and less."""
 
 LOSSLESS = [name for name in names() if get(name).lossless and name != "coupled"]
 CHAINS = [(0,), (0, 1)]
@@ -84,28 +92,28 @@ def test_drawing_by_blocks_of_the_vocabulary_is_lossless(name):
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_what_is_drawn_is_what_the_verifier_says(name):
+def test_draws_have_the_verifiers_own_distributions(name):
     """Draft by draft, not only on average: stop_probs and next_probs themselves."""
     shape = (0, 0, 1) if get(name).trees else (0, 1)
     tables = pair("independent", 3, depth_of(shape), seed=80)
     draft = all_drafts(shape, tables.drafter).draft
     probs = target_probs_of(draft, tables.target)
-    drawn, stated = Drawn(get(name)), get(name)
-    stop = stated.stop_probs(draft, probs)
+    drawn, defined = Drawn(get(name)), get(name)
+    stop = defined.stop_probs(draft, probs)
     assert (drawn.stop_probs(draft, probs) - stop).abs().max() < TOLERANCE
     for node in range(draft.width + 1):
         nodes = torch.full_like(draft.counts, node)
-        difference = drawn.next_probs(draft, probs, nodes) - stated.next_probs(draft, probs, nodes)
+        difference = drawn.next_probs(draft, probs, nodes) - defined.next_probs(draft, probs, nodes)
         assert (difference.abs().amax(1) * (stop[:, node] > TOLERANCE)).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["independent", "disjoint", "narrow", "one-hot target"])
 @pytest.mark.parametrize("name", ["token", "block", "tree"])
-def test_what_the_target_rules_out_is_never_drawn(name, kind):
-    """Not for a single one of the 2**53 uniforms: 0 among them."""
+def test_tokens_without_target_probability_are_never_drawn(name, kind):
+    """Not for any of the 2**53 uniforms, 0 included."""
     tables = pair(kind, 3, 2, seed=90)
-    found = round_law(Drawn(get(name)), all_drafts((0, 1), tables.drafter), tables.target)
-    assert (found[target_law(tables.target) == 0] == 0).all()
+    found = round_distribution(Drawn(get(name)), all_drafts((0, 1), tables.drafter), tables.target)
+    assert (found[target_distribution(tables.target) == 0] == 0).all()
 
 
 # Greedy rows, which are verified by `follow` whatever the verifier
@@ -160,11 +168,11 @@ def report_on(mutant: ShortcutMutant, seed: int) -> ExactReport:
 
 @pytest.mark.parametrize("name", SHORTCUT_MUTANTS)
 def test_the_proof_finds(name):
-    # Written this way a NaN, of an outcome that no function of its own uniform can have, counts as found.
+    # Written this way NaN (the outcome is not a function of its own uniform) counts as found.
     assert any(not report_on(SHORTCUT_MUTANTS[name], seed).error <= 1e-4 for seed in (21, 23, 25))
 
 
-def test_none_is_lost():
+def test_the_number_of_mutants():
     assert len(SHORTCUT_MUTANTS) == 35
 
 
@@ -178,8 +186,8 @@ def test_a_strict_comparison_in_a_draw_is_found():
     target = [p, p.expand(3, 3)]
     for decide, wrong in ((edit.decide(), True), (None, False)):
         drawn = Drawn(get("token")) if decide is None else Drawn(get("token"), decide)
-        found = round_law(drawn, all_drafts((0,), tables.drafter), target)
-        assert bool((found[target_law(target) == 0] > 0).any()) == wrong
+        found = round_distribution(drawn, all_drafts((0,), tables.drafter), target)
+        assert bool((found[target_distribution(target) == 0] > 0).any()) == wrong
 
 
 # Size

@@ -1,4 +1,4 @@
-"""Samples of the whole engine against the exactly enumerated law of the target."""
+"""Samples of the whole engine against the exactly enumerated distribution of the target."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from itertools import combinations
 
 import pytest
 
+from distributions import g_test
 from foretoken.limits import DEFAULT_LIMITS
 from grid import (
     BATCH_SIZE,
@@ -19,44 +20,43 @@ from grid import (
     VERIFIERS,
     check,
     draw,
-    law,
     make_engine,
+    target_distribution,
 )
-from laws import g_test
 
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: "-".join(map(str, case)))
-def test_every_pair_of_options_has_the_targets_law(case):
+def test_every_pair_of_options_has_the_targets_distribution(case):
     check(case, len(QUICK), alone=100, draws=QUICK_DRAWS)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", GRID, ids=lambda case: "-".join(map(str, case)))
-def test_the_whole_grid_has_the_targets_law(case):
+def test_the_whole_grid_has_the_targets_distribution(case):
     check(case, len(GRID), alone=200, draws=DRAWS)
 
 
 @pytest.mark.parametrize(
     "kind", [kind if kind == "llama" else pytest.param(kind, marks=pytest.mark.full) for kind in MODELS]
 )
-def test_single_requests_have_the_targets_law(kind):
+def test_single_requests_have_the_targets_distribution(kind):
     engine = make_engine(kind, "draft-model", "token", 1)
-    assert g_test(draw(engine, "plain", 1_000, 7), law(kind, "draft-model", "plain")) > ERROR_LEVEL / len(MODELS)
+    expected = target_distribution(kind, "draft-model", "plain")
+    assert g_test(draw(engine, "plain", 1_000, 7), expected) > ERROR_LEVEL / len(MODELS)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_single_requests_have_the_targets_law_with_every_verifier(verifier):
+def test_single_requests_have_the_targets_distribution_with_every_verifier(verifier):
     engine = make_engine("llama", "draft-model", verifier, 1)
-    assert g_test(
-        draw(engine, "temperature", DRAWS, 11), law("llama", "draft-model", "temperature")
-    ) > ERROR_LEVEL / len(VERIFIERS)
+    expected = target_distribution("llama", "draft-model", "temperature")
+    assert g_test(draw(engine, "temperature", DRAWS, 11), expected) > ERROR_LEVEL / len(VERIFIERS)
 
 
 @pytest.mark.parametrize("option", ["plain", "top_p", "penalties"])
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_no_limit_changes_a_token(verifier, option):
-    """Batches that are verified in parts, read in chunks and copied from each other get what whole ones get."""
+    """Verification in parts, chunked prefill and copied prefixes give the same tokens as the default limits."""
     found = [
         draw(make_engine("llama", "draft-model", verifier, 60, limits=limits), option, 60, 17)
         for limits in (DEFAULT_LIMITS, SMALL)
@@ -65,9 +65,10 @@ def test_no_limit_changes_a_token(verifier, option):
 
 
 def test_a_lossy_verifier_is_caught():
-    """The test has the power to fail: the same draws with the adjustment skipped."""
+    """The test has power: the same number of draws with the adjustment skipped fails it."""
     engine = make_engine("llama", "draft-model", "token-unadjusted", BATCH_SIZE)
-    assert g_test(draw(engine, "plain", QUICK_DRAWS, 5), law("llama", "draft-model", "plain")) < 1e-12
+    expected = target_distribution("llama", "draft-model", "plain")
+    assert g_test(draw(engine, "plain", QUICK_DRAWS, 5), expected) < 1e-12
 
 
 def test_the_pairs_cover_everything():

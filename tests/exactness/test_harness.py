@@ -1,4 +1,4 @@
-"""The proof harness itself: what it enumerates, and that it tells the lossless from the lossy."""
+"""The proof harness itself: what it enumerates, and that it tells lossless verifiers from lossy ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exactness.mutants import MUTANTS
 from exactness.tables import BINARY_2, KINDS, RAGGED, THREE, pair
 from foretoken.errors import ParameterError
 from foretoken.verify import Verdict, Verifier, coupled, exact, get
-from foretoken.verify.exact import all_drafts, check, check_coupled, round_law, target_law
+from foretoken.verify.exact import all_drafts, check, check_coupled, round_distribution, target_distribution
 
 
 @pytest.mark.parametrize("mode", exact.MODES)
@@ -60,8 +60,8 @@ def test_weights_sum_to_one(mode):
 
 def test_padding_and_an_empty_draft_change_nothing():
     tables = pair("independent", vocab_size=3, depth=2, seed=3)
-    plain = round_law(get("token"), all_drafts([0, 1], tables.drafter), tables.target)
-    padded = round_law(get("token"), all_drafts([0, 1], tables.drafter, padding=2), tables.target)
+    plain = round_distribution(get("token"), all_drafts([0, 1], tables.drafter), tables.target)
+    padded = round_distribution(get("token"), all_drafts([0, 1], tables.drafter, padding=2), tables.target)
     assert torch.equal(plain, padded)
     assert check(get("token"), [], tables.target, tables.drafter).error == 0
     assert check(get("token"), [], tables.target, tables.drafter, padding=2).error == 0
@@ -75,12 +75,12 @@ def test_expected_accepted_of_a_single_token_is_the_overlap():
     assert report.expected_accepted == pytest.approx(overlap)
 
 
-def test_the_law_of_the_target_is_a_product():
+def test_the_joint_distribution_of_the_target_is_a_product():
     tables = pair("independent", vocab_size=3, depth=2, seed=5)
-    law = target_law(tables.target)
+    joint = target_distribution(tables.target)
     t0, t1, t2 = tables.target
-    assert law[2, 0, 1] == t0[2] * t1[2, 0] * t2[2, 0, 1]
-    assert law.sum().item() == pytest.approx(1)
+    assert joint[2, 0, 1] == t0[2] * t1[2, 0] * t2[2, 0, 1]
+    assert joint.sum().item() == pytest.approx(1)
 
 
 class _Nan(Verifier):
@@ -93,8 +93,8 @@ class _Nan(Verifier):
         return get("token").next_probs(draft, target_probs, node) * torch.tensor(float("nan"))
 
 
-class _NotALaw(_Nan):
-    """Errors that cancel in the sum over drafts, but are errors."""
+class _NotNormalised(_Nan):
+    """Errors of single drafts that cancel in the sum over drafts."""
 
     def stop_probs(self, draft, target_probs):
         stop = get("token").stop_probs(draft, target_probs)
@@ -106,20 +106,20 @@ class _NotALaw(_Nan):
         return get("token").next_probs(draft, target_probs, node)
 
 
-def test_nan_and_what_is_no_law_are_errors():
+def test_nan_and_unnormalised_probabilities_are_errors():
     tables = pair("equal", vocab_size=2, depth=1, seed=6)
     assert not check(_Nan(), [0], tables.target, tables.drafter).error < 1e-12
-    assert check(_NotALaw(), [0], tables.target, tables.drafter).error >= 1e-3 - 1e-12
+    assert check(_NotNormalised(), [0], tables.target, tables.drafter).error >= 1e-3 - 1e-12
 
 
 @pytest.mark.parametrize("shape", [[], [0], [0, 1, 2], [0, 0], [0, 0, 1, 1, 3], [0, 0, 1, 1, 2, 2]])
 @pytest.mark.parametrize("vocab_size", [2, 3])
-def test_coupled_follows_the_targets_own_text(shape, vocab_size):
+def test_coupled_follows_the_targets_own_output(shape, vocab_size):
     assert check_coupled(get("coupled"), shape, vocab_size) == 0
 
 
 class _FirstBranchOnly(coupled.SharedNoiseVerifier):
-    """Forgets to ask whether the ancestors agree."""
+    """Does not check that the ancestors agree."""
 
     def follow(self, draft, picks):
         rows = torch.arange(draft.batch_size)
@@ -129,17 +129,17 @@ class _FirstBranchOnly(coupled.SharedNoiseVerifier):
         return Verdict(path, counts, picks[rows, node])
 
 
-def test_a_wrong_walk_is_found():
+def test_a_wrong_path_is_found():
     assert check_coupled(_FirstBranchOnly(), [0, 0, 1, 1], 2) > 0
 
 
-def test_bad_questions_are_named():
+def test_invalid_arguments_are_named():
     tables = pair("independent", vocab_size=2, depth=1, seed=7)
     with pytest.raises(ParameterError, match="unknown mode"):
         all_drafts([0], tables.drafter, "sometimes")
     with pytest.raises(ParameterError, match="parents come first"):
         all_drafts([1], tables.drafter)
-    with pytest.raises(ParameterError, match="levels of drafter laws"):
+    with pytest.raises(ParameterError, match="levels of drafter tables"):
         all_drafts([0, 1, 2], tables.drafter)
     with pytest.raises(ParameterError, match="deeper than the draft"):
         check(get("token"), [0], tables.target[:1], tables.drafter)

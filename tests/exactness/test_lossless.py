@@ -1,4 +1,4 @@
-"""Every lossless verifier, proven by its own functions: exact laws over all drafts, error below 1e-12."""
+"""Every lossless verifier, proven by its own functions: exact distributions over all drafts, error below 1e-12."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def examples(count: int):
 
 
 def modes_of(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """Ways to draw siblings that the verifier knows; without siblings all are."""
+    """The modes that the verifier supports for this shape; without siblings all of them."""
     siblings = len(set(shape)) < len(shape)
     return ("with replacement",) if name == "kseq" and siblings else MODES
 
@@ -148,7 +148,7 @@ def test_vocabularies_padded_differently(name, widths):
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_a_draft_that_stops_early_for_a_reason(name):
-    """Whether to draw on may depend on what was drawn, as long as nothing drawn is taken back."""
+    """Whether to continue drafting may depend on the tokens drawn, as long as no drawn token is dropped."""
 
     def stop_after_token_0(draft):
         first = (draft.tokens == 0).int().argmax(1)
@@ -163,7 +163,7 @@ def test_a_draft_that_stops_early_for_a_reason(name):
 @pytest.mark.parametrize("name", LOSSLESS)
 @pytest.mark.parametrize("mode", ["with replacement", "without replacement"])
 def test_drawn_tokens_may_be_declared_chosen(name, mode):
-    """What a rule chose from the prefix alone is fine; what was drawn and then forgotten is, too."""
+    """Tokens drawn from q may be verified without q, as if they had been chosen."""
     shape = (0, 0, 1) if get(name).trees and name != "kseq" else (0, 1)
 
     def forget(draft):
@@ -182,6 +182,6 @@ def test_the_lossy_are_lossy(name):
 
 
 @pytest.mark.parametrize("name", ["lenient:1", "ensemble:1"])
-def test_with_nothing_to_forgive_they_are_token_level(name):
+def test_with_parameter_1_they_are_token_level(name):
     tables = pair("independent", 4, 2, 7)
     assert check(get(name), (0, 1), tables.target, tables.drafter).error < TOLERANCE

@@ -24,9 +24,9 @@ def report_on(mutant: Mutant, seed: int) -> ExactReport:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_proof_finds(name):
-    # On some tables a fault makes no difference: a residual on one token only is the same by any road.
+    # On some tables a fault makes no difference: a residual with mass on one token only is the same either way.
     assert max(report_on(MUTANTS[name], seed).error for seed in (21, 22, 23)) > 1e-4
 
 
-def test_none_is_lost():
+def test_the_number_of_mutants():
     assert len(MUTANTS) == 31

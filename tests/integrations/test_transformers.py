@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import foretoken
+from distributions import g_test, joint_distribution
 from foretoken import SamplingParams
 from foretoken.errors import ParameterError, PromptError
 from foretoken.limits import Limits
 from foretoken.sampling import Sampler
-from laws import g_test, joint_law
 from tiny import tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
 from tiny_tokenizers import byte_bpe
 
@@ -81,7 +81,7 @@ def test_samples_have_the_law_that_generate_was_asked_for(verifier):
     speculate = foretoken.custom_generate(small, verifier, 2, seed=11)
     rows = PROMPT.expand(2_000, -1)
     samples = model.generate(rows, do_sample=True, max_new_tokens=2, **options, custom_generate=speculate)
-    law = joint_law(model, PROMPT[0].tolist(), SamplingParams(**options), 2)
+    law = joint_distribution(model, PROMPT[0].tolist(), SamplingParams(**options), 2)
     assert g_test(samples[:, 8:].tolist(), law) > 0.005
 
 

@@ -1,7 +1,7 @@
 """Verifiers: which draft tokens are accepted, and which token follows, so that the output is the target's own.
 
-This package is mathematics: it imports no model and no drafter. `exact` proves a verifier lossless by algebra, and
-`bounds` says how many tokens any lossless rule can accept.
+This package is mathematics: it imports no model and no drafter. `exact` proves a verifier lossless by enumeration, and
+`bounds` computes how many tokens any lossless verifier can accept.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def get(name: str | AnyVerifier) -> AnyVerifier:
     ``ensemble:0.7``, ``typical:0.09,0.3``.
 
     Raises:
-        ParameterError: no verifier has that name, or the parameters don't fit; the message says what would do.
+        ParameterError: no verifier has that name, or the parameters don't fit; the message names valid ones.
     """
     if isinstance(name, Verifier | CoupledVerifier) and not isinstance(name, type):
         return name

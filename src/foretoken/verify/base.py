@@ -34,15 +34,15 @@ class Verdict:
 
 
 class BaseVerifier:
-    """What verifiers of both kinds tell about themselves. Each attribute is a class attribute with a default.
+    """Metadata of verifiers of both kinds. Each attribute is a class attribute with a default.
 
     Attributes:
-        name: how messages and reports call it; the class's name where a class gives none.
+        name: used in messages and reports; the class's name where a class defines none.
         lossless: the output is distributed exactly as the target's. Say so only where it can be proven: `verify.exact`
-            checks it. The default, False, keeps the engine from shortcuts that rest on it.
+            checks it. The default, False, keeps the engine from shortcuts that are only valid for lossless verifiers.
         trees: drafts may branch. Where False, drafters are asked for chains.
         drawn_only: siblings have to be drawn independently, with replacement: trees of chosen tokens are refused.
-        summary: one line for people: the rule and its guarantee.
+        summary: one line for people: the acceptance criterion and the guarantee.
         citation: the paper.
     """
 
@@ -55,7 +55,7 @@ class BaseVerifier:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.name in ("", *(base.__name__ for base in cls.__mro__[1:])):  # nobody chose it
+        if cls.name in ("", *(base.__name__ for base in cls.__mro__[1:])):  # the class body sets none
             cls.name = cls.__name__
 
     def __repr__(self) -> str:
@@ -63,10 +63,10 @@ class BaseVerifier:
 
 
 class Verifier(BaseVerifier, ABC):
-    """A verifier by rejection: two distributions, from which a round draws one node and one token.
+    """A rejection-sampling verifier: two distributions, from which a round draws one node and one token.
 
     Both functions are pure, batched, work in the dtype they are given (float64 in proofs) and never return NaN on a
-    legal input: rows of `target_probs` that sum to 1, and drafted tokens that their q gives a positive probability.
+    legal input: rows of `target_probs` that sum to 1, and draft tokens with a positive probability under their q.
     """
 
     @abstractmethod
@@ -88,18 +88,18 @@ class Verifier(BaseVerifier, ABC):
 
 
 class CoupledVerifier(BaseVerifier, ABC):
-    """A verifier that follows the token which the target itself picks at each node, with noise shared by the drafter.
+    """A verifier that accepts the draft tokens which the target itself samples, with noise shared by the drafter.
 
-    With one seed the output is, token by token, what the target alone would have sampled.
+    For a given seed the output is, token by token, what the target alone would have sampled.
     """
 
     @abstractmethod
     def follow(self, draft: Draft, picks: Tensor) -> Verdict:
-        """Walk from the root along children that hold the target's pick.
+        """Walk from the root along children whose token equals the target's pick.
 
         Args:
             draft: ``N`` tokens a row.
-            picks: ``[B, N+1]`` int64, the token that the target picks after each node.
+            picks: ``[B, N+1]`` int64, the token that the target samples after each node.
         """
 
 
@@ -112,7 +112,7 @@ AnyVerifier = Verifier | CoupledVerifier
 
 
 def require_chain(name: str, draft: Draft) -> None:
-    """Refuse drafts that may branch, on behalf of a verifier that knows chains alone."""
+    """Raise a ParameterError for drafts that may branch, on behalf of a verifier that takes chains only."""
     if not draft.is_chain:
         raise ParameterError(
             f"verifier {name!r} takes chains, and this draft may branch: build it with Draft.chain, or verify it with "
@@ -121,9 +121,9 @@ def require_chain(name: str, draft: Draft) -> None:
 
 
 def acceptance_ratios(draft: Draft, target_probs: Tensor) -> Tensor:
-    """``p(x) / q(x)`` of each drafted token under its parent, ``[B, N]``; ``p(x)`` for chosen tokens; 0 on padding.
+    """``p(x) / q(x)`` of each draft token, p and q at its parent, ``[B, N]``; ``p(x)`` for chosen tokens; 0 on padding.
 
-    A token that its q gives no probability can't have been drawn; its ratio is 0 where p is 0 too, infinite otherwise.
+    A token with ``q(x) = 0`` can't have been drawn; its ratio is 0 where ``p(x) = 0`` too, infinite otherwise.
     """
     width = target_probs.shape[1] - 1
     inside = draft.tokens < target_probs.shape[-1]

@@ -1,4 +1,4 @@
-"""Block verification: one decision for a whole chain, never worse on average than token by token."""
+"""Block verification: one decision for a whole chain; accepts at least as many tokens on average as token-level."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.verify.base import Verifier, acceptance_ratios, require_chain
 from foretoken.verify.residual import match_vocabulary, rows_at
-from foretoken.verify.token import replacement_law
+from foretoken.verify.token import replacement_probs
 
 
 class BlockVerifier(Verifier):
-    """Sun et al. 2024, algorithm 2: stop at the last position whose coin succeeds.
+    """Sun et al. 2024, algorithm 2: position i succeeds with probability ``h_i``; stop at the last one that does.
 
-    ``w_0 = 1``, ``w_i = min(1, w_{i-1} p(x_i)/q(x_i))`` is the share of the prefix's probability that may still be
-    spent; a lucky token makes up for an unlucky one before it, which token by token it can't.
+    ``w_0 = 1``, ``w_i = min(1, w_{i-1} p(x_i)/q(x_i))`` is the weight of the prefix ``x_1 … x_i``. A token with
+    ``p/q > 1`` can make up for one with ``p/q < 1`` before it, which token-level verification does not allow.
     """
 
     name = "block"
@@ -33,14 +33,14 @@ class BlockVerifier(Verifier):
         require_chain(self.name, draft)
         ratios = acceptance_ratios(draft, target_probs)
         weights = _weights(ratios)
-        left = self._left(draft, target_probs, ratios, weights[:, 1:-1])
-        # In this order the sum is never below S, though 1 - w be tiny; 0/0 counts as 1.
-        inner = (left / (left + (1 - weights[:, 1:-1]))).nan_to_num_(nan=1.0)
-        coins = weights.clone()
-        coins[:, 1:-1] = torch.where(draft.used()[:, 1:], inner, weights[:, 1:-1])
-        # Padding has ratio 0, so that its weight, and its coin, is 0.
-        later = (1 - coins).flip(1).cumprod(dim=1).flip(1)[:, 1:]
-        return coins * torch.nn.functional.pad(later, (0, 1), value=1.0)
+        spare = self._spare(draft, target_probs, ratios, weights[:, 1:-1])
+        # Added in this order, S + (1 - w) never rounds below S, however small 1 - w is; 0/0 counts as 1.
+        inner = (spare / (spare + (1 - weights[:, 1:-1]))).nan_to_num_(nan=1.0)
+        accept = weights.clone()  # h
+        accept[:, 1:-1] = torch.where(draft.used()[:, 1:], inner, weights[:, 1:-1])
+        # Padding has ratio 0, so that its w and its h are 0.
+        later = (1 - accept).flip(1).cumprod(dim=1).flip(1)[:, 1:]
+        return accept * torch.nn.functional.pad(later, (0, 1), value=1.0)
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
         """``norm((w_n p - q)+)`` inside the chain, p at its end; ``[B, V]``."""
@@ -49,9 +49,9 @@ class BlockVerifier(Verifier):
         if draft.width == 0:
             return p
         weights = _weights(acceptance_ratios(draft, target_probs))
-        return replacement_law(draft, p, node, weights.gather(1, node[:, None])[:, 0])
+        return replacement_probs(draft, p, node, weights.gather(1, node[:, None])[:, 0])
 
-    def _left(self, draft: Draft, target_probs: Tensor, ratios: Tensor, weights: Tensor) -> Tensor:
+    def _spare(self, draft: Draft, target_probs: Tensor, ratios: Tensor, weights: Tensor) -> Tensor:
         """``S_i`` of the nodes inside the chain, ``[B, N-1]``."""
         if draft.probs is None:
             # q is one-hot at the next token x, and w p(x) - 1 is never positive.
@@ -59,14 +59,14 @@ class BlockVerifier(Verifier):
         inner = slice(1, max(draft.width, 1))
         p = target_probs[:, inner]
         q = match_vocabulary(draft.probs[:, inner], p.shape[-1]).to(p.dtype)
-        # One pass makes q - w p, so that the vocabulary is touched three times in all.
+        # addcmul computes q - w p in one pass over the vocabulary; there are three passes in all.
         return -torch.addcmul(q, weights[..., None], p, value=-1).clamp_(max=0).sum(-1)
 
 
 def _weights(ratios: Tensor) -> Tensor:
     """``w_0 … w_N``, ``[B, N+1]``, from ``p/q`` of each token, ``[B, N]``.
 
-    Unrolled, ``w_i`` is the least product of ratios ``r_{j+1} ⋯ r_i`` over all j up to i.
+    The recursion unrolled: ``w_i`` is the smallest product ``r_{j+1} ⋯ r_i`` of ratios over all j up to i.
     """
     starts = torch.ones(ratios.shape[1:] * 2, dtype=torch.bool, device=ratios.device).triu()
     products = torch.where(starts, ratios[:, None], 1).cumprod(-1).nan_to_num_(nan=0.0)  # 0 times infinity

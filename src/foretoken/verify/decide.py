@@ -1,4 +1,4 @@
-"""One round's decision: a node and a token, drawn from a verifier's two laws."""
+"""One round's decision: a node and a token, drawn from a verifier's two distributions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from foretoken.verify.fast import shortcut
 
 
 def decide(verifier: Verifier, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
-    """Draw where to stop and what to say next.
+    """Draw the node to stop at and the token that follows it.
 
     Args:
-        verifier: a verifier by rejection.
+        verifier: a rejection-sampling verifier.
         draft: ``N`` tokens a row.
         target_probs: ``[B, N+1, V]``.
         uniforms: ``[B, 2]`` in [0, 1): one for the node, one for the token.
     """
-    quick = shortcut(verifier, draft, target_probs)
-    if quick is not None:
-        nodes, weights = quick(draft, target_probs, uniforms[:, 0].tolist())
+    fast = shortcut(verifier, draft, target_probs)
+    if fast is not None:
+        nodes, weights = fast(draft, target_probs, uniforms[:, 0].tolist())
         path, counts = draft.path(torch.tensor(nodes))
         return Verdict(path, counts, draw(weights, uniforms[:, 1]))
     node = draw(verifier.stop_probs(draft, target_probs), uniforms[:, 0])

@@ -1,11 +1,10 @@
-"""What a round draws, exactly: the two distributions of a verifier, as they come out of `decide`.
+"""The exact distribution of what `decide` draws for a verifier, shortcuts included.
 
-`Verifier.stop_probs` and `Verifier.next_probs` are the definition. `decide` draws from them with two uniform numbers,
-and for chains on a CPU it takes shortcuts that never compute them (`foretoken.verify.fast`). For a given draft and
-target both outcomes are step functions of the uniforms, and uniforms are multiples of ``2**-53``. So their exact
-distribution is a matter of counting: where each step lies is found by bisection, to the last of the 53 bits, by calls
-of `decide` itself. `Drawn` gives the result the form of a verifier, which `foretoken.verify.exact.check` can prove
-lossless as it does any other.
+`Verifier.stop_probs` and `Verifier.next_probs` are the definition. `decide` draws from them with two uniforms, and for
+chains on a CPU it takes shortcuts that never compute them (`foretoken.verify.fast`). For a given draft and target both
+outcomes are step functions of the uniforms, and uniforms are multiples of ``2**-53``. So their exact distribution can
+be counted: the steps are found by bisection, to the last of the 53 bits, by calls of `decide` itself. `Drawn` gives
+the result the form of a verifier, so that `foretoken.verify.exact.check` proves it lossless as it does any other.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from foretoken.verify.decide import decide
 from foretoken.verify.residual import rows_at
 
 STEPS = 1 << 53
-"""Values that a uniform number takes: ``k / STEPS`` for k from 0 on."""
+"""Number of values that a uniform takes: ``k / STEPS`` for k in 0 … STEPS - 1."""
 
-_PROBES = 16  # random uniforms a row at which the outcome must be the one that the steps say
+_PROBES = 16  # random uniforms a row at which the outcome is compared with the steps found
 
 Decide = Callable[[Verifier, Draft, Tensor, Tensor], Verdict]
 
@@ -32,19 +31,19 @@ Decide = Callable[[Verifier, Draft, Tensor, Tensor], Verdict]
 class Drawn:
     """A verifier whose distributions are those of what `decide` draws for another verifier.
 
-    Probabilities are exact multiples of ``2**-53``. Where an outcome is no rising step function of its uniform number,
-    or the token depends on the node's uniform, the result is NaN, which no proof accepts.
+    Probabilities are exact multiples of ``2**-53``. Where an outcome is not a rising step function of its uniform, or
+    the token depends on the node's uniform, the result is NaN, which no proof accepts.
 
     Args:
-        verifier: the verifier by rejection that is asked.
-        decide: what draws: `foretoken.verify.decide`, or another function of the same signature.
+        verifier: a rejection-sampling verifier.
+        decide: the function that draws: `foretoken.verify.decide`, or another one of the same signature.
         dtype: of the probabilities that it gets; float32 in production.
-        alone: ask for one row at a time: shortcuts treat single rows in their own way.
+        alone: call it with one row at a time: shortcuts have a path of their own for single rows.
     """
 
     lossless = True
     trees = True
-    summary = "what is drawn for another verifier"
+    summary = "the distributions of what is drawn for another verifier"
     citation = ""
 
     def __init__(
@@ -58,16 +57,16 @@ class Drawn:
         self._steps: tuple[Draft, Tensor, Tensor] | None = None
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
-        """How often each node is drawn, ``[B, N+1]`` float64."""
+        """The probability that each node is drawn, ``[B, N+1]`` float64."""
         steps = self._node_steps(draft, target_probs)
 
         def node(rows: Tensor, first: Tensor) -> Tensor:
             return self._outcomes(draft, target_probs, rows, first, torch.zeros_like(first))[0]
 
-        return _shares(steps, _agrees(node, steps))
+        return _step_probs(steps, _agrees(node, steps))
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
-        """How often each token is drawn after `node` ``[B]``, ``[B, V]`` float64; p where the node is never drawn."""
+        """The probability of each token after `node` ``[B]``, ``[B, V]`` float64; p where the node is never drawn."""
         bounds = _with_ends(self._node_steps(draft, target_probs))
         start, end = bounds.gather(1, node[:, None])[:, 0], bounds.gather(1, node[:, None] + 1)[:, 0]
         result = rows_at(target_probs, node).double().clone()
@@ -81,16 +80,16 @@ class Drawn:
             return self._outcomes(draft, target_probs, reached[rows], first, second)[1]
 
         def anywhere(rows: Tensor, second: Tensor) -> Tensor:
-            """The token with a uniform of the node's that is another one than the steps were found with."""
+            """The token drawn with a first uniform that is random within the node's step, not at its start."""
             inside = (torch.rand(len(rows), generator=_generator(), dtype=torch.float64) * (end - start)[rows]).long()
             return token(rows, second, start[rows] + inside)
 
         steps = _find_steps(token, len(reached), target_probs.shape[-1])
-        result[reached] = _shares(steps, _agrees(anywhere, steps))
+        result[reached] = _step_probs(steps, _agrees(anywhere, steps))
         return result
 
     def _node_steps(self, draft: Draft, target_probs: Tensor) -> Tensor:
-        """``[B, N]``: from which uniform on, in units of 1 / STEPS, the node drawn is 1, 2, … or a later one."""
+        """``[B, N]``: the smallest uniform, in units of 1 / STEPS, for which the node drawn is at least 1, 2, …"""
         if self._steps is None or self._steps[0] is not draft or self._steps[1] is not target_probs:
 
             def node(rows: Tensor, first: Tensor) -> Tensor:
@@ -102,16 +101,16 @@ class Drawn:
     def _outcomes(
         self, draft: Draft, target_probs: Tensor, rows: Tensor, first: Tensor, second: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Nodes and tokens ``[R]`` that are drawn for some rows with these uniforms, in units of 1 / STEPS."""
+        """Nodes and tokens ``[R]`` that are drawn for `rows` ``[R]`` with these uniforms, in units of 1 / STEPS."""
         uniforms = torch.stack([first, second], dim=1).double() / STEPS
-        wide = draft.part(rows.tolist())
-        wide = replace(wide, probs=None if wide.probs is None else wide.probs.to(self._dtype))
+        part = draft.part(rows.tolist())
+        part = replace(part, probs=None if part.probs is None else part.probs.to(self._dtype))
         probs = target_probs[rows].to(self._dtype)
         if not self._alone:
-            return _node_and_token(self._decide(self._verifier, wide, probs, uniforms))
+            return _node_and_token(self._decide(self._verifier, part, probs, uniforms))
         singles = [slice(row, row + 1) for row in range(len(rows))]
         found = [
-            _node_and_token(self._decide(self._verifier, wide.part(row), probs[row], uniforms[row])) for row in singles
+            _node_and_token(self._decide(self._verifier, part.part(row), probs[row], uniforms[row])) for row in singles
         ]
         return torch.cat([node for node, _ in found]), torch.cat([token for _, token in found])
 
@@ -123,17 +122,17 @@ def _node_and_token(verdict: Verdict) -> tuple[Tensor, Tensor]:
 
 
 Outcome = Callable[[Tensor, Tensor], Tensor]
-"""What comes out for rows ``[R]`` and uniforms ``[R]`` in units of 1 / STEPS: numbers ``[R]``."""
+"""Takes rows ``[R]`` and uniforms ``[R]`` in units of 1 / STEPS; returns the nodes or tokens drawn, ``[R]``."""
 
 
 def _find_steps(outcome: Outcome, size: int, values: int) -> Tensor:
-    """``[size, values - 1]``: where outcomes of at least 1, 2, … begin; STEPS for those that never come."""
+    """``[size, values - 1]``: where outcomes of at least 1, 2, … begin; STEPS for those that never occur."""
     wanted = torch.arange(1, values).repeat(size)
     rows = torch.arange(size).repeat_interleave(values - 1)
     low, high = torch.zeros_like(wanted), torch.full_like(wanted, STEPS)
     while bool((low < high).any()):
         middle = (low + high) // 2
-        # Those that are settled at STEPS stay there: there is no such uniform to ask for.
+        # An outcome settled at STEPS stays there: STEPS itself is not a uniform that could be tried.
         reached = (outcome(rows, middle.clamp(max=STEPS - 1)) >= wanted) | (middle == STEPS)
         high = torch.where(reached, middle, high)
         low = torch.where(reached, low, middle + 1)
@@ -141,7 +140,7 @@ def _find_steps(outcome: Outcome, size: int, values: int) -> Tensor:
 
 
 def _agrees(outcome: Outcome, steps: Tensor) -> Tensor:
-    """``[B]`` bool: the outcomes at the ends and at random uniforms are those that the steps say."""
+    """``[B]`` bool: the outcomes at both ends and at random uniforms are those that `steps` predicts."""
     size = len(steps)
     random = (torch.rand(size, _PROBES, generator=_generator(), dtype=torch.float64) * STEPS).long()
     probes = torch.cat([random, torch.zeros(size, 1).long(), torch.full((size, 1), STEPS - 1)], dim=1)
@@ -159,6 +158,6 @@ def _with_ends(steps: Tensor) -> Tensor:
     return torch.nn.functional.pad(torch.nn.functional.pad(steps, (1, 0)), (0, 1), value=STEPS)
 
 
-def _shares(steps: Tensor, sound: Tensor) -> Tensor:
+def _step_probs(steps: Tensor, sound: Tensor) -> Tensor:
     """The probability of each outcome, ``[B, N+1]``; NaN in rows that are not sound."""
     return (_with_ends(steps).diff(dim=1).double() / STEPS).masked_fill(~sound[:, None], torch.nan)

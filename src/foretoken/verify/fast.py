@@ -1,9 +1,9 @@
-"""Shortcuts through the rules for chains: only the numbers that a round turns on, and arithmetic outside tensors.
+"""Shortcuts for chains on a CPU: the node of a round from a few probabilities, in plain Python.
 
-`Verifier.stop_probs` gives a whole law of nodes, from which one is drawn: that is the definition, and what is proven.
-A round needs the node alone, and finds it from a handful of probabilities, for which a tensor operation costs a
-thousand times the arithmetic in it. Both ways come to the same node for the same uniform number, rounding aside: tests
-hold them equal. Shortcuts go by a verifier's exact class, so that a subclass which changes a rule is never passed by.
+`Verifier.stop_probs` gives the probability of every node, from which one is drawn: that is the definition. A round
+needs only the node that is drawn, which depends on a handful of probabilities; for so few a tensor operation costs a
+thousand times the arithmetic in it. Both ways find the same node for the same uniform, rounding aside: tests hold them
+equal. Shortcuts are looked up by a verifier's exact class, so that a subclass which changes the verifier gets none.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.verify.block import BlockVerifier
 from foretoken.verify.residual import match_vocabulary
-from foretoken.verify.token import TokenVerifier, replacement_law
+from foretoken.verify.token import TokenVerifier, replacement_probs
 
 Shortcut = Callable[[Draft, Tensor, list[float]], tuple[list[int], Tensor]]
-"""Takes a draft of chains with N > 0, the target's law ``[B, N+1, V]`` and a uniform number a row; gives the node where
-each row stops, and the law of what follows up to a factor a row, ``[B, V]``. On the CPU."""
+"""Takes a draft of chains with N > 0, target probabilities ``[B, N+1, V]`` and a uniform for each row; returns the node
+where each row stops, and the distribution of the next token up to a factor a row, ``[B, V]``. On the CPU."""
 
 
 def shortcut(verifier: object, draft: Draft, target_probs: Tensor) -> Shortcut | None:
-    """The way for this verifier and draft, if there is one."""
+    """The shortcut for this verifier and draft, or None."""
     if draft.width == 0 or not draft.is_chain or target_probs.device.type != "cpu":
         return None
     return _SHORTCUTS.get(type(verifier))
@@ -41,14 +41,14 @@ def _token(draft: Draft, target_probs: Tensor, uniforms: list[float]) -> tuple[l
                 break
             node += 1
         nodes.append(node)
-    return nodes, _what_follows(draft, target_probs, nodes, None)
+    return nodes, _next_weights(draft, target_probs, nodes, None)
 
 
 def _block(draft: Draft, target_probs: Tensor, uniforms: list[float]) -> tuple[list[int], Tensor]:
-    """The last node from which on the chances that all coins fail, ``Π_{m ≥ n} (1 - h_m)``, multiply to ``u`` at most.
+    """The last node n with ``Π_{m ≥ n} (1 - h_m) ≤ u``, the probability that no node from n on succeeds.
 
-    From the end backwards a coin's ``S``, which takes a look at the whole vocabulary, is worked out only where no later
-    coin has settled the matter.
+    ``h_m`` needs ``S_m``, a sum over the vocabulary. Going backwards from the chain's end, it is computed only for
+    nodes that no later node has ruled out.
     """
     ratios = _ratios(draft, target_probs)
     weights = [_weights(row) for row in ratios]
@@ -63,28 +63,28 @@ def _block(draft: Draft, target_probs: Tensor, uniforms: list[float]) -> tuple[l
                 break
             weight = weights[row][node]
             if draft.probs is None:
-                left = weight * max(0.0, 1.0 - ratios[row][node])
+                mass = weight * max(0.0, 1.0 - ratios[row][node])
             elif spare is not None:
-                left = spare[row][node - 1]
+                mass = spare[row][node - 1]
             else:
-                left = _spare_at(draft.probs[row, node], target_probs[row, node], weight)
-            total = left + (1.0 - weight)
-            none_succeeds *= 1.0 - (left / total if total else 1.0)
+                mass = _spare_at(draft.probs[row, node], target_probs[row, node], weight)
+            total = mass + (1.0 - weight)
+            none_succeeds *= 1.0 - (mass / total if total else 1.0)
         nodes.append(node)
-    return nodes, _what_follows(draft, target_probs, nodes, [weights[row][node] for row, node in enumerate(nodes)])
+    return nodes, _next_weights(draft, target_probs, nodes, [weights[row][node] for row, node in enumerate(nodes)])
 
 
 def _weights(ratios: list[float]) -> list[float]:
     """``w_0 = 1``, ``w_i = min(1, w_{i-1} r_i)``."""
     weights = [1.0]
     for ratio in ratios:
-        # What is spent is spent, however lucky the next token (0 times infinity).
+        # A weight of 0 stays 0, even if the next ratio is infinite (0 times infinity would be NaN).
         weights.append(min(1.0, weights[-1] * ratio) if weights[-1] else 0.0)
     return weights
 
 
 def _ratios(draft: Draft, target_probs: Tensor) -> list[list[float]]:
-    """``p/q`` of each row's drafted tokens, in float64."""
+    """``p/q`` of each row's draft tokens, in float64."""
     size, width = target_probs.shape[-1], draft.width
     tokens = draft.tokens
     beyond = draft.probs is None or draft.probs.shape[-1] > size
@@ -106,7 +106,7 @@ def _ratios(draft: Draft, target_probs: Tensor) -> list[list[float]]:
 
 
 def _spare(draft: Draft, target_probs: Tensor, weights: list[list[float]]) -> list[list[float]]:
-    """``S_i = Σ_x (w_i p(x) - q(x))+`` of every node that a chain may have inside, ``[B, N-1]``."""
+    """``S_i = Σ_x (w_i p(x) - q(x))+`` of nodes 1 … N-1, ``[B, N-1]``."""
     assert draft.probs is not None
     inner = slice(1, draft.width)
     p = target_probs[:, inner]
@@ -118,15 +118,16 @@ def _spare(draft: Draft, target_probs: Tensor, weights: list[list[float]]) -> li
 
 
 def _spare_at(q: Tensor, p: Tensor, weight: float) -> float:
-    """``Σ_x (w p(x) - q(x))+`` for laws ``[V]``."""
+    """``Σ_x (w p(x) - q(x))+`` for `p` and `q` ``[V]``."""
     return -float(torch.sub(match_vocabulary(q, p.shape[-1]), p, alpha=weight).clamp_(max=0).sum())
 
 
-def _what_follows(draft: Draft, target_probs: Tensor, nodes: list[int], weights: list[float] | None) -> Tensor:
+def _next_weights(draft: Draft, target_probs: Tensor, nodes: list[int], weights: list[float] | None) -> Tensor:
+    """The distribution of the token after each row's node, up to a factor a row, ``[B, V]``."""
     if draft.batch_size > 1:
         chosen = torch.tensor(nodes)
         p = target_probs[torch.arange(len(nodes)), chosen]
-        return replacement_law(draft, p, chosen, None if weights is None else torch.tensor(weights, dtype=p.dtype))
+        return replacement_probs(draft, p, chosen, None if weights is None else torch.tensor(weights, dtype=p.dtype))
     node = nodes[0]
     p = target_probs[:, node]
     if node == int(draft.counts[0]):

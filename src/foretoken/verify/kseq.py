@@ -1,4 +1,4 @@
-"""k-SEQ: siblings drawn independently, each accepted by one and the same rule."""
+"""k-SEQ: siblings drawn independently, each accepted by the same criterion."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from foretoken.errors import ParameterError
 from foretoken.verify.residual import match_vocabulary, normalise_or, safe_ratio, value_at
 from foretoken.verify.tree import TopDownVerifier
 
-# Steps of the search for rho, each halving the bracket at least. Any rho above the smallest is as lossless: more steps
-# buy acceptance alone, and the last of these next to none.
+# Steps of the search for rho, each at least halving the bracket. Any rho above the smallest is lossless too: more steps
+# only raise the acceptance rate, and after this many by next to nothing.
 _STEPS = 16
 
 
@@ -18,14 +18,13 @@ class KSeqVerifier(TopDownVerifier):
     """SpecTr's k-SEQ (Sun et al. 2023, algorithm 3) at each node, for children drawn with replacement.
 
     ``β(ρ) = Σ_x min(q(x), p(x)/ρ)``; of k children each is accepted with ``min(1, p(x)/(ρ q(x)))``, for the smallest
-    ``ρ ≥ 1`` with ``(1 - (1 - β)^k)/β ≤ ρ``; after the last one the next token has law
+    ``ρ ≥ 1`` with ``(1 - (1 - β)^k)/β ≤ ρ``; if all are rejected, the next token is drawn from
     ``norm(p - min(q, p/ρ) (1 - (1 - β)^k)/β)``.
     """
 
     name = "kseq"
     drawn_only = True
-    """Whether siblings must be drawn with replacement: elsewhere they may be chosen, too."""
-    summary = "siblings drawn with replacement, all accepted by one rule within 1 - 1/e of the best there is"
+    summary = "siblings drawn with replacement, all accepted by one criterion; at least 1 - 1/e of the optimal acceptance rate"
     citation = "Sun et al. 2023 (SpecTr), arXiv 2310.15141"
 
     def _accept(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
@@ -34,7 +33,7 @@ class KSeqVerifier(TopDownVerifier):
         ratio = safe_ratio(value_at(p, tokens) / rho, value_at(q, tokens))
         return torch.where(present, ratio.clamp(max=1), 0)
 
-    def _left(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+    def _residual(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
         q = _drawn(q, replacement)
         rho, tries = _solve(p, q, present.sum(-1))
         accepted = torch.minimum(match_vocabulary(q, p.shape[-1]).to(p.dtype), p / rho) * tries
@@ -71,17 +70,17 @@ def _solve(p: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         # 1 + (1 - β) + … + (1 - β)^(k-1): the quotient without its 0/0.
         return torch.where(turns < k, (1 - beta).clamp(min=0) ** turns, 0).sum(-1, keepdim=True)
 
-    # Where p and q nearly agree the two sides touch, and rounding must not decide: a few units of it are granted, and
-    # cost the output's law as much.
-    grant = 1 + 8 * torch.finfo(p.dtype).eps
+    # Where p and q are nearly equal both sides of the inequality are, and rounding must not decide: a few units of
+    # rounding are allowed, and change the output's distribution by as little.
+    tolerance = 1 + 8 * torch.finfo(p.dtype).eps
     low = torch.ones_like(p[..., :1])
-    high = torch.where(tries(low) <= grant, low, k.clamp(min=1).to(p.dtype))
+    high = torch.where(tries(low) <= tolerance, low, k.clamp(min=1).to(p.dtype))
     for _ in range(_STEPS):
-        # ρβ rises and 1 - (1 - β)^k falls with rho: the safe side is above a single crossing. The quotient rises, too,
-        # so that its value at any rho lies between that rho and the crossing.
+        # ρβ rises and 1 - (1 - β)^k falls with rho: the inequality holds above a single crossing. The quotient rises
+        # too, so that its value at any rho lies between that rho and the crossing.
         middle = (low + high) / 2
         quotient = tries(middle)
-        safe = quotient <= middle * grant
+        safe = quotient <= middle * tolerance
         low = torch.where(safe, low, quotient)
         high = torch.where(safe, torch.minimum(middle, quotient.clamp(min=1)), high)
     return high, tries(high)

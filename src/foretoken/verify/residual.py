@@ -7,18 +7,18 @@ from torch import Tensor
 
 
 def adjusted_distribution(p: Tensor, q: Tensor) -> Tensor:
-    """``norm(max(0, p - q))``, the law of a token that replaces a rejected one.
+    """``norm(max(0, p - q))``, the distribution of a token that replaces a rejected one.
 
     Leviathan et al. 2023 (arXiv 2211.17192), section 2.3; Chen et al. 2023 (arXiv 2302.01318), algorithm 2.
 
     Args:
-        p: ``[..., V]`` float, the target's law.
-        q: ``[..., V]`` float, the law that the rejected token was drawn from; leading dimensions broadcast. Where the
-            drafter's vocabulary is padded differently its last entries are cut or taken as 0.
+        p: ``[..., V]`` float, the target's distribution.
+        q: ``[..., V]`` float, the distribution that the rejected token was drawn from; leading dimensions broadcast.
+            Where the drafter's vocabulary is padded differently its last entries are cut or taken as 0.
 
     Returns:
         ``[..., V]`` in p's dtype. Where no mass is left (p = q) nothing can be rejected; p itself is returned there,
-        so that the result is always finite and a law.
+        so that the result is always finite and a distribution.
     """
     return normalise_or((p - match_vocabulary(q, p.shape[-1]).to(p.dtype)).clamp_(min=0), p)
 
@@ -36,8 +36,8 @@ def adjusted_without(p: Tensor, token: Tensor) -> Tensor:
     return normalise_or(without(p, token), p)
 
 
-# The vocabulary is large, and what follows is where the time goes. On a CPU `torch.where` with a broadcast condition
-# and indexing with two tensors cost four times a plain pass: so rows are told apart by multiplication instead.
+# Most of the verification time is spent below, in passes over the vocabulary. On a CPU `torch.where` with a broadcast
+# condition and indexing with two tensors cost four times a plain pass, so rows are masked by multiplication instead.
 
 
 def spare_mass(p: Tensor, q: Tensor, tried: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -59,9 +59,9 @@ def spare_mass(p: Tensor, q: Tensor, tried: Tensor, weight: Tensor | None = None
 
 
 def normalise_or(mass: Tensor, fallback: Tensor) -> Tensor:
-    """`mass` over its sum, ``[..., V]``, worked out in place; `fallback` where the sum is 0."""
+    """`mass` over its sum, ``[..., V]``, computed in place; `fallback` where the sum is 0."""
     total = mass.sum(-1, keepdim=True)
-    if bool(total.all()):  # nearly always: the fallback costs a pass
+    if bool(total.all()):  # nearly always true, and the fallback costs a pass
         return mass.div_(total)
     empty = (total == 0).to(mass.dtype)
     return mass.div_(total + empty).addcmul_(fallback, empty)
@@ -70,7 +70,7 @@ def normalise_or(mass: Tensor, fallback: Tensor) -> Tensor:
 def rows_at(table: Tensor, nodes: Tensor) -> Tensor:
     """``table[b, nodes[b, …]]``, ``[B, …, V]`` from ``[B, M, V]``: don't write to it."""
     size, height = table.shape[:2]
-    if size == 1 and nodes.numel() == 1 and nodes.device.type == "cpu":  # a view spares the copy
+    if size == 1 and nodes.numel() == 1 and nodes.device.type == "cpu":  # a view: no copy
         return table[0, int(nodes)].expand(*nodes.shape, table.shape[-1])
     first = torch.arange(0, size * height, max(height, 1), device=nodes.device)
     flat = (first.reshape([-1] + [1] * (nodes.dim() - 1)) + nodes).flatten()
@@ -91,14 +91,14 @@ def value_at(mass: Tensor, tokens: Tensor) -> Tensor:
 
 
 def safe_ratio(p: Tensor, q: Tensor) -> Tensor:
-    """``p / q``, with 0 / 0 = 0: what is never drawn, and rightly so. Infinite where only q is 0."""
+    """``p / q``, with 0 / 0 = 0 for tokens that neither distribution has. Infinite where only q is 0."""
     return p / torch.where(p == 0, 1, q)
 
 
 def match_vocabulary(probs: Tensor, vocab_size: int) -> Tensor:
     """`probs` cut or zero-padded to ``[..., vocab_size]``; the very same tensor when it fits already.
 
-    Cutting is for reading a law's value only: a drafter must not draw tokens that the target has no score for.
+    A cut result may be read, not drawn from: a drafter must not draw tokens that the target has no score for.
     """
     missing = vocab_size - probs.shape[-1]
     if missing == 0:

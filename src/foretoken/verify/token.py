@@ -1,4 +1,4 @@
-"""Token-level rejection: accept each drafted token by its own coin, stop at the first failure."""
+"""Token-level rejection: accept each draft token independently with min(1, p/q), stop at the first rejection."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class TokenVerifier(Verifier):
         """``a_1 ⋯ a_n (1 - a_{n+1})`` for n below the chain's length, ``a_1 ⋯ a_k`` at its end; ``[B, N+1]``."""
         require_chain(self.name, draft)
         accept = self._accept(draft, target_probs)
-        # A padded token has probability 0, so that its predecessor is the last node that a row can stop at.
+        # Padding is accepted with probability 0, so that the token before it is the last node that a row can stop at.
         reach = torch.nn.functional.pad(accept.cumprod(dim=1), (1, 0), value=1.0)
         return reach - torch.nn.functional.pad(reach[:, 1:], (0, 1))
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
-        """The residual after a rejection, the target's own law after the whole chain; ``[B, V]``."""
+        """The residual after a rejection, the target's own distribution after the whole chain; ``[B, V]``."""
         require_chain(self.name, draft)
         p = rows_at(target_probs, node)
         return p if draft.width == 0 else self._replacement(draft, p, node)
@@ -38,14 +38,14 @@ class TokenVerifier(Verifier):
         return acceptance_ratios(draft, target_probs).clamp(max=1)
 
     def _replacement(self, draft: Draft, p: Tensor, node: Tensor) -> Tensor:
-        return replacement_law(draft, p, node)
+        return replacement_probs(draft, p, node)
 
 
 class UnadjustedTokenVerifier(TokenVerifier):
     """Token-level rejection that replaces a rejected token from p instead of the residual: biased towards q.
 
-    The output's law is ``q·min(1, p/q) + p·(1 - Σ min(p, q))`` at each position, further from p in total variation
-    the more p and q differ: ``TV(p, q)·Σ min(p, q)`` at most.
+    The output's distribution is ``q·min(1, p/q) + p·(1 - Σ min(p, q))`` at each position. Its total variation distance
+    from p is at most ``TV(p, q)·Σ min(p, q)``.
     """
 
     name = "token-unadjusted"
@@ -56,14 +56,17 @@ class UnadjustedTokenVerifier(TokenVerifier):
         return p
 
 
-def replacement_law(draft: Draft, p: Tensor, node: Tensor, weight: Tensor | None = None) -> Tensor:
-    """What follows when a chain is kept up to `node`: ``norm((w p - q)+)``, or p at its end.
+def replacement_probs(draft: Draft, p: Tensor, node: Tensor, weight: Tensor | None = None) -> Tensor:
+    """The next token's distribution when a chain is accepted up to `node`: ``norm((w p - q)+)``, or p at its end.
 
     Args:
         draft: chains, N > 0.
-        p: ``[B, V]``, the target's law at `node`.
+        p: ``[B, V]``, the target's distribution at `node`.
         node: ``[B]`` int64.
         weight: ``[B]``, w; None for 1.
+
+    Returns:
+        ``[B, V]``.
     """
     tried = node < draft.counts
     following = node.clamp(max=draft.width - 1)[:, None]  # column of the token that was tried and rejected

@@ -1,4 +1,4 @@
-"""Trees from the root down: at each node try the children in turn, each against the law that the others left."""
+"""Trees from the root down: at each node try the children in turn, each against the residual of those before it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _token_level = TokenVerifier()
 
 
 class TopDownVerifier(Verifier):
-    """A rule for the children of one node, applied from the root down until no child is accepted.
+    """Applies one acceptance step to the children of a node, from the root down until no child is accepted.
 
-    A rule is not asked about drafts without siblings: they are verified token by token.
+    Subclasses define that step. Drafts without siblings are verified token by token instead.
     """
 
     lossless = True
@@ -44,7 +44,7 @@ class TopDownVerifier(Verifier):
         if children.shape[-1] > 1:
             nodes, _ = select_nodes(children[..., 1] > 0)
             tried = rows_at(children, nodes)  # [B, U, R]
-            p, q = rows_at(target_probs, nodes), laws_at(draft, nodes)
+            p, q = rows_at(target_probs, nodes), draft_probs_at(draft, nodes)
             tokens = child_tokens(draft, tried)
             tries = self._accept(p, q, tokens, tried > 0, draft.replacement)
             accept.scatter_(1, tried.flatten(1), tries.flatten(1))
@@ -60,30 +60,30 @@ class TopDownVerifier(Verifier):
         return reach * missed[..., -1]
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
-        """The law that the node's children, all rejected, left over; p where it has none; ``[B, V]``."""
+        """The residual after all children of the node are rejected; p where it has none; ``[B, V]``."""
         if draft.is_chain:
             return _token_level.next_probs(draft, target_probs, node)
         tried = rows_at(child_table(draft), node)  # [B, R]
-        p, q, tokens = rows_at(target_probs, node), laws_at(draft, node), child_tokens(draft, tried)
+        p, q, tokens = rows_at(target_probs, node), draft_probs_at(draft, node), child_tokens(draft, tried)
         if tried.shape[-1] == 1:
             return _reject(p, q, tokens[:, 0], tried[:, 0] > 0)
-        return self._left(p, q, tokens, tried > 0, draft.replacement)
+        return self._residual(p, q, tokens, tried > 0, draft.replacement)
 
     @abstractmethod
     def _accept(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
         """The probability of accepting each child when its turn comes, ``[..., R]``; 0 where none is present.
 
         Args:
-            p: ``[..., V]``, the target's law at the node.
-            q: the law that the children were drawn from, or None for chosen ones.
+            p: ``[..., V]``, the target's distribution at the node.
+            q: ``[..., W]``, the distribution that the children were drawn from, or None for chosen ones.
             tokens: ``[..., R]`` int64, the children in order.
             present: ``[..., R]`` bool; children that are present come first.
             replacement: whether they were drawn with replacement.
         """
 
     @abstractmethod
-    def _left(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
-        """The law of the next token when none is accepted, ``[..., V]``; p where none is present."""
+    def _residual(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+        """The distribution of the next token when none is accepted, ``[..., V]``; p where none is present."""
 
 
 class TreeVerifier(TopDownVerifier):
@@ -95,7 +95,9 @@ class TreeVerifier(TopDownVerifier):
     """
 
     name = "tree"
-    summary = "tries siblings in turn, each against the residual the others left; with, without replacement, chosen"
+    summary = (
+        "tries siblings in turn, each against the residual of those before it; siblings drawn either way, or chosen"
+    )
     citation = (
         "Miao et al. 2023, arXiv 2305.09781; Chen et al. 2024, arXiv 2402.12374; Jeon et al. 2024, arXiv 2402.14160"
     )
@@ -103,13 +105,13 @@ class TreeVerifier(TopDownVerifier):
     def _accept(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
         return self._try(p, q, tokens, present, replacement, last=False)[0]
 
-    def _left(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
+    def _residual(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
         return self._try(p, q, tokens, present, replacement, last=True)[1]
 
     def _try(
         self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool, last: bool
     ) -> tuple[Tensor, Tensor]:
-        """Acceptance of each child, and p after them all; `last` says whether to work out the final rejection too."""
+        """Each child's acceptance probability, and p after all; `last`: compute the last child's rejection too."""
         accept, ranks = [], tokens.shape[-1]
         for r in range(ranks):
             token, here = tokens[..., r], present[..., r]
@@ -125,10 +127,10 @@ class TreeVerifier(TopDownVerifier):
         return torch.stack(accept, dim=-1), p
 
 
-def laws_at(draft: Draft, nodes: Tensor) -> Tensor | None:
-    """The law that the children of each node were drawn from, ``[B, …, W]``; None for chosen tokens.
+def draft_probs_at(draft: Draft, nodes: Tensor) -> Tensor | None:
+    """q at each node, which its children were drawn from, ``[B, …, W]``; None for chosen tokens.
 
-    Nodes beyond those with a law get any.
+    Nodes that have no q in the draft get an arbitrary one.
     """
     if draft.probs is None:
         return None
@@ -138,7 +140,7 @@ def laws_at(draft: Draft, nodes: Tensor) -> Tensor | None:
 
 
 def _reject(p: Tensor, q: Tensor | None, token: Tensor, tried: Tensor) -> Tensor:
-    """What a rejected token, drawn from q or chosen, leaves of p, ``[..., V]``; p where none was tried."""
+    """The residual of p after a token, drawn from q or chosen, was rejected, ``[..., V]``; p where none was tried."""
     if q is None:
         return adjusted_without(p, torch.where(tried, token, p.shape[-1]))
     return normalise_or(spare_mass(p, q, tried), p)

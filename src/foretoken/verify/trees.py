@@ -1,4 +1,4 @@
-"""Draft trees as tensors: who the children of a node are, and in which order a walk meets the nodes."""
+"""Draft trees as tensors: the children of each node, and the post-order of the nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foretoken.draft import Draft
 
 
 def child_table(draft: Draft) -> Tensor:
-    """``[B, N+1, R]`` int64: node numbers of each node's children in the order of trial, 0 where there are no more.
+    """``[B, N+1, R]`` int64: node numbers of each node's children in the order they are tried, filled up with 0.
 
     R is the largest number of siblings, and at least 1.
     """
@@ -19,7 +19,7 @@ def child_table(draft: Draft) -> Tensor:
     used = draft.used()
     rank = _earlier_siblings(draft).sum(-1)  # [B, N]
     most = int(torch.where(used, rank, 0).max()) + 1
-    # Padding goes to a slot past the end that is cut off again.
+    # Padding goes to a slot past the end that is cut off below.
     slots = torch.where(used, draft.parents * most + rank, (width + 1) * most)
     table = draft.parents.new_zeros((size, (width + 1) * most + 1))
     numbers = torch.arange(1, width + 1, device=table.device).expand(size, width)
@@ -42,7 +42,7 @@ def select_nodes(wanted: Tensor) -> tuple[Tensor, Tensor]:
         wanted: ``[B, N+1]`` bool.
 
     Returns:
-        nodes: ``[B, U]`` int64, U the largest number in a row; rows with fewer are filled up with others.
+        nodes: ``[B, U]`` int64, U the largest count of a row; rows with fewer are filled up with other nodes.
         valid: ``[B, U]`` bool, which of them were wanted.
     """
     most = int(wanted.sum(1).max()) if len(wanted) else 0
@@ -51,7 +51,7 @@ def select_nodes(wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def deepest(draft: Draft, agrees: Tensor) -> Tensor:
-    """The deepest node whose tokens all agree, from the root on, ``[B]`` int64; the first of several as deep.
+    """The deepest node for which all nodes of its path agree, ``[B]`` int64; the first of several equally deep ones.
 
     Args:
         draft: ``N`` tokens a row.
@@ -65,22 +65,19 @@ def deepest(draft: Draft, agrees: Tensor) -> Tensor:
 
 
 def post_order(draft: Draft) -> Tensor:
-    """``[B, N+1]`` int64: node numbers in the order in which a depth-first walk leaves them; padding comes last.
-
-    Children are entered in order; a node is left after all that is below it, the root last.
-    """
-    above = torch.nn.functional.pad(draft.used(), (1, 0), value=True)
-    ancestors = (draft.ancestors() & above[:, :, None]).float()  # padding is below nobody
-    sizes = ancestors.sum(1)  # nodes of each subtree, itself included
+    """``[B, N+1]`` int64: node numbers in depth-first post-order, children in order; padding comes after the root."""
+    used = torch.nn.functional.pad(draft.used(), (1, 0), value=True)
+    ancestors = (draft.ancestors() & used[:, :, None]).float()  # padding has no ancestors
+    sizes = ancestors.sum(1)  # nodes of each subtree, its root included
     siblings = torch.nn.functional.pad(_earlier_siblings(draft), (1, 0, 1, 0)).float()
-    # Nodes in branches that a walk has finished before it enters this one.
+    # Nodes in earlier branches, which all come before this one.
     finished = (ancestors @ (siblings @ sizes[..., None]))[..., 0]
-    place = torch.where(above, finished + sizes, draft.width + 2)
-    return torch.argsort(place, dim=1, stable=True)
+    rank = torch.where(used, finished + sizes, draft.width + 2)
+    return torch.argsort(rank, dim=1, stable=True)
 
 
 def _earlier_siblings(draft: Draft) -> Tensor:
-    """``[B, N, N]`` bool: entry ``[b, i, j]`` says that token j stands before token i under the same parent."""
+    """``[B, N, N]`` bool: entry ``[b, i, j]``: token j comes before token i under the same parent."""
     used = draft.used()
     same = (draft.parents[:, :, None] == draft.parents[:, None, :]) & used[:, :, None] & used[:, None, :]
     return same.tril(-1)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from test_head_drafting import BACKENDS
 
+from distributions import g_test, joint_distribution
 from foretoken import load
 from foretoken.drafters import Eagle3, Medusa
 from foretoken.engine.engine import Engine
 from foretoken.sampling import SamplingParams
-from laws import g_test, joint_law
 from tiny import tiny_gpt2, tiny_llama
 from tiny_heads import tiny_eagle3, tiny_medusa
 
@@ -76,7 +76,7 @@ def target(name: str):
 
 @cache
 def law(kind: str, option: str) -> np.ndarray:
-    return joint_law(model(kind), PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
+    return joint_distribution(model(kind), PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Exact laws of tiny models, computed without Foretoken's own code, and the test that samples follow them."""
+"""Exact output distributions of tiny models, computed without Foretoken's code, and a test that samples follow them."""
 
 from __future__ import annotations
 
@@ -23,38 +23,43 @@ from transformers import (
 from foretoken.sampling import SamplingParams
 
 
-def joint_law(model: PreTrainedModel, prompt: Sequence[int], params: SamplingParams, length: int) -> np.ndarray:
-    """``[V] * length`` float64: the law of the first tokens that follow the prompt under `params`.
+def joint_distribution(
+    model: PreTrainedModel, prompt: Sequence[int], params: SamplingParams, length: int
+) -> np.ndarray:
+    """``[V] * length`` float64: the joint distribution of the first output tokens after the prompt under `params`.
 
-    The plain definition: one forward pass over each whole text, transformers' own logits processors (presence and
-    frequency penalties, which it lacks, written out).
+    The plain definition: one forward pass over each whole sequence, with transformers' own logits processors (presence
+    and frequency penalties, which it lacks, are written out).
     """
     vocab_size = model.config.vocab_size
-    law = np.ones(())
+    joint = np.ones(())
     for step in range(length):
         prefixes = torch.tensor(list(product(range(vocab_size), repeat=step)), dtype=torch.int64)
         prefixes = prefixes.reshape(vocab_size**step, step)
-        law = law[..., None] * next_laws(model, prompt, prefixes, params).reshape((vocab_size,) * (step + 1))
-    return law
+        following = next_distributions(model, prompt, prefixes, params)
+        joint = joint[..., None] * following.reshape((vocab_size,) * (step + 1))
+    return joint
 
 
-def next_laws(model: PreTrainedModel, prompt: Sequence[int], prefixes: torch.Tensor, params: Any) -> np.ndarray:
-    """``[R, V]`` float64: the law of the token after the prompt and each of the prefixes ``[R, L]``."""
+def next_distributions(
+    model: PreTrainedModel, prompt: Sequence[int], prefixes: torch.Tensor, params: Any
+) -> np.ndarray:
+    """``[R, V]`` float64: the distribution of the token after the prompt and each of the prefixes ``[R, L]``."""
     rows = prefixes.shape[0]
     given = torch.tensor([list(prompt)]).expand(rows, -1)
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
             start = torch.full((rows, 1), model.config.decoder_start_token_id)
-            text = torch.cat([start, prefixes], dim=1)
-            logits = model(input_ids=given, decoder_input_ids=text).logits[:, -1]
+            tokens = torch.cat([start, prefixes], dim=1)
+            logits = model(input_ids=given, decoder_input_ids=tokens).logits[:, -1]
         else:
-            text = torch.cat([given, prefixes], dim=1)
-            logits = model(text).logits[:, -1]
-    scores = _processors(params)(text, logits.double())
+            tokens = torch.cat([given, prefixes], dim=1)
+            logits = model(tokens).logits[:, -1]
+    scores = _processors(params)(tokens, logits.double())
     for row, prefix in enumerate(prefixes.tolist()):
         for token in set(prefix):
             scores[row, token] -= params.presence_penalty + params.frequency_penalty * prefix.count(token)
-    return _warpers(params)(text, scores).softmax(-1).numpy()
+    return _warpers(params)(tokens, scores).softmax(-1).numpy()
 
 
 def _processors(params: SamplingParams) -> LogitsProcessorList:
@@ -79,23 +84,23 @@ def _warpers(params: SamplingParams) -> LogitsProcessorList:
     return steps
 
 
-def g_test(samples: Sequence[Sequence[int]], law: np.ndarray) -> float:
-    """p-value of the G-test that the samples, each of ``law.ndim`` tokens, follow the law.
+def g_test(samples: Sequence[Sequence[int]], joint: np.ndarray) -> float:
+    """p-value of the G-test that the samples, each of ``joint.ndim`` tokens, follow the joint distribution.
 
-    Cells that expect fewer than 5 samples are pooled into one. A sample where the law has no mass gives 0.
+    Cells that expect fewer than 5 samples are pooled into one. A sample with probability 0 gives 0.
     """
-    observed = np.zeros_like(law)
+    observed = np.zeros_like(joint)
     np.add.at(observed, tuple(np.asarray(samples).T), 1)
-    if (observed[law <= 1e-12] > 0).any():
+    if (observed[joint <= 1e-12] > 0).any():
         return 0.0
-    expected = law * len(samples)
+    expected = joint * len(samples)
     small = expected < 5
     cells = [(observed[~small], expected[~small]), (observed[small].sum(keepdims=True), expected[small].sum())]
     g, count = 0.0, 0
-    for seen, wanted in cells:
-        wanted = np.broadcast_to(wanted, seen.shape)
+    for counted, wanted in cells:
+        wanted = np.broadcast_to(wanted, counted.shape)
         used = wanted > 1e-9
-        seen, wanted = seen[used], wanted[used]
-        g += 2 * float(np.sum(np.where(seen > 0, seen * np.log(np.maximum(seen, 1) / wanted), 0)))
-        count += len(seen)
+        counted, wanted = counted[used], wanted[used]
+        g += 2 * float(np.sum(np.where(counted > 0, counted * np.log(np.maximum(counted, 1) / wanted), 0)))
+        count += len(counted)
     return float(chi2.sf(g, max(count - 1, 1)))

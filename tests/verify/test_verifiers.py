@@ -1,4 +1,4 @@
-"""Verifiers on batches: against their plain definitions, in float32, on hostile input; and what the lossy ones do."""
+"""Verifiers on batches: against their plain definitions, in float32, on extreme input; and the lossy ones' output."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from foretoken.draft import Draft
 from foretoken.errors import ParameterError
 from foretoken.sampling import draw
 from foretoken.verify import LenientVerifier, TypicalVerifier, decide, get, names
-from foretoken.verify.exact import all_drafts, round_law
+from foretoken.verify.exact import all_drafts, round_distribution
 from foretoken.verify.fast import shortcut
 from foretoken.verify.token import TokenVerifier
-from verify.plain import RULES
+from verify.plain import DEFINITIONS
 
 MODES = ("chosen", "with replacement", "without replacement")
 
 
-def random_laws(*shape, generator, zeros=0.3):
+def random_distributions(*shape, generator, zeros=0.3):
     weights = torch.rand(shape, generator=generator, dtype=torch.float64)
     weights *= torch.rand(shape, generator=generator) > zeros
     keep = torch.randint(shape[-1], (*shape[:-1], 1), generator=generator)
@@ -30,9 +30,9 @@ def random_laws(*shape, generator, zeros=0.3):
 def random_batch(mode, *, branching, rows=24, width=7, vocab_size=9, seed=0):
     """Rows of all shapes and lengths, an empty one among them; siblings as drawn in that mode."""
     generator = torch.Generator().manual_seed(seed)
-    p = random_laws(rows, width + 1, vocab_size, generator=generator)
-    q = random_laws(rows, width, vocab_size, generator=generator)
-    # Some nodes where both agree, or nearly: the corners of every formula.
+    p = random_distributions(rows, width + 1, vocab_size, generator=generator)
+    q = random_distributions(rows, width, vocab_size, generator=generator)
+    # Some nodes where p and q are equal or nearly so: the edge cases of every formula.
     q[:6] = p[:6, :width]
     q[6:9] = (p[6:9, :width] + 1e-7 * q[6:9]) / (1 + 1e-7)
     counts = torch.randint(0, width + 1, (rows,), generator=generator)
@@ -41,13 +41,13 @@ def random_batch(mode, *, branching, rows=24, width=7, vocab_size=9, seed=0):
     for b in range(rows):
         left = q[b].clone()
         for i in range(int(counts[b])):
-            spent = torch.ones(1)
-            while spent.sum() == 0 or spent[0] == 1:
+            weights = torch.ones(1)
+            while weights.sum() == 0 or weights[0] == 1:
                 parent = int(torch.randint(i + 1, (), generator=generator)) if branching else i
-                spent = left[parent] if mode != "with replacement" else q[b, parent]
-                if spent.sum() > 0:
+                weights = left[parent] if mode != "with replacement" else q[b, parent]
+                if weights.sum() > 0:
                     break
-            token = int(torch.multinomial(spent, 1, generator=generator))
+            token = int(torch.multinomial(weights, 1, generator=generator))
             left[parent, token] = 0
             tokens[b, i], parents[b, i] = token, parent
         if not branching:
@@ -57,7 +57,7 @@ def random_batch(mode, *, branching, rows=24, width=7, vocab_size=9, seed=0):
 
 
 def cases():
-    for name in RULES:
+    for name in DEFINITIONS:
         for mode in MODES:
             yield name, mode, False
             if get(name).trees and (name != "kseq" or mode == "with replacement"):
@@ -70,27 +70,27 @@ def test_batched_equals_plain(name, mode, branching):
         draft, p = random_batch(mode, branching=branching, seed=seed)
         verifier = get(name)
         stop = verifier.stop_probs(draft, p)
-        laws = [verifier.next_probs(draft, p, torch.full_like(draft.counts, node)) for node in range(draft.width + 1)]
-        # The search for rho stops early: that costs acceptance, a little, and exactness nothing.
+        probs = [verifier.next_probs(draft, p, torch.full_like(draft.counts, node)) for node in range(draft.width + 1)]
+        # The search for rho stops early: that lowers the acceptance rate slightly and does not affect exactness.
         tolerance = 1e-4 if name == "kseq" else 1e-10
         for b, n in enumerate(draft.counts.tolist()):
             q = None if draft.probs is None else draft.probs[b].tolist()
-            want_stop, want_laws = RULES[name](
+            want_stop, want_probs = DEFINITIONS[name](
                 draft.tokens[b, :n].tolist(), draft.parents[b, :n].tolist(), p[b].tolist(), q, draft.replacement
             )
             assert stop[b].tolist() == pytest.approx(want_stop + [0] * (draft.width - n), abs=tolerance)
             for node in range(n + 1):
-                if want_stop[node] > 1e-4:  # a residual of next to nothing is rounding, in both
-                    assert laws[node][b].tolist() == pytest.approx(want_laws[node], abs=tolerance)
+                if want_stop[node] > 1e-4:  # with next to no residual mass, rounding dominates in both
+                    assert probs[node][b].tolist() == pytest.approx(want_probs[node], abs=tolerance)
 
 
 @pytest.mark.parametrize(("name", "mode", "branching"), cases())
-def test_rows_do_not_see_each_other(name, mode, branching):
+def test_rows_do_not_affect_each_other(name, mode, branching):
     draft, p = random_batch(mode, branching=branching, seed=5)
     verifier = get(name)
     stop = verifier.stop_probs(draft, p)
     node = stop.argmax(1)
-    law = verifier.next_probs(draft, p, node)
+    following = verifier.next_probs(draft, p, node)
     for b in range(draft.batch_size):
         row = slice(b, b + 1)
         probs = None if draft.probs is None else draft.probs[row]
@@ -98,7 +98,7 @@ def test_rows_do_not_see_each_other(name, mode, branching):
             draft, tokens=draft.tokens[row], parents=draft.parents[row], counts=draft.counts[row], probs=probs
         )
         assert torch.allclose(verifier.stop_probs(alone, p[row]), stop[row], atol=1e-12)
-        assert torch.allclose(verifier.next_probs(alone, p[row], node[row]), law[row], atol=1e-12)
+        assert torch.allclose(verifier.next_probs(alone, p[row], node[row]), following[row], atol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "mode", "branching"), cases())
@@ -109,18 +109,18 @@ def test_float32_is_close_to_float64(name, mode, branching):
     stop = verifier.stop_probs(single, p.float())
     assert stop.dtype == torch.float32
     assert (stop.sum(1) - 1).abs().max() < 1e-5
-    # Rows with laws 1e-7 apart are ill-posed in float32: there only the sums above can hold.
+    # Rows whose p and q differ by 1e-7 are ill-posed in float32: there only the sums above can hold.
     sound = torch.arange(draft.batch_size) >= 9
     assert torch.allclose(stop.double()[sound], verifier.stop_probs(draft, p)[sound], atol=2e-5)
-    law = verifier.next_probs(single, p.float(), torch.zeros_like(draft.counts))
-    assert law.dtype == torch.float32
-    assert torch.allclose(law.sum(1), torch.ones(draft.batch_size), atol=1e-5)
+    following = verifier.next_probs(single, p.float(), torch.zeros_like(draft.counts))
+    assert following.dtype == torch.float32
+    assert torch.allclose(following.sum(1), torch.ones(draft.batch_size), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [n for n in names() if n != "coupled"])
 def test_never_nan(name, dtype):
-    """Laws with all mass on one token, equal, disjoint, subnormal: stop and next are laws, whatever the node."""
+    """p and q one-hot, equal, disjoint or subnormal: both functions return distributions, whatever the node."""
     tiny = torch.finfo(dtype).tiny
     pool = torch.tensor(
         [[1, 0, 0, 0], [0, 1, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [1, tiny, tiny / 4, 0], [0.25] * 4],
@@ -147,9 +147,9 @@ def test_never_nan(name, dtype):
             assert (stop >= 0).all()
             assert torch.allclose(stop.sum(1), torch.ones_like(stop[:, 0]), atol=1e-5)
             for node in range(3):
-                law = verifier.next_probs(draft, p, torch.full_like(draft.counts, node))
-                assert torch.isfinite(law).all()
-                assert torch.allclose(law.sum(1), torch.ones_like(law[:, 0]), atol=1e-5)
+                following = verifier.next_probs(draft, p, torch.full_like(draft.counts, node))
+                assert torch.isfinite(following).all()
+                assert torch.allclose(following.sum(1), torch.ones_like(following[:, 0]), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["token", "block", "lenient", "ensemble", "token-unadjusted"])
@@ -205,13 +205,13 @@ def test_get_with_parameters():
 
 def one_position(seed):
     generator = torch.Generator().manual_seed(seed)
-    return random_laws(5, generator=generator), random_laws(5, generator=generator)
+    return random_distributions(5, generator=generator), random_distributions(5, generator=generator)
 
 
-def law_of(verifier, p, q):
-    """The law of the first token of a round with one draft token."""
+def output_probs(verifier, p, q):
+    """The distribution of the first token of a round with one draft token."""
     drafts = all_drafts((0,), [q])
-    return round_law(verifier, drafts, [p, torch.full((5, 5), 0.2, dtype=torch.float64)]).sum(1)
+    return round_distribution(verifier, drafts, [p, torch.full((5, 5), 0.2, dtype=torch.float64)]).sum(1)
 
 
 def distance(p, q):
@@ -219,40 +219,40 @@ def distance(p, q):
 
 
 @pytest.mark.parametrize("leniency", [0.2, 0.7])
-def test_lenient_has_the_law_and_distance_it_states(leniency):
+def test_lenient_has_the_distribution_and_distance_it_states(leniency):
     for seed in range(10):
         p, q = one_position(seed)
-        law = law_of(LenientVerifier(leniency), p, q)
-        kept = torch.minimum(q, p / leniency)
+        out = output_probs(LenientVerifier(leniency), p, q)
+        accepted = torch.minimum(q, p / leniency)
         rest = (p - q).clamp(min=0)
-        want = kept + (1 - kept.sum()) * rest / rest.sum().clamp(min=1e-300)
-        assert torch.allclose(law, want, atol=1e-12)
-        assert distance(law, p) == pytest.approx(distance(p, q) - (q - p / leniency).clamp(min=0).sum().item())
-        assert distance(law, p) <= min(1 - leniency, distance(p, q)) + 1e-12
-        assert (law <= p / leniency + 1e-12).all()
+        want = accepted + (1 - accepted.sum()) * rest / rest.sum().clamp(min=1e-300)
+        assert torch.allclose(out, want, atol=1e-12)
+        assert distance(out, p) == pytest.approx(distance(p, q) - (q - p / leniency).clamp(min=0).sum().item())
+        assert distance(out, p) <= min(1 - leniency, distance(p, q)) + 1e-12
+        assert (out <= p / leniency + 1e-12).all()
 
 
 @pytest.mark.parametrize("weight", [0.3, 0.8])
-def test_ensemble_has_the_mixtures_law(weight):
+def test_ensemble_has_the_mixtures_distribution(weight):
     for seed in range(10):
         p, q = one_position(seed)
-        law = law_of(get(f"ensemble:{weight}"), p, q)
-        assert torch.allclose(law, weight * p + (1 - weight) * q, atol=1e-12)
-        assert distance(law, p) == pytest.approx((1 - weight) * distance(p, q))
+        out = output_probs(get(f"ensemble:{weight}"), p, q)
+        assert torch.allclose(out, weight * p + (1 - weight) * q, atol=1e-12)
+        assert distance(out, p) == pytest.approx((1 - weight) * distance(p, q))
 
 
-def test_typical_has_the_law_and_distance_it_states():
+def test_typical_has_the_distribution_and_distance_it_states():
     for seed in range(10):
         p, q = one_position(seed)
         verifier = TypicalVerifier()
-        law = law_of(verifier, p, q)
+        out = output_probs(verifier, p, q)
         bar = min(0.09, 0.3 * torch.special.entr(p).sum().neg().exp().item())
         passing = q * (p > bar)
         share = passing.sum()
-        assert torch.allclose(law, passing + (1 - share) * p, atol=1e-12)
+        assert torch.allclose(out, passing + (1 - share) * p, atol=1e-12)
         if share > 0:
-            assert distance(law, p) == pytest.approx((share * distance(passing / share, p)).item())
-        assert distance(law, p) < 1 - bar
+            assert distance(out, p) == pytest.approx((share * distance(passing / share, p)).item())
+        assert distance(out, p) < 1 - bar
 
 
 def test_typical_takes_the_deepest_branch_that_passes():
@@ -277,31 +277,31 @@ def test_decide_draws_node_and_token():
 @pytest.mark.parametrize("mode", ["chosen", "with replacement"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_shortcut_is_the_definition(name, mode, alone):
-    """For uniforms all over the unit interval, and just beside every edge: the node and the law of what follows."""
+    """Same node and same next-token distribution, for uniforms all over [0, 1) and just beside every step."""
     verifier = get(name)
     for seed in range(6):
         draft, p = random_batch(mode, branching=False, seed=seed)
         rows = [slice(i, i + 1) for i in range(draft.batch_size)] if alone else [slice(None)]
         for part in rows:
-            chains, law = draft.part(part), p[part]
-            stop = verifier.stop_probs(chains, law)
-            assert shortcut(verifier, chains, law) is not None
+            chains, probs = draft.part(part), p[part]
+            stop = verifier.stop_probs(chains, probs)
+            assert shortcut(verifier, chains, probs) is not None
             ends = stop.cumsum(-1)
             beside = [(ends[:, i] + d).clamp(0, 1 - 2**-53) for i in range(ends.shape[1]) for d in (-1e-9, 1e-9)]
             everywhere = [torch.full((len(stop),), i / 8, dtype=torch.float64) for i in range(8)]
             for u in [*beside, *everywhere]:
                 if (ends - u[:, None]).abs().min() < 1e-10:
                     continue  # rounding decides
-                nodes, weights = shortcut(verifier, chains, law)(chains, law, u.tolist())
+                nodes, weights = shortcut(verifier, chains, probs)(chains, probs, u.tolist())
                 assert nodes == draw(stop, u).tolist()
-                following = verifier.next_probs(chains, law, torch.tensor(nodes))
+                following = verifier.next_probs(chains, probs, torch.tensor(nodes))
                 assert torch.allclose(weights / weights.sum(-1, keepdim=True), following, rtol=0, atol=1e-9)
 
 
-def test_the_shortcut_knows_other_vocabularies():
-    """Drafted tokens that the target has no score for, and laws wider and narrower than the target's."""
+def test_the_shortcut_handles_other_vocabularies():
+    """Draft tokens that the target has no score for, and q of larger and smaller vocabularies than the target's."""
     generator = torch.Generator().manual_seed(1)
-    p = random_laws(1, 4, 6, generator=generator)
+    p = random_distributions(1, 4, 6, generator=generator)
     for size, tokens in ((8, [7, 2, 6]), (8, [2, 7, 1]), (4, [3, 0, 2])):
         q = torch.full((1, 3, size), 1 / size, dtype=torch.float64)
         for probs in (q, None):
@@ -315,7 +315,7 @@ def test_the_shortcut_knows_other_vocabularies():
                     assert torch.allclose(weights / weights.sum(), following, rtol=0, atol=1e-12)
 
 
-def test_a_changed_rule_takes_no_shortcut():
+def test_a_subclass_takes_no_shortcut():
     class Changed(TokenVerifier):
         def stop_probs(self, draft, target_probs):
             return super().stop_probs(draft, target_probs).flip(1)
@@ -326,7 +326,7 @@ def test_a_changed_rule_takes_no_shortcut():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_kseq_accepts_nearly_everything_where_laws_agree(dtype):
+def test_kseq_accepts_nearly_everything_where_p_is_q(dtype):
     p = torch.rand((3, 1000), generator=torch.Generator().manual_seed(0), dtype=dtype).softmax(-1)
     tokens = torch.arange(8).expand(3, 8)
     draft = Draft(tokens, torch.zeros_like(tokens), torch.full((3,), 8), p[:, None].clone())
@@ -336,7 +336,7 @@ def test_kseq_accepts_nearly_everything_where_laws_agree(dtype):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize(("name", "mode", "branching"), cases())
-def test_a_gpu_says_the_same(name, mode, branching):
+def test_a_gpu_gives_the_same(name, mode, branching):
     draft, p = random_batch(mode, branching=branching, seed=8)
     probs = None if draft.probs is None else draft.probs.cuda()
     there = replace(
@@ -346,8 +346,8 @@ def test_a_gpu_says_the_same(name, mode, branching):
     stop = verifier.stop_probs(draft, p)
     assert torch.allclose(verifier.stop_probs(there, p.cuda()).cpu(), stop, atol=1e-9)
     node = stop.argmax(1)
-    law = verifier.next_probs(there, p.cuda(), node.cuda()).cpu()
-    assert torch.allclose(law, verifier.next_probs(draft, p, node), atol=1e-9)
+    following = verifier.next_probs(there, p.cuda(), node.cuda()).cpu()
+    assert torch.allclose(following, verifier.next_probs(draft, p, node), atol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "meant"), [("tokn", "token"), ("traversl", "traversal"), ("lenent:0.5", "lenient")])
