@@ -24,7 +24,7 @@ class KSeqVerifier(TopDownVerifier):
 
     name = "kseq"
     drawn_only = True
-    summary = "siblings drawn with replacement, all accepted by one criterion; at least 1 - 1/e of the optimal acceptance rate"
+    summary = "siblings drawn with replacement, accepted by one criterion; at least 1 - 1/e of the best acceptance rate"
     citation = "Sun et al. 2023 (SpecTr), arXiv 2310.15141"
 
     def _accept(self, p: Tensor, q: Tensor | None, tokens: Tensor, present: Tensor, replacement: bool) -> Tensor:
