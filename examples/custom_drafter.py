@@ -68,7 +68,7 @@ def main() -> None:
     target, _ = foretoken.tiny_pair()
     params = foretoken.SamplingParams(temperature=0.0, max_new_tokens=64)
     prompt = "1, 2, 3, 1, 2, 3, 1, 2,"
-    plain = foretoken.Engine(target).generate(prompt, params)
+    plain = foretoken.Engine(target, None).generate(prompt, params)
     engine = foretoken.Engine(target, FollowerTree(), num_speculative_tokens=8)
     completion = engine.generate(prompt, params)
     print(f"{engine.drafter} with verifier {engine.verifier.name!r}")

@@ -74,12 +74,12 @@ def test_it_generates_the_same_text_and_drafts_for_a_widened_target(shipped: Pat
     widen(shipped, "14M", tmp_path, dtype="float32")
     params = foretoken.SamplingParams(temperature=0, max_new_tokens=24)
     prompt = "def add(a, b):\n"
-    alone = foretoken.Engine(shipped, dtype="float32").generate(prompt, params)
+    alone = foretoken.Engine(shipped, None, dtype="float32").generate(prompt, params)
     both = foretoken.Engine(tmp_path, tmp_path, dtype="float32").generate(prompt, params)
     assert both.token_ids == alone.token_ids
     assert both.stats.acceptance_rate > 0.9
     sampled = foretoken.SamplingParams(temperature=5.0, max_new_tokens=64, seed=1, ignore_eos=True)
-    assert max(foretoken.Engine(tmp_path, dtype="float32").generate(prompt, sampled).token_ids) < 4096
+    assert max(foretoken.Engine(tmp_path, None, dtype="float32").generate(prompt, sampled).token_ids) < 4096
 
 
 def test_pairs_are_widened_once_and_drafters_as_little_as_can_be(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_greedy_output_is_the_targets(page, drafter, verifier, max_batch_size):
         verifier = page["PlainVerifier"]()
     params = SamplingParams(temperature=0.0, max_new_tokens=20)
     target = page["MarkovModel"]()
-    plain = tokens(Engine(target).generate(PROMPTS, params))
+    plain = tokens(Engine(target, None).generate(PROMPTS, params))
     engine = Engine(target, made, verifier, 6, max_batch_size=max_batch_size)
     for _ in range(2):  # the second time with prefixes of the first
         assert tokens(engine.generate(PROMPTS, params)) == plain
@@ -145,7 +145,7 @@ def bare_model(page):
 
 def test_defaults_are_enough(page, bare_model):
     params = SamplingParams(temperature=0.0, max_new_tokens=12)
-    plain = tokens(Engine(bare_model).generate(PROMPTS, params))
+    plain = tokens(Engine(bare_model, None).generate(PROMPTS, params))
     for made in (Bare(), page["FollowerTree"](), bare_model, [Bare(), page["FollowerDrafter"]()]):
         for verifier in ("auto", "coupled", BareVerifier()):
             assert tokens(Engine(bare_model, made, verifier, 4).generate(PROMPTS, params)) == plain
@@ -194,7 +194,7 @@ def test_classes_without_the_base_are_refused_with_the_cure(page):
     with pytest.raises(ParameterError, match=r"foretoken\.verify\.Verifier"):
         Engine(page["MarkovModel"](), None, DuckVerifier())
     with pytest.raises(ModelError, match=r"foretoken\.models\.LanguageModel"):
-        Engine(DuckModel())
+        Engine(DuckModel(), None)
 
 
 def test_a_model_without_a_required_attribute_is_refused(page):
@@ -204,4 +204,4 @@ def test_a_model_without_a_required_attribute_is_refused(page):
             del self.max_length
 
     with pytest.raises(ModelError, match="no max_length: set it in __init__"):
-        Engine(Nameless())
+        Engine(Nameless(), None)

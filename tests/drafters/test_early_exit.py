@@ -112,7 +112,7 @@ def test_greedy_texts_are_the_targets(runner, make):
     """Rows of different lengths, two at a time, so that they leave and join."""
     model = target(runner, make)
     params = [SamplingParams(temperature=0.0, max_new_tokens=length) for length in (40, 9, 23, 60, 14)]
-    plain = Engine(model, max_batch_size=2).generate(PROMPTS, params)
+    plain = Engine(model, None, max_batch_size=2).generate(PROMPTS, params)
     engine = Engine(model, "early-exit:2", num_speculative_tokens=4, max_batch_size=2)
     found = engine.generate(PROMPTS, params)
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
@@ -157,7 +157,7 @@ def test_texts_that_grow_beyond_the_short_frequencies(runner):
     model = target(runner, tiny_phi3, **fields)
     params = SamplingParams(temperature=0.0, max_new_tokens=24)
     prompts = [[1, 2, 3], list(range(1, 13)), [4] * 20]
-    plain = Engine(model).generate(prompts, params)
+    plain = Engine(model, None).generate(prompts, params)
     found = Engine(model, "early-exit:3", num_speculative_tokens=4).generate(prompts, params)
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
 
@@ -169,7 +169,7 @@ def test_drafts_beside_rows_that_are_still_reading(runner):
     model = target(runner, **fields)
     long = [(7 * place + place // 5) % 31 for place in range(1300)]
     params = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
-    plain = [Engine(model).generate(prompt, params).token_ids for prompt in ([3, 1, 4], long, [2, 7])]
+    plain = [Engine(model, None).generate(prompt, params).token_ids for prompt in ([3, 1, 4], long, [2, 7])]
     engine = Engine(model, EarlyExit(model, 2), num_speculative_tokens=3)
     engine.submit([5, 6], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
     requests = [engine.submit([3, 1, 4], params)]
@@ -212,7 +212,7 @@ def test_a_third_of_the_layers_by_default():
 def test_in_a_cascade():
     model = load(tiny_llama(seed=1, num_hidden_layers=3), runner="hf")
     params = SamplingParams(temperature=0.0, max_new_tokens=40)
-    plain = Engine(model).generate(PROMPTS, params)
+    plain = Engine(model, None).generate(PROMPTS, params)
     for drafter in ("prompt-lookup,early-exit", Cascade([PromptLookup(), EarlyExit(model, 2)])):
         found = Engine(model, drafter, num_speculative_tokens=4).generate(PROMPTS, params)
         assert [one.token_ids for one in found] == [one.token_ids for one in plain]

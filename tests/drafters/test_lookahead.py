@@ -120,7 +120,7 @@ def test_chains_without_an_ngram_are_jacobi_rows():
 
 
 def test_a_draft_of_another_drafter_leaves_the_window_alone():
-    wanted = Engine(tiny_llama(seed=1)).generate([1, 2, 3, 1, 2], GREEDY).token_ids
+    wanted = Engine(tiny_llama(seed=1), None).generate([1, 2, 3, 1, 2], GREEDY).token_ids
     engine = Engine(tiny_llama(seed=1), ["prompt-lookup", "lookahead"], num_speculative_tokens=4)
     assert engine.generate([1, 2, 3, 1, 2], GREEDY).token_ids == wanted
 
@@ -129,7 +129,7 @@ def test_tokens_outside_the_vocabulary_are_not_drafted():
     sequence = sequence_of([0, 5], source=[5, 40, 6, 7, 5, 8, 40, 9])
     for found in ([chain_of(Lookahead(ngram=3), sequence)], paths_of(Lookahead(ngram=3), sequence, 20)):
         assert all(token < 32 for path in found for token in path)
-    wanted = Engine(tiny_t5(seed=1)).generate([4, 5, 6, 7, 4, 5], GREEDY).token_ids
+    wanted = Engine(tiny_t5(seed=1), None).generate([4, 5, 6, 7, 4, 5], GREEDY).token_ids
     for verifier in ("token", "traversal"):
         engine = Engine(tiny_t5(seed=1), "lookahead", verifier, 8)
         assert engine.generate([4, 5, 6, 7, 4, 5], GREEDY).token_ids == wanted

@@ -217,7 +217,7 @@ def test_finished_sequences_are_dropped():
 def test_greedy_output_is_the_targets(make, verifier):
     target = load(make(vocab_size=24, seed=3))
     prompts = [[1, 2, 3, 1, 2], [4, 5, 4, 5, 4], [6]]
-    plain = Engine(target).generate(prompts, GREEDY)
+    plain = Engine(target, None).generate(prompts, GREEDY)
     drafted = Engine(target, get("lookup"), verifier, 6).generate(prompts, GREEDY)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     assert sum(one.stats.accepted for one in drafted) > 0

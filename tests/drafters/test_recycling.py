@@ -137,7 +137,7 @@ def test_rows_get_in_a_batch_what_they_get_alone(verifier):
 
 
 def test_trees_give_the_targets_text_sooner():
-    wanted = Engine(tiny_llama(seed=1)).generate([1, 2, 3], GREEDY)
+    wanted = Engine(tiny_llama(seed=1), None).generate([1, 2, 3], GREEDY)
     found = Engine(tiny_llama(seed=1), "recycling", num_speculative_tokens=8).generate([1, 2, 3], GREEDY)
     assert found.token_ids == wanted.token_ids
     assert found.stats.rounds < wanted.stats.rounds

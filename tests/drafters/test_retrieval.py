@@ -122,7 +122,7 @@ def test_many_occurrences_are_looked_at_in_part(tmp_path):
 @pytest.fixture
 def said() -> list[int]:
     """What the target says after a prompt."""
-    return Engine(tiny_llama(seed=1)).generate([1, 5, 2], GREEDY).token_ids
+    return Engine(tiny_llama(seed=1), None).generate([1, 5, 2], GREEDY).token_ids
 
 
 @pytest.mark.parametrize("verifier", ["token", "traversal", "tree", "coupled"])
@@ -151,10 +151,10 @@ def test_a_corpus_without_a_match_changes_nothing(tmp_path, said):
 def test_chains_for_targets_that_take_no_trees_and_in_cascades(tmp_path):
     path = make(tmp_path, [[first, second, third] for first in range(12) for second in range(12) for third in (3, 4)])
     model = tiny_t5(vocab_size=32, seed=1)
-    plain = Engine(model).generate([1, 5, 2], GREEDY).token_ids
+    plain = Engine(model, None).generate([1, 5, 2], GREEDY).token_ids
     assert Engine(model, Retrieval(path), "traversal", 4).generate([1, 5, 2], GREEDY).token_ids == plain
     target = tiny_llama(seed=1)
-    plain = Engine(target).generate([1, 5, 2], GREEDY).token_ids
+    plain = Engine(target, None).generate([1, 5, 2], GREEDY).token_ids
     for drafter in (f"prompt-lookup,retrieval:{path}", Cascade([Retrieval(path), PromptLookup()])):
         assert Engine(target, drafter, num_speculative_tokens=4).generate([1, 5, 2], GREEDY).token_ids == plain
 

@@ -207,7 +207,7 @@ def test_the_source_of_an_encoder_decoder_model_is_text_too_as_far_as_the_vocabu
     assert chain_of(Suffix(), sequence, 4) == [6]
     sequence.tokens += [6]
     assert chain_of(Suffix(), sequence, 4, vocab_size=64) == [40, 7, 0, 5]
-    wanted = Engine(tiny_t5(seed=1)).generate([4, 5, 6, 7, 4, 5], GREEDY).token_ids
+    wanted = Engine(tiny_t5(seed=1), None).generate([4, 5, 6, 7, 4, 5], GREEDY).token_ids
     for verifier in ("token", "traversal"):
         assert Engine(tiny_t5(seed=1), "suffix", verifier, 4).generate([4, 5, 6, 7, 4, 5], GREEDY).token_ids == wanted
 
@@ -283,7 +283,7 @@ def test_memory_goes_with_the_requests():
 
 def test_in_a_cascade_it_drafts_chains():
     params = SamplingParams(temperature=0.0, max_new_tokens=100, ignore_eos=True)  # time to find out what things cost
-    wanted = Engine(tiny_llama(seed=1)).generate([1, 2, 3, 1, 2], params).token_ids
+    wanted = Engine(tiny_llama(seed=1), None).generate([1, 2, 3, 1, 2], params).token_ids
     engine = Engine(tiny_llama(seed=1), "suffix,recycling,lookahead", num_speculative_tokens=4)
     completion = engine.generate([1, 2, 3, 1, 2], params)
     assert completion.token_ids == wanted
@@ -294,7 +294,7 @@ def test_in_a_cascade_it_drafts_chains():
 def test_targets_that_score_chains_alone_get_chains(drafter):
     target = load(tiny_llama(seed=1))
     target.supports_trees = False
-    wanted = Engine(tiny_llama(seed=1)).generate([1, 2, 3, 1, 2], GREEDY).token_ids
+    wanted = Engine(tiny_llama(seed=1), None).generate([1, 2, 3, 1, 2], GREEDY).token_ids
     assert Engine(target, drafter, "traversal", 8).generate([1, 2, 3, 1, 2], GREEDY).token_ids == wanted
 
 

@@ -144,7 +144,7 @@ def test_rows_of_one_batch_may_be_greedy_and_sampled():
 
 def test_a_drafter_padded_to_another_vocabulary_size_works():
     target = tiny_llama(seed=1, vocab_size=32)
-    wanted = Engine(target).generate(PROMPT, GREEDY).token_ids
+    wanted = Engine(target, None).generate(PROMPT, GREEDY).token_ids
     for size in (24, 40):
         small = load(tiny_llama(seed=2, vocab_size=size))
         target_model = load(target)
@@ -172,7 +172,7 @@ def test_never_past_max_new_tokens(length):
 
 def test_end_tokens_end_the_text_inside_an_accepted_run():
     target = tiny_llama(seed=1)
-    text = Engine(target).generate(PROMPT, GREEDY).token_ids
+    text = Engine(target, None).generate(PROMPT, GREEDY).token_ids
     for place, token in enumerate(text[:6]):
         first = text.index(token)
         model = load(tiny_llama(seed=1))
@@ -203,7 +203,7 @@ def test_min_new_tokens_bans_the_end_at_every_drafted_position():
 def test_the_context_limit_ends_the_text():
     target = tiny_llama(seed=1, max_position_embeddings=16)
     small = tiny_llama(seed=2, max_position_embeddings=12)
-    wanted = Engine(target).generate(PROMPT, SamplingParams(temperature=0, max_new_tokens=100))
+    wanted = Engine(target, None).generate(PROMPT, SamplingParams(temperature=0, max_new_tokens=100))
     assert len(wanted.token_ids) == 8
     assert wanted.finish_reason == "length"
     for drafter in (small, "prompt-lookup"):
@@ -215,7 +215,7 @@ def test_the_context_limit_ends_the_text():
 
 def test_stop_strings():
     model = load(tiny_llama(seed=1, vocab_size=259), tokenizer=byte_tokenizer())
-    full = Engine(model).generate("the cat", SamplingParams(seed=2, temperature=0.7, max_new_tokens=40))
+    full = Engine(model, None).generate("the cat", SamplingParams(seed=2, temperature=0.7, max_new_tokens=40))
     middle = full.text[8:11]
     params = SamplingParams(seed=2, temperature=0.7, max_new_tokens=40, stop=[middle])
     for drafter in (None, "prompt-lookup"):
@@ -271,7 +271,7 @@ def test_the_text_is_the_same_with_and_without_streaming_where_a_first_space_is_
 
     model = load(tiny_llama(seed=1))
     model.tokenizer = Stripping()
-    engine = Engine(model)
+    engine = Engine(model, None)
     params = SamplingParams(seed=1, max_new_tokens=4)
     whole = engine.generate(PROMPT, params)
     assert whole.text == "".join(f" {token}" for token in whole.token_ids)
@@ -349,14 +349,14 @@ def test_memory_is_given_back_with_the_result(make, monkeypatch):
 
 
 def test_without_a_seed_every_call_differs():
-    engine = Engine(tiny_llama(seed=1))
+    engine = Engine(tiny_llama(seed=1), None)
     texts = {tuple(engine.generate(PROMPT, SamplingParams(max_new_tokens=12)).token_ids) for _ in range(4)}
     assert len(texts) == 4
 
 
 def test_prompts_of_all_kinds():
     model = load(tiny_llama(seed=1, vocab_size=259), tokenizer=byte_tokenizer())
-    engine = Engine(model)
+    engine = Engine(model, None)
     params = SamplingParams(temperature=0, max_new_tokens=5)
     messages = [{"role": "user", "content": "the"}]
     tokens = byte_tokenizer().apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
@@ -394,19 +394,19 @@ def test_prompts_of_all_kinds():
 )
 def test_bad_prompts_are_named(prompt, named):
     with pytest.raises(PromptError, match=named):
-        Engine(tiny_llama(seed=1)).generate(prompt)
+        Engine(tiny_llama(seed=1), None).generate(prompt)
 
 
 def test_an_empty_text_is_named():
     model = load(tiny_llama(seed=1, vocab_size=259), tokenizer=byte_tokenizer(chat=False))
     with pytest.raises(PromptError, match="prompt is empty"):
-        Engine(model).generate("")
+        Engine(model, None).generate("")
     with pytest.raises(PromptError, match="chat template"):
-        Engine(model).generate([{"role": "user", "content": "a"}])
+        Engine(model, None).generate([{"role": "user", "content": "a"}])
 
 
 def test_text_that_no_tokenizer_takes_is_named():
-    engine = Engine(load(tiny_llama(seed=1, vocab_size=259), tokenizer=byte_tokenizer()))
+    engine = Engine(load(tiny_llama(seed=1, vocab_size=259), tokenizer=byte_tokenizer()), None)
     for prompt in ("a\ud800", [{"role": "user", "content": "a\ud800"}]):
         with pytest.raises(PromptError, match=r"half a surrogate pair.* at character 1"):
             engine.generate(prompt)
@@ -417,7 +417,7 @@ def test_text_that_no_tokenizer_takes_is_named():
 def test_messages_that_a_chat_template_refuses_fail_alone():
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('users only') }}{% endif %}hi"
-    engine = Engine(load(tiny_llama(seed=1, vocab_size=259), tokenizer=tokenizer))
+    engine = Engine(load(tiny_llama(seed=1, vocab_size=259), tokenizer=tokenizer), None)
     good, bad = ([{"role": role, "content": "a"}] for role in ("user", "tool"))
     completions = engine.generate([good, bad], GREEDY)
     assert [c.finish_reason for c in completions] == ["length", "error"]
@@ -458,7 +458,7 @@ def test_parameters_that_the_model_can_not_follow_fail_alone(params, named, veri
 
 
 def test_what_are_no_parameters_is_named():
-    engine = Engine(tiny_llama(seed=1))
+    engine = Engine(tiny_llama(seed=1), None)
     for params in (5, "x", {}, [GREEDY]):
         with pytest.raises(ParameterError, match="SamplingParams"):
             engine.generate(PROMPT, params)
@@ -565,14 +565,14 @@ def test_a_source_that_is_too_long_for_the_drafter_is_not_drafted_for():
     params = SamplingParams(temperature=0, max_new_tokens=8)
     prompts = [[2, 3, 4], [2] * 40]
     completions = Engine(target, small, num_speculative_tokens=3).generate(prompts, params)
-    assert [c.token_ids for c in completions] == [c.token_ids for c in Engine(target).generate(prompts, params)]
+    assert [c.token_ids for c in completions] == [c.token_ids for c in Engine(target, None).generate(prompts, params)]
     assert completions[0].stats.drafted > 0
     assert completions[1].stats.drafted == 0
 
 
 def test_a_text_with_tokens_that_the_model_has_not_fails_alone():
     model = load(tiny_llama(seed=1, vocab_size=64), tokenizer=byte_tokenizer())
-    completions = Engine(model).generate(["zz", [1, 2]], SamplingParams(temperature=0, max_new_tokens=3))
+    completions = Engine(model, None).generate(["zz", [1, 2]], SamplingParams(temperature=0, max_new_tokens=3))
     assert isinstance(completions[0].error, PromptError)
     assert len(completions[1].token_ids) == 3
 
@@ -656,7 +656,7 @@ def test_trees_need_a_verifier_that_takes_them():
 
 
 def test_numbers_of_params_and_prompts_must_agree():
-    engine = Engine(tiny_llama(seed=1))
+    engine = Engine(tiny_llama(seed=1), None)
     with pytest.raises(ParameterError, match="2 SamplingParams for 1 prompts"):
         engine.generate([PROMPT], [GREEDY, GREEDY])
     with pytest.raises(PromptError, match="list"):

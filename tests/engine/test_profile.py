@@ -62,7 +62,9 @@ def test_an_engine_of_a_profile(profile, models, tmp_path):
     assert (engine.verifier.name, engine.num_speculative_tokens) == ("block", 4)
     assert type(engine.target).__name__ == type(engine.drafter.models[0]).__name__ == "HFModel"
     params = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
-    assert engine.generate("hello", params).token_ids == Engine(models["target"]).generate("hello", params).token_ids
+    assert (
+        engine.generate("hello", params).token_ids == Engine(models["target"], None).generate("hello", params).token_ids
+    )
 
 
 def test_what_is_given_wins(profile, models):

@@ -37,7 +37,7 @@ def test_an_unknown_argument_of_submit_names_the_closest_one(engine):
 
 def test_an_unknown_option_names_the_closest_one():
     with pytest.raises(ParameterError, match="did you mean 'max_batch_size'"):
-        Engine(tiny_llama(seed=1), max_batchsize=2)
+        Engine(tiny_llama(seed=1), None, max_batchsize=2)
 
 
 @pytest.mark.parametrize("profile", [5, None, [], Unprintable()])

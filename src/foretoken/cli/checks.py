@@ -14,6 +14,7 @@ from foretoken.models.locating import hub_resolves, locate
 
 DRAFTERS = (
     "none",
+    "auto",
     "draft-model",
     "lookup",
     "prompt-lookup",

@@ -96,7 +96,7 @@ class ModelOptions(LoadOptions):
         typer.Option(
             metavar="NAME|MODEL",
             help="A name from 'foretoken drafters', folder or hub id of a model, or several with commas (a cascade). "
-            "Default: draft-model with the shipped target, prompt-lookup with any other.",
+            "Default: auto,draft-model with the shipped target, auto with any other.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from foretoken.cli.checks import SHIPPED_DRAFTER, check_models, draft_length, shipped_only
+from foretoken.cli.checks import AUTO, SHIPPED_DRAFTER, check_models, draft_length, shipped_only
 from foretoken.cli.options import LoadOptions, ModelOptions
 from foretoken.cli.prompt import read_text
 from foretoken.cli.screen import Screen
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from foretoken.models import LanguageModel
 
 SHIPPED_HEAD = "eagle3"
-MODEL_FREE_DRAFTER = "prompt-lookup"  # for a target that came without a drafter
 
 
 def keep_quiet(screen: Screen) -> None:
@@ -48,7 +47,6 @@ def settled(options: ModelOptions) -> ModelOptions:
         ProfileError: the profile can't be used for the target.
     """
     from foretoken.engine import profile
-    from foretoken.policy.request import AUTO
 
     found: dict[str, Any] = {"verifier": AUTO, "num_speculative_tokens": AUTO}
     if options.profile is not None:
@@ -162,7 +160,9 @@ def _make_drafter(options: ModelOptions, target: LanguageModel) -> Drafter:
     from foretoken.drafters.tree_plan import plan_of
 
     shipped = options.target is None
-    default = SHIPPED_DRAFTER if shipped else MODEL_FREE_DRAFTER
+    default: str = AUTO
+    if shipped:  # a tree is for the model alone
+        default = SHIPPED_DRAFTER if options.tree is not None else f"{AUTO},{SHIPPED_DRAFTER}"
     name = default if options.drafter is None else options.drafter  # an empty one is a mistake, and is named
     known = drafters.known().get(name.partition(":")[0])
     rounded = name == SHIPPED_DRAFTER or known is None or known.takes_quantize

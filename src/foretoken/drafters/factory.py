@@ -9,7 +9,18 @@ from inspect import isclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.drafters import Cascade, Drafter, DraftModel, Eagle3, NoDrafter, Vocab, check_vocab, draft_with, is_name
+from foretoken.drafters import (
+    Cascade,
+    Drafter,
+    DraftModel,
+    Eagle3,
+    Lookup,
+    NoDrafter,
+    Vocab,
+    check_vocab,
+    draft_with,
+    is_name,
+)
 from foretoken.drafters import get as get_drafter
 from foretoken.drafters import known as known_drafters
 from foretoken.drafters import names as drafter_names
@@ -20,6 +31,7 @@ from foretoken.heads import kind_of
 from foretoken.models import LanguageModel, load
 from foretoken.models.pairing import check_pair
 from foretoken.models.tiny_pair import head_path, is_shipped, load_part
+from foretoken.policy.request import AUTO
 
 
 def make_drafter(
@@ -57,7 +69,17 @@ def make_drafter(
             )
     if isinstance(drafter, list | tuple):
         _refuse_trees(tree, "a cascade")
-        return Cascade([make_drafter(part, target, vocab=vocab, **load_options) for part in drafter])
+        made: list[Drafter] = []
+        for part in drafter:
+            if isinstance(part, str) and part == AUTO:
+                made += _automatic(target, load_options)
+            else:
+                made.append(make_drafter(part, target, vocab=vocab, **load_options))
+        return Cascade(made)
+    if isinstance(drafter, str) and drafter == AUTO:
+        _refuse_trees(tree, f"drafter {AUTO!r}")
+        made = _automatic(target, load_options)
+        return made[0] if len(made) == 1 else Cascade(made)
     if isinstance(drafter, str):
         if is_name(drafter):
             return _named(drafter, target, tree, load_options)
@@ -87,6 +109,13 @@ def make_drafter(
             raise ParameterError(f"unknown drafter {shown(drafter)} ({error}). {_choices()}") from error
         raise
     return _of_model(model, target, tree, vocab)
+
+
+def _automatic(target: LanguageModel, load_options: Mapping[str, Any]) -> list[Drafter]:
+    """What drafts for a target that was loaded without a word about drafters, the cheapest first."""
+    folder = Path(target.name)
+    heads = sorted(found for found in folder.iterdir() if kind_of(found)) if folder.is_dir() else []
+    return [Lookup(), *(_named(str(kind_of(head)), target, None, load_options, head=head) for head in heads[:1])]
 
 
 def _choices() -> str:

@@ -23,6 +23,7 @@ from foretoken.drafters.retrieval import Retrieval
 from foretoken.drafters.suffix import Suffix
 from foretoken.errors import ParameterError, shown
 from foretoken.models.base import LanguageModel
+from foretoken.policy.request import AUTO
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ def _one_level(**options: Any) -> NgramStorage:
 
 _DRAFTERS = {
     "none": Known(NoDrafter, "proposes nothing: plain decoding"),
+    AUTO: Known(
+        Lookup,
+        "lookup, a head that lies in the target's folder, and what is named behind a comma: auto,MODEL",
+        trees=True,
+    ),
     "draft-model": Known(
         DraftModel,
         "a smaller model, one token a step, or one depth of a tree; one of another vocabulary drafts shared tokens, or "

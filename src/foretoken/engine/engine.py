@@ -34,16 +34,17 @@ Params = SamplingParams | AbstractSequence[SamplingParams] | None
 
 
 class Engine:
-    """Generates with a target model, speculatively where a drafter is given.
+    """Generates with a target model, speculatively wherever that is faster.
 
     Args:
         target: the model whose distribution the output has: a path, a hub id, a transformers model, or what
             `foretoken.load` returned.
-        drafter: what proposes tokens: a name from `foretoken.drafters.names` that needs no model (``"prompt-lookup"``,
-            ``"ngram-storage"``, …), a model in any of the forms of `target`, the folder of a head that was trained on
-            the target (EAGLE-3, Medusa), a `Drafter`, None to decode plainly, or several of these in a list, the
-            cheapest first: the first one that promises enough proposes (`Cascade`). A model may have another
-            vocabulary than the target: see `vocab`.
+        drafter: what proposes tokens: ``"auto"`` for what costs nothing (`foretoken.drafters.Lookup`), and a head if
+            one lies in the target's folder; a name from `foretoken.drafters.names` that needs no model
+            (``"prompt-lookup"``, ``"ngram-storage"``, …); a model in any of the forms of `target`; the folder of a head
+            that was trained on the target (EAGLE-3, Medusa); a `Drafter`; None to decode plainly; or several of these
+            in a list (``["auto", "path/of/a/model"]``), of which the policy takes what pays, round by round
+            (`Cascade`). A model may have another vocabulary than the target: see `vocab`.
         verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
             trees and ``"token"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round; 0 decodes plainly. ``"auto"`` takes what measured
@@ -75,7 +76,7 @@ class Engine:
     def __init__(
         self,
         target: Any,
-        drafter: Any = None,
+        drafter: Any = AUTO,
         verifier: str | verify.AnyVerifier = AUTO,
         num_speculative_tokens: int | Literal["auto"] = AUTO,
         *,

@@ -22,6 +22,7 @@ from foretoken.engine.prompts import encode
 from foretoken.engine.row import Row
 from foretoken.errors import ParameterError, PromptError
 from foretoken.models import LanguageModel
+from foretoken.policy.request import AUTO
 from foretoken.randomness import fresh_seed, gumbel
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sampling.params import check_integer
@@ -31,7 +32,7 @@ from foretoken.verify import AnyVerifier
 
 
 def custom_generate(
-    drafter: Any = None,
+    drafter: Any = AUTO,
     verifier: str | AnyVerifier = "auto",
     num_speculative_tokens: int | Literal["auto"] = "auto",
     *,
