@@ -26,7 +26,7 @@ from rich.table import Table
 
 from foretoken import Engine, SamplingParams, tiny_pair_path, workloads
 from foretoken.draft import Draft
-from foretoken.drafters import Cascade, PromptLookup, Suffix, cascade
+from foretoken.drafters import Cascade, PromptLookup, Suffix
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.models import load
 from foretoken.models.native.widths import PassWidths
@@ -152,9 +152,6 @@ class Recorded(Drafter):
         said = self.text["drafts"][len(sequence.output) - 1] if limit else []
         return Draft.from_lists([said[:limit]])
 
-    def observe(self, *_: object) -> None:
-        pass
-
 
 @dataclass
 class Contender:
@@ -170,8 +167,13 @@ class Contender:
         lookup, _, others = self.name.partition(",")
         self._drafter: Any = LOOKUPS[lookup]() if lookup in LOOKUPS else None
         if others:
-            self._drafter = Cascade([self._drafter, self._model])
+            times = self.machine.times
+            self._drafter = Cascade([self._drafter, self._model], clock=self.machine.clock)
             self._drafter.keep_costs(f"{self.target} {self.name}")
+            # What calibration would have found.
+            passes = [(size, (times.first + times.further * (size - 1)) / 1e3) for size in (1, 2, 6, 9)]
+            calls = [(length, (times.call + times.step * length) / 1e3) for length in (1, 5)]
+            self._drafter.measure(passes, [[], calls])
 
     def write(self, name: str, text: Text, greedy: bool) -> None:
         """Go through one text."""
@@ -183,6 +185,7 @@ class Contender:
             done = len(output) - left
             seeds, positions = torch.zeros(1, dtype=torch.int64), torch.tensor([len(sequence.tokens)])
             batch = Batch([sequence], None, seeds, positions, 1 << 16, (not greedy,), (False,))  # type: ignore[arg-type]
+            start = self.machine.clock.milliseconds
             draft = self._draft(batch, left - 1)
             tokens = draft.tokens[0, : draft.counts[0]].tolist()
             right = next(
@@ -195,7 +198,9 @@ class Contender:
                 path = torch.arange(1, len(tokens) + 1)[None]
                 verdict = Verdict(path, torch.tensor([right]), torch.tensor([output[done + right]]))
                 self._drafter.observe(batch, draft, verdict, torch.empty(0))
-            self.machine.spend(times.own if "," in self.name else 0.0)
+            if isinstance(self._drafter, Cascade):
+                self.machine.spend(times.own)
+                self._drafter.observe_seconds((self.machine.clock.milliseconds - start) / 1e3)
             sequence.tokens.extend(output[done : done + right + 1])
         self.milliseconds[name] = self.milliseconds.get(name, 0.0) + self.machine.clock.milliseconds - began
 
@@ -213,7 +218,6 @@ def race(texts: dict[str, list[Text]], times: Times, seed: int) -> dict[str, dic
     found: dict[str, dict[str, float]] = {}
     for target in ("shipped", COPY_EDIT):
         machine = Machine(times, Clock(), seed)
-        cascade.perf_counter = machine.clock  # type: ignore[assignment]
         names = [PLAIN, MODEL, *LOOKUPS, *(f"{lookup},draft-model" for lookup in LOOKUPS)]
         contenders = [Contender(name, machine, target) for name in names]
         for name, rows in texts.items():

@@ -12,8 +12,8 @@ from foretoken.policy.costs import Costs, DrafterCosts, Drift, Line, fitted
 
 def test_a_line_goes_through_what_was_measured_and_between():
     line = Line.through([(1, 10.0), (6, 12.0), (9, 13.2)])
-    assert line(1) == pytest.approx(10.0)
-    assert line(6) == pytest.approx(12.0)
+    assert line(1) == pytest.approx(10.0, rel=0.01)
+    assert line(6) == pytest.approx(12.0, rel=0.01)
     assert line(3) == pytest.approx(10.8, rel=0.02)
     assert line(16) == pytest.approx(16.0, rel=0.02)
 

@@ -212,7 +212,7 @@ def tree_policy(slope):
 def test_it_finds_the_number_of_nodes(quality, slope):
     best = max(TreeMachine(quality, slope).fixed(nodes) for nodes in (0, *NODES))
     found = [TreeMachine(quality, slope, seed).run(tree_policy(slope), 12)[0] for seed in range(3)]
-    assert np.mean(found) > 0.93 * best
+    assert np.mean(found) > 0.9 * best
 
 
 def test_a_useless_drafter_of_trees_costs_next_to_nothing_after_the_first_requests():

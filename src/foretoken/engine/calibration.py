@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -29,7 +28,8 @@ SECONDS = 0.5
 
 _WIDE = 8  # draft tokens of the widest pass; below it the line is interpolated, beyond it extrapolated
 _DRAFTED = (1, 5)  # draft lengths with which drafters are measured
-_REPEATS = 3  # rounds of each kind, of which the median counts
+_REPEATS, _SWEEPS = 2, 2  # rounds of each kind that are measured, and how often
+_WIDTH_KEPT = 5  # rounds for which a runtime may keep the width of wider ones before
 _PROMPT = (1, 2, 3, 4)
 _SEED = 0x5EED_0F_CA11B
 
@@ -65,27 +65,31 @@ def calibrate(
         clock: seconds, for `SECONDS`.
     """
     params = SamplingParams(temperature=1.0 if sampled else 0.0, max_new_tokens=256, ignore_eos=True)
-    first = not cascade.measured
+    models = [at for at, free in enumerate(cascade.free) if not free]
+    kinds: list[tuple[int, int]] = [(-1, 0), *((at, length) for length in _DRAFTED for at in models), (-1, _WIDE)]
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
     begun = clock()
-    plain = [*_rounds(target, _Filler(), 0, verifier, params, limits, 1 + _REPEATS * first)][1:]
-    # A large target's rounds scatter less, and cost more.
-    repeats = (_REPEATS if clock() - begun < SECONDS / 5 else 1) * first
-    points = [(1, median(seconds for seconds, _ in plain))] if plain else []
-    calls: list[list[tuple[int, float]]] = [[] for _ in cascade.drafters]
-    for at, drafter in enumerate(cascade.drafters):
-        if cascade.free[at]:
-            continue
-        for length in _DRAFTED:
-            found = [*_rounds(target, drafter, length, verifier, params, limits, 1 + repeats)][1:]
-            if found:
-                calls[at].append((length, median(drafting for _, drafting in found)))
-                if not drafter.trees:
-                    points.append((length + 1, median(seconds - drafting for seconds, drafting in found)))
-    if not first:
+    for sweep in range(_SWEEPS):
+        for kind in kinds:
+            at, length = kind
+            drafter = cascade.drafters[at] if at >= 0 else _Filler()
+            # The first rounds of a kind may compile, or still be as wide as those before them.
+            idle = _WIDTH_KEPT if sweep and not length else 1
+            measured = 0 if cascade.measured else _REPEATS
+            found[kind] += [*_rounds(target, drafter, length, verifier, params, limits, idle + measured)][idle:]
+        if cascade.measured or clock() - begun > SECONDS / 2:
+            break
+    if cascade.measured:
         return
-    if clock() - begun < SECONDS or len(points) < 2:
-        wide = [*_rounds(target, _Filler(), _WIDE, verifier, params, limits, 1 + repeats)][1:]
-        points.append((_WIDE + 1, median(seconds - drafting for seconds, drafting in wide)))
+    points: list[tuple[int, float]] = []
+    calls: list[list[tuple[int, float]]] = [[] for _ in cascade.drafters]
+    for (at, length), rounds in found.items():
+        if rounds:
+            # The least: other work on the machine only adds to what a round takes.
+            if at >= 0:
+                calls[at].append((length, min(drafting for _, drafting in rounds)))
+            if at < 0 or not cascade.drafters[at].trees:
+                points.append((length + 1, min(seconds - drafting for seconds, drafting in rounds)))
     cascade.measure(points, calls)
 
 

@@ -22,6 +22,8 @@ _OUTLIER = 0.3
 shared machine, and none of them may put a draft length off."""
 
 _SMALLEST_GAIN = 1 / 24  # weight of a measurement among many
+_RECENT = 32.0  # measurements that are the last ones
+_UNSTEADY = 0.25  # what a measurement counts that a change of size may have made dearer: 25 to 60% with OpenVINO
 _DRIFT_GAIN = 1 / 12  # of one measurement, on what all have in common
 _NEIGHBOURS = 0.5  # what a measurement says of the next size with a correction, and this squared of the one after, …
 
@@ -63,15 +65,16 @@ class Line:
             self.fixed = 1e-6
         self._log = [0.0] * len(SIZES)  # corrections
         self._seen = [0.0] * len(SIZES)
+        self._recent = [0.0] * len(SIZES)  # shares of the last measurements
         self._factors = [1.0] * len(SIZES)
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Line:
-        """The line through (size, seconds), which has these seconds at these sizes; nothing for no points."""
+        """The line through (size, seconds); at these sizes, halfway to these seconds. Nothing for no points."""
         line = cls(*fitted(points)) if points else cls(0.0, 0.0)
         for size, seconds in points:
             at = _bucket(int(size))
-            line._log[at] = log(max(seconds, 1e-9) / (line.fixed + line.each * size))
+            line._log[at] = 0.5 * log(max(seconds, 1e-9) / (line.fixed + line.each * size))
             line._factors[at], line._seen[at] = exp(line._log[at]), 1.0
         return line
 
@@ -79,8 +82,8 @@ class Line:
         """Seconds, drift left out."""
         return (self.fixed + self.each * size) * self._factors[_bucket(size)]
 
-    def record(self, size: int, seconds: float, drift: Drift) -> None:
-        """A measurement."""
+    def record(self, size: int, seconds: float, drift: Drift, steady: bool = True) -> None:
+        """A measurement; not a steady one where the last one was of another size, for which a runtime gets ready."""
         if seconds <= 0.0:
             return
         surprise = log(seconds / self(size)) - drift.value
@@ -88,6 +91,12 @@ class Line:
         gain = max(1.0 / (2.0 + self._seen[at]), _SMALLEST_GAIN)
         # The first measurements of a size may be far from the line; later ones are outliers if they are.
         most = _OUTLIER * (1.0 + 2.0 / (1.0 + self._seen[at]))
+        if not steady and surprise > 0.0:
+            gain *= _UNSTEADY
+        # What is measured of one size alone for long does not tell it from the drift.
+        self._recent = [share - share / _RECENT for share in self._recent]
+        self._recent[at] += 1.0 / _RECENT
+        gain *= 1.0 - self._recent[at]
         step = gain * min(max(surprise, -most), most)
         drift.follow(surprise)
         self._seen[at] += 1.0

@@ -64,7 +64,7 @@ class Policy:
         }
         self._pace = {sampled: (Pace(), Pace()) for sampled in (False, True)}
         self._decider = Decider(self.kinds, self.free)
-        self._rounds = 0
+        self._rounds = self._positions = 0
 
     def calibrate(self, costs: Costs) -> None:
         """Costs that were measured just now."""
@@ -145,7 +145,8 @@ class Policy:
             seconds = None
         elif seconds is not None:
             costs.anchor(positions, seconds)
-            costs.target.record(positions, seconds, costs.drift)
+            costs.target.record(positions, seconds, costs.drift, steady=positions == self._positions)
+            self._positions = positions
             for drafter, tokens, asked, lag, took in calls:
                 costs.record_draft(drafter, tokens, asked, lag, took)
         now = exp(-costs.drift.value)
