@@ -1,4 +1,4 @@
-"""Uniforms and shared noise: distributed as they should along every part of their key, and functions of it alone."""
+"""Uniforms and shared noise: their distribution along every part of their key, and that they depend on it alone."""
 
 import math
 
@@ -54,18 +54,18 @@ def test_philox_known_answers(counter, key, words, form):
 
 
 def test_numbers_are_philox_words_of_their_keys():
-    """The mapping from keys to counters that the module's docstring promises."""
+    """The mapping to keys and counters of the module's docstring."""
     seed, position, token = 2**63 + 12345, 2**33 + 7, 102_411
-    key, place = (seed & 0xFFFFFFFF, seed >> 32), (position & 0xFFFFFFFF, position >> 32)
-    first, second, *_ = philox((0, Stream.DRAFT + 3, *place), key)
+    key, halves = (seed & 0xFFFFFFFF, seed >> 32), (position & 0xFFFFFFFF, position >> 32)
+    first, second, *_ = philox((0, Stream.DRAFT + 3, *halves), key)
     seeds, positions = seed_tensor([seed]), torch.tensor([[position]])
     assert float(uniforms(seeds, positions, Stream.DRAFT + 3)) == (first * 2**21 + second // 2**11) / 2**53
-    word = philox((token // 4, Stream.GUMBEL, *place), key)[token % 4]
+    word = philox((token // 4, Stream.GUMBEL, *halves), key)[token % 4]
     expected = -math.log(-math.log1p(-(word + 0.5) / 2**32))
     assert float(gumbel(seeds, positions, 128_256)[0, 0, token]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_all_ways_give_the_same_numbers():
+def test_all_code_paths_give_the_same_numbers():
     """Plain integers, NumPy in parts of any size, and torch, which other devices use."""
     seeds, positions = torch.tensor([3, 2**63 - 1, -5]), torch.tensor([[0, 9], [1, 2**40], [7, 8]])
     drawn, noise = uniforms(seeds, positions, Stream.NEXT), gumbel(seeds, positions, 1001)
@@ -161,7 +161,7 @@ def test_gumbel_argmax_draws_from_the_distribution():
 
 
 def mixed(ids: np.ndarray) -> np.ndarray:
-    """What the 32-bit hash that this package once had made of token ids before it mixed in the key."""
+    """Token ids hashed as this package's former 32-bit hash did, before it mixed in the key."""
     x = ids.astype(np.uint32)
     for shift, factor in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
         x ^= x >> np.uint32(shift)
@@ -170,9 +170,9 @@ def mixed(ids: np.ndarray) -> np.ndarray:
 
 
 def tied_before() -> list[tuple[int, int]]:
-    """Pairs of token ids below 152k whose hashes differ in one or two bits: 27,766 and 109,463 are one of 1,421.
+    """Pairs of token ids below 152k whose former hashes differ in one or two bits, such as 27,766 and 109,463.
 
-    With some of them noise depended on each other for all seeds.
+    For some of these 1,421 pairs the noise was dependent, whatever the seed.
     """
     words = mixed(np.arange(151_936))
     order = np.argsort(words)
@@ -197,8 +197,8 @@ def few_bits_apart() -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("pairs", [tied_before, few_bits_apart])
 @pytest.mark.parametrize("along", ["seeds", "positions"])
-def test_no_two_token_ids_are_tied(pairs, along):
-    """Each pair is drawn from as often as p = 0.95 and 0.05 say, and its noise is independent."""
+def test_noise_of_two_token_ids_is_independent(pairs, along):
+    """With p = 0.95 and 0.05 the first of each pair is sampled in 95% of draws, and their noise is independent."""
     chosen = pairs()
     assert len(chosen) > 100
     ids, draws = torch.tensor(chosen), 4_000
@@ -212,7 +212,7 @@ def test_no_two_token_ids_are_tied(pairs, along):
     u = torch.exp(-torch.exp(-noise))
     correlation = ((u[..., 0] - 0.5) * (u[..., 1] - 0.5)).mean(0) * 12 * math.sqrt(draws)
     assert correlation.abs().max() < bound
-    # Nor are all of them off by a little.
+    # And there is no common bias.
     assert abs(z.mean()) * math.sqrt(len(ids)) < 4
     cells = (u[..., 0] * 4).long() * 4 + (u[..., 1] * 4).long()
     assert stats.chisquare(torch.bincount(cells.flatten(), minlength=16).numpy()).pvalue > 1e-4
@@ -234,7 +234,7 @@ def test_the_least_and_the_largest_uniforms_are_uniform():
 
 
 def test_gumbel_tail():
-    """The largest values come as often as they should: a Poisson process of unit rate, seen as exp(-g) times n."""
+    """The largest values have the right frequency: exp(-g) times n is a Poisson process of unit rate."""
     positions = torch.arange(3000)[None]
     top = torch.cat([gumbel(torch.tensor([seed]), positions, 4096).flatten().topk(64)[0] for seed in range(2)])
     beyond = torch.exp(-top.double()) * 3000 * 4096
@@ -261,7 +261,7 @@ def test_gumbel_of_a_token_is_the_same_in_any_vocabulary():
     assert torch.equal(gumbel_at(seeds, positions, ids), wide.gather(-1, ids))
 
 
-def test_a_row_gets_what_it_would_get_alone():
+def test_a_row_does_not_depend_on_the_others():
     seeds, positions = torch.arange(50) * 3, torch.arange(200).view(50, 4)
     together = gumbel(seeds, positions, 3000)
     for row in (0, 17, 49):
@@ -279,7 +279,7 @@ def test_global_generator_is_untouched():
 
 
 def test_golden_values():
-    """Outputs are a promise: one seed, one output, in every version. A change here is a breaking change."""
+    """A seed gives the same output in every version. A change here is a breaking change."""
     seeds = seed_tensor([0, 1, 2**64 - 1])
     assert seeds.tolist() == [0, 1, -1]
     u = uniforms(seeds, torch.tensor([[0, 1], [2, 1000], [5, 2**31]]), Stream.STOP)

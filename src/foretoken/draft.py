@@ -14,19 +14,19 @@ class Draft:
     """A batch of draft trees, parents before children.
 
     Node 0 of a row is the root (the last emitted token, not part of the draft); the token ``tokens[b, i]`` is node
-    ``i + 1``. Children of one parent are tried in the order in which they stand.
+    ``i + 1``. Children of one parent are tried in the order of their columns.
 
     Attributes:
         tokens: ``[B, N]`` int64, proposed tokens. Rows shorter than N are padded with 0.
         parents: ``[B, N]`` int64, node number of each token's parent (0 = root); a chain is 0, 1, 2, …
         counts: ``[B]`` int64, number of draft tokens in each row.
-        probs: ``[B, M, V]`` float or None: q, the distribution that each *parent* node drew its children from, exactly
-            as they were drawn, indexed by node number; only nodes with children need to be meaningful, so a chain of N
+        probs: ``[B, M, V]`` float or None: q, the distribution that the children of each *parent* node were drawn from,
+            exactly as they were drawn, indexed by node number. Only nodes with children need a valid q, so a chain of N
             tokens has ``M = N``. None means that the tokens were chosen, not drawn: q is one-hot at each child, in
             order. V may be smaller or larger than the target's vocabulary where the models are padded differently.
-        replacement: whether siblings were drawn with (True) or without (False) replacement. Of no meaning for
-            chains and chosen tokens.
-        is_chain: every row is a chain. A flag, so that `parents` need not be read back from a device.
+        replacement: whether siblings were drawn with (True) or without (False) replacement. Ignored for chains and
+            chosen tokens.
+        is_chain: every row is a chain. A flag, so that `parents` need not be copied from a device to find out.
     """
 
     tokens: Tensor
@@ -64,9 +64,9 @@ class Draft:
 
         Args:
             tokens: one list a row.
-            device: where the draft is wanted.
-            parents: node number of each token's parent, parents first; None for chains. Rows that all turn out to be
-                chains make a draft that is known to be one.
+            device: device of the draft's tensors.
+            parents: node number of each token's parent, parents first; None for chains. If all rows are chains the
+                draft has `is_chain` set.
         """
         counts = torch.tensor([len(row) for row in tokens], dtype=torch.int64, device=device)
         width = max((len(row) for row in tokens), default=0)
@@ -101,7 +101,7 @@ class Draft:
         return Draft.chain(self.tokens[:, :width], self.counts, probs)
 
     def has_chains(self) -> bool:
-        """Whether no row branches; `is_chain` says so at no cost where it is known."""
+        """Whether no row branches; looks at `parents` unless `is_chain` is set."""
         steps = torch.arange(self.width, device=self.parents.device)
         return self.is_chain or bool(((self.parents == steps) | ~self.used()).all())
 
@@ -110,7 +110,7 @@ class Draft:
         return torch.arange(self.width, device=self.tokens.device) < self.counts[:, None]
 
     def depths(self) -> Tensor:
-        """``[B, N+1]`` int64: draft tokens on the way from the root to each node; the root's is 0."""
+        """``[B, N+1]`` int64: number of draft tokens on the path to each node; 0 for the root."""
         if self.is_chain:
             return torch.arange(self.width + 1, device=self.tokens.device).expand(self.batch_size, -1)
         return self.ancestors().sum(-1) - 1
@@ -129,7 +129,7 @@ class Draft:
 
         Returns:
             nodes: ``[B, D]`` int64, the path's nodes from below the root to `node`, padded with 0.
-            counts: ``[B]`` int64, how many they are (0 at the root).
+            counts: ``[B]`` int64, lengths of the paths (0 at the root).
         """
         if self.is_chain:
             depth = int(node.max()) if node.numel() else 0
@@ -159,7 +159,7 @@ def ancestor_matrix(parents: Tensor, is_chain: bool = False) -> Tensor:
     if is_chain:
         full = torch.ones((size, size), dtype=torch.bool, device=parents.device)
         return full.tril().expand(batch_size, size, size)
-    # One step a node, and little to do in each: NumPy takes a tenth of the time that torch's calls do.
+    # A loop over nodes with little work in each step: NumPy takes a tenth of the time of torch's calls.
     above, numbers = np.zeros((batch_size, size, size), dtype=np.bool_), parents.cpu().numpy()
     rows = np.arange(batch_size)
     for i in range(size):

@@ -1,7 +1,7 @@
-"""Limits: the sizes at which work is split, or takes another way.
+"""Limits: the sizes at which work is split, or another code path is taken.
 
-None of them changes what is generated: each chooses between ways that give the same tokens, by time or memory. They
-stand in one place so that tests can make them small enough for every way to be taken.
+None of them changes the output: each chooses between code paths that give the same tokens, by time or memory. They are
+in one place so that tests can make them so small that every code path runs.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from dataclasses import dataclass, fields
 from foretoken.errors import ParameterError
 
 MAX_SPECULATIVE_TOKENS = 256
-"""Most draft tokens of a round, nodes of a tree included: what a user may ask for, and what memory is planned for."""
+"""Most draft tokens (tree nodes included) in a round: the upper limit of num_speculative_tokens and of memory plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Sizes at which work is split or takes another way; all at least 1.
+    """Sizes at which work is split or another code path is taken; all at least 1.
 
     Attributes:
         prefill_tokens: most tokens of a row in one prefill pass. Bounds the memory of activations and masks.
-        shortest_shared_prefix: fewest tokens of a common prefix that are copied from another row's KV cache instead of
+        shortest_shared_prefix: length from which a common prefix is copied from another row's KV cache instead of
             computed again.
         verify_entries: most probabilities (rows × nodes × vocabulary) that are verified at once on a CPU. A few rows at
-            a time stay in its cache, and in memory that the allocator does not give back in between.
-        one_thread_logits: most logits of a round that one thread goes through about as fast as several.
+            a time fit in the processor's cache, and the allocator reuses their memory.
+        one_thread_logits: most logits of a round for which one thread is about as fast as several.
         scalar_uniforms: most uniforms that are computed as plain integers, one after another.
         noise_blocks: most blocks of Philox (four words of noise each) that are computed at once on a CPU.
-        noise_numbers: numbers of shared noise made at a time before they are added to scores and let go of.
-        block: entries of a vocabulary that are summed, or searched for the largest, together.
+        noise_numbers: values of shared noise that are generated at a time before they are added to scores and freed.
+        block: entries of a vocabulary whose sum or maximum is computed together.
         topk_block: the same for the k largest.
         topk_most: k above which torch's own top-k is as fast.
-        topk_ties: entries beyond the k-th that are looked at for ties before whole rows are sorted.
-        window: most probable tokens that top-p looks at before it goes through whole rows.
-        window_ties: tokens beyond the k-th that top-k looks at for ties before it goes through whole rows.
-        proof_entries: numbers of a table that `foretoken.verify.exact` works on at once.
+        topk_ties: entries beyond the k-th that are checked for ties before whole rows are sorted.
+        window: number of most probable tokens in which top-p is tried before it is applied to whole rows.
+        window_ties: tokens beyond the k-th that top-k checks for ties before it is applied to whole rows.
+        proof_entries: probabilities (drafts × nodes × vocabulary) that `foretoken.verify.exact` processes at once.
     """
 
     prefill_tokens: int = 512
@@ -74,7 +74,7 @@ def current_limits() -> Limits:
 
 @contextmanager
 def use_limits(chosen: Limits) -> Iterator[None]:
-    """Run with other limits; an engine does so with its own in each of its steps."""
+    """Run with other limits; an engine does so with its own limits in each of its steps."""
     token = _current.set(chosen)
     try:
         yield

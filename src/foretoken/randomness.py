@@ -1,19 +1,18 @@
-"""Random numbers as a pure function of what they are for.
+"""Counter-based random numbers: pure functions of a seed, a position and the purpose.
 
 Every number is a word of Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; the
-generator of Random123, cuRAND and PyTorch's CUDA backend). Its key is the request's seed and its counter says what the
-number is for: the absolute position, the `Stream`, and an index. Nothing is consumed and no generator has a state, so
-a row of a batch gets what it would get alone, in whatever order things run and on whatever device. Torch's own
-generators are never touched.
+generator of Random123, cuRAND and PyTorch's CUDA backend). Its key is the request's seed; its counter encodes the
+absolute position, the `Stream` (the purpose), and an index. There is no generator state, so a row of a batch gets the
+same numbers as it would alone, in any order of execution and on any device. Torch's own generators are never used.
 
-| counter word | uniforms | Gumbel noise | its tail |
+| counter word | uniforms | Gumbel noise | Gumbel tail |
 | --- | --- | --- | --- |
 | 0 | 0 | token id // 4 | token id |
 | 1 | stream | ``Stream.GUMBEL`` | ``Stream.GUMBEL_TAIL`` |
 | 2, 3 | position, low and high 32 bits | the same | the same |
 
-For each key Philox is a bijection of counters. No two numbers of a seed share a word, so there is nothing by which two
-token ids could be tied.
+For each key Philox is a bijection of counters, and no two numbers of a seed use the same counter and word. So the noise
+of two token ids is independent.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from foretoken.limits import current_limits
 
 
 class Stream(IntEnum):
-    """What a number is for; part of its counter, so that two uses at one position are independent.
+    """The purpose of a number; part of its counter, so that numbers for two purposes at one position are independent.
 
     STOP and NEXT are the verifier's two uniforms of a round: which node to stop at, and the token after it. GUMBEL is
-    the noise that target and drafter share, GUMBEL_TAIL the further bits of its largest values. The drafter's own draws
-    are ``DRAFT + node`` (``DRAFT + depth`` on a chain), open-ended above, below 2**32.
+    the noise that target and drafter share, GUMBEL_TAIL further bits for its largest values. The drafter's own draws
+    are ``DRAFT + node`` (``DRAFT + depth`` on a chain), up to 2**32 - 1.
 
-    All of these are keyed by the position of the round's first new token, the drafter's draws too: not by the position
-    of the token drawn. A verifier may let its verdict depend on every token drafted (block verification does), so a
-    rejected draft says something about the uniforms it came from; if the next round met the same position with the
-    same uniform, its draft would not be distributed as q given the tokens so far, and the output would be biased. A
-    round always emits at least one token, so a key by (first new position, node) is never met twice.
+    STOP, NEXT and DRAFT are keyed by the position of the round's first new token, not by the position of the token that
+    is drawn. A verdict may depend on every draft token (in block verification it does), so a rejected draft carries
+    information about the uniforms that it was drawn with. If the next round used the same uniform at the same position
+    again, its draft would not be distributed as q given the tokens so far, and the output would be biased. A round
+    always emits at least one token, so no pair (first new position, node) occurs twice.
     """
 
     STOP = 0
@@ -52,7 +51,7 @@ class Stream(IntEnum):
 
 
 def fresh_seed() -> int:
-    """A seed for a request that names none: 63 bits from the operating system."""
+    """A seed for a request without one: 63 bits from the operating system."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 
@@ -63,9 +62,9 @@ def seed_tensor(seeds: list[int], device: torch.device | str = "cpu") -> Tensor:
 
 
 def uniforms(seeds: Tensor, positions: Tensor, stream: int | Tensor) -> Tensor:
-    """Uniform numbers in [0, 1).
+    """Uniforms in [0, 1).
 
-    They are made on the CPU whatever the device: they are few, and Philox is some hundred operations.
+    They are computed on the CPU whatever the device: they are few, and Philox is some hundred operations.
 
     Args:
         seeds: ``[B]`` int64.
@@ -77,9 +76,7 @@ def uniforms(seeds: Tensor, positions: Tensor, stream: int | Tensor) -> Tensor:
     """
     keys = torch.broadcast_tensors(_beside(seeds, positions).cpu(), positions.cpu(), torch.as_tensor(stream).cpu())
     shape = keys[0].shape
-    if (
-        shape.numel() <= current_limits().scalar_uniforms
-    ):  # below that, plain integers take less time than NumPy's calls
+    if shape.numel() <= current_limits().scalar_uniforms:  # for few, plain integers are faster than NumPy's calls
         rows = zip(*(key.reshape(-1).tolist() for key in keys), strict=True)
         numbers = torch.tensor([_uniform(seed, position, use) for seed, position, use in rows], dtype=torch.float64)
         return numbers.view(shape).to(positions.device)
@@ -91,18 +88,18 @@ def uniforms(seeds: Tensor, positions: Tensor, stream: int | Tensor) -> Tensor:
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Standard Gumbel noise for every token of a vocabulary.
 
-    The number of a token id does not depend on `vocab_size`: models whose vocabularies are padded differently share it.
+    A token id's value does not depend on `vocab_size`: models whose vocabularies are padded differently share it.
 
-    Resolution. Each number is ``-log(-log(1 - v))`` of a uniform v of 32 bits that is rounded to float32 (24 bits,
-    relative: fine near v = 0, where large noise comes from). The 128 smallest of the 2**32 values of v get 53 bits
-    more, so that noise reaches up to 59 with the right tail; 32 bits alone would end at 22.9 and with them the chances
-    of every token whose log-probability is that far below the best. Small noise ends at -2.8, where 2**-24 of the
-    distribution lies below: that, and ties of two float32 numbers, is all by which an argmax of log-probabilities plus
-    noise differs from a draw, less than 1e-6 in total variation.
+    Resolution: each value is ``-log(-log(1 - v))`` of a 32-bit uniform v, rounded to float32 (24 significant bits, so
+    that v is precise near 0, where large noise comes from). The 128 smallest of the 2**32 values of v get 53 bits more,
+    so that the tail is right up to 59; with 32 bits alone noise would end at 22.9, and a token whose log-probability is
+    that far below the best could never be sampled. Small noise ends at -2.8, below which lies 2**-24 of the
+    distribution. That and ties of two float32 values are the only differences between an argmax of log-probabilities
+    plus noise and an exact draw: less than 1e-6 in total variation.
 
     Args:
         seeds: ``[B]`` int64.
-        positions: ``[B, …]`` int64, absolute position of the token that is being chosen.
+        positions: ``[B, …]`` int64, absolute position of the token that is sampled.
         vocab_size: V.
 
     Returns:
@@ -118,14 +115,14 @@ def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
 
 def gumbel_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """What `gumbel` gives at some token ids only: ``[B, …, W]`` float32 for `ids` ``[B, …, W]`` int64."""
+    """The values of `gumbel` at some token ids only: ``[B, …, W]`` float32 for `ids` ``[B, …, W]`` int64."""
     shape = ids.shape
     seeds = _beside(seeds, positions).expand(positions.shape).reshape(-1)
     positions = positions.reshape(-1)
     ids = ids.reshape(len(positions), shape[-1])
     on_cpu = positions.device.type == "cpu"
-    seed, position, names = (x.numpy() if on_cpu else x for x in (seeds[:, None], positions[:, None], ids))
-    words = philox((names >> 2, int(Stream.GUMBEL), *_halves(position)), _halves(seed))
+    seed, position, tokens = (x.numpy() if on_cpu else x for x in (seeds[:, None], positions[:, None], ids))
+    words = philox((tokens >> 2, int(Stream.GUMBEL), *_halves(position)), _halves(seed))
     stacked = torch.stack([torch.as_tensor(word) for word in words])
     chosen = stacked.gather(0, (ids & 3)[None])[0].to(torch.float32)
     return _from_words(chosen, seeds, positions, ids).view(shape)
@@ -133,7 +130,7 @@ def gumbel_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
 
 _WORD = (1 << 32) - 1
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_WEYL = 0x9E3779B9, 0xBB67AE85  # what the two halves of the key grow by from round to round
+_WEYL = 0x9E3779B9, 0xBB67AE85  # added to the two halves of the key in each round
 _ROUNDS = 10
 
 
@@ -142,14 +139,14 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[An
 
     Args:
         counter: four words in ``0 … 2**32 - 1``: integers, or int64 arrays of NumPy or torch that broadcast. At least
-            one of the arrays of a call has to have a dimension, or NumPy would warn of overflow.
+            one of the arrays of a call must have a dimension, else NumPy warns of overflow.
         key: two words, likewise.
 
     Returns:
         Four words, likewise.
     """
-    # A product of two words has 64 bits. In int64 it wraps around, and its bits are right: the upper word is shifted
-    # down and the sign's copies are cut off with what else stands above 32 bits, once for each word of the next round.
+    # A product of two words has 64 bits. In int64 it wraps around, but its bits are correct: the upper word is shifted
+    # down, and masking to 32 bits removes the copies of the sign bit.
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for turn in range(_ROUNDS):
@@ -171,25 +168,25 @@ def _beside(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def _unit_interval(first: Any, second: Any) -> Any:
-    """53 bits of two words, as an integer."""
+    """The first 53 bits of two words, as an integer."""
     return (first << 21) | (second >> 11)
 
 
 def _uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
-    """One uniform number in [0, 1)."""
+    """One uniform in [0, 1)."""
     first, second, _, _ = philox((index, stream, *_halves(position)), _halves(seed))
     return float(_unit_interval(first, second)) * 2.0**-53
 
 
 def _words(seeds: Tensor, positions: Tensor, blocks: int) -> Tensor:
-    """The words behind the noise of rows ``[R]``: ``[R, 4 · blocks]`` float32, each a number in 0 … 2**32."""
+    """The random words of the noise of rows ``[R]``: ``[R, 4 · blocks]`` float32, each in 0 … 2**32."""
     index = torch.arange(blocks, device=positions.device)[None]
     words = philox((index, int(Stream.GUMBEL), *_halves(positions[:, None])), _halves(seeds[:, None]))
     return torch.stack([word.to(torch.float32) for word in words], dim=-1).flatten(1)
 
 
 def _words_cpu(seeds: Tensor, positions: Tensor, blocks: int) -> Tensor:
-    """The same by NumPy, in parts that stay in a processor's cache."""
+    """The same by NumPy, in parts that fit in a processor's cache."""
     seed, position = seeds.numpy()[:, None], positions.numpy()[:, None]
     words = np.empty((len(seed), blocks, 4), dtype=np.float32)
     width = max(1, current_limits().noise_blocks)
@@ -199,16 +196,16 @@ def _words_cpu(seeds: Tensor, positions: Tensor, blocks: int) -> Tensor:
         for row in range(0, len(seed), height):
             rows = slice(row, row + height)
             drawn = philox((index, int(Stream.GUMBEL), *_halves(position[rows])), _halves(seed[rows]))
-            for place, word in enumerate(drawn):
-                words[rows, start : start + width, place] = word
+            for lane, word in enumerate(drawn):
+                words[rows, start : start + width, lane] = word
     return torch.from_numpy(words).view(len(seed), 4 * blocks)
 
 
-_TAIL = 128  # smallest values of a word that get more bits
+_TAIL = 128  # words below this get 53 more bits
 
 
 def _from_words(words: Tensor, seeds: Tensor, positions: Tensor, ids: Tensor | None) -> Tensor:
-    """Gumbel noise, in the place of words ``[R, W]`` float32; their token ids are ``[R, W]``, None for 0 … W - 1."""
+    """Gumbel noise, computed in place from words ``[R, W]`` float32; `ids` are ``[R, W]``, None for 0 … W - 1."""
     few = (words < _TAIL).nonzero(as_tuple=True) if words.numel() and float(words.amin()) < _TAIL else None
     smallest = [] if few is None else words[few].tolist()
     # A word may round up to 2**32, and v must stay below 1 to keep the noise finite.
@@ -223,6 +220,6 @@ def _from_words(words: Tensor, seeds: Tensor, positions: Tensor, ids: Tensor | N
 
 
 def _tail_noise(seed: int, position: int, token: int, word: float) -> float:
-    """The noise of one of the smallest words, with 53 bits more."""
+    """The noise of a word below `_TAIL`, with 53 bits more."""
     v = (word + _uniform(seed, position, int(Stream.GUMBEL_TAIL), token) + 2.0**-54) * 2.0**-32
     return -math.log(-math.log1p(-v))

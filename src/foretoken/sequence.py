@@ -1,4 +1,4 @@
-"""Sequence: the tokens of one request, which the engine extends and drafters read."""
+"""Sequence: the tokens of one request, which the engine extends and drafters use."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _ids = count()
 
 @dataclass(eq=False)
 class Sequence:
-    """The tokens of one request so far, and how to choose the next one.
+    """The tokens of one request so far, and its sampling parameters.
 
     Attributes:
         tokens: prompt and output so far. The last one is the root: part of the sequence, but in no KV cache yet. For
             an encoder-decoder model these are the decoder's tokens, the start token first.
-        prompt_length: how many of `tokens` are the prompt.
+        prompt_length: number of prompt tokens in `tokens`.
         params: the request's sampling parameters.
         seed: 64-bit key of all the request's randomness.
         source: the encoder's tokens, for encoder-decoder models.
-        id: unique in the process. State of a sequence is kept by the object itself: `foretoken.drafters.PerSequence`.
+        id: unique in the process. Per-sequence state is keyed by the object, not by the id: see
+            `foretoken.drafters.PerSequence`.
     """
 
     tokens: list[int]
@@ -45,19 +46,19 @@ class Sequence:
 
 
 def shared_prefix_length(ours: list[int], theirs: list[int], shortest: int) -> int:
-    """Tokens of the longest common prefix of two sequences, their last tokens left out; 0 if it is too short to copy.
+    """Length of the longest common prefix of two sequences without their last tokens; 0 if below `shortest`.
 
     The last token of a sequence is its root, which is in no KV cache yet.
 
     Args:
         ours: tokens of one sequence.
         theirs: tokens of the other.
-        shortest: fewest tokens that count.
+        shortest: shortest prefix length that is worth copying.
     """
     low, high = 0, min(len(ours), len(theirs)) - 1
-    if high < shortest or ours[:shortest] != theirs[:shortest]:  # so it is for most pairs of a batch
+    if high < shortest or ours[:shortest] != theirs[:shortest]:  # true for most pairs of a batch
         return 0
-    while low < high:  # Comparing slices is many times as fast as comparing tokens.
+    while low < high:  # comparing slices is many times as fast as comparing tokens one by one
         middle = (low + high + 1) // 2
         if ours[low:middle] == theirs[low:middle]:
             low = middle

@@ -59,7 +59,7 @@ def test_left_padded_batches():
         assert torch.equal(ours, model.generate(**given, **GREEDY, **extra))
 
 
-def test_custom_stopping_criteria_see_every_token():
+def test_custom_stopping_criteria_get_every_token():
     model = tiny_llama(vocab_size=16, seed=1)
     seen = []
 
@@ -75,25 +75,25 @@ def test_custom_stopping_criteria_see_every_token():
 
 
 @pytest.mark.parametrize("verifier", ["token", "coupled"])
-def test_samples_have_the_law_that_generate_was_asked_for(verifier):
+def test_samples_have_the_distribution_of_generates_options(verifier):
     model, small = tiny_llama(vocab_size=8, seed=1), tiny_llama(vocab_size=8, seed=2)
     options = {"temperature": 0.8, "top_k": 4, "repetition_penalty": 1.2}
     speculate = foretoken.custom_generate(small, verifier, 2, seed=11)
     rows = PROMPT.expand(2_000, -1)
     samples = model.generate(rows, do_sample=True, max_new_tokens=2, **options, custom_generate=speculate)
-    law = joint_distribution(model, PROMPT[0].tolist(), SamplingParams(**options), 2)
-    assert g_test(samples[:, 8:].tolist(), law) > 0.005
+    expected = joint_distribution(model, PROMPT[0].tolist(), SamplingParams(**options), 2)
+    assert g_test(samples[:, 8:].tolist(), expected) > 0.005
 
 
-def test_a_seed_repeats_the_text():
+def test_a_seed_repeats_the_output():
     model = tiny_llama(vocab_size=16, seed=1)
     options = {"do_sample": True, "max_new_tokens": 8}
-    texts = [
+    outputs = [
         model.generate(PROMPT, **options, custom_generate=foretoken.custom_generate("prompt-lookup", seed=seed))
         for seed in (1, 1, 2)
     ]
-    assert torch.equal(texts[0], texts[1])
-    assert not torch.equal(texts[0], texts[2])
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_seed_repeats_the_text():
         ({"suppress_tokens": list(range(16))}, "forbid every token"),
     ],
 )
-def test_what_is_not_sampling_is_refused(options, named):
+def test_unsupported_options_are_refused(options, named):
     model = tiny_llama(vocab_size=16, seed=1)
     with pytest.raises(ParameterError, match=named):
         model.generate(PROMPT, max_new_tokens=2, **options, custom_generate=foretoken.custom_generate())
@@ -137,16 +137,16 @@ def test_bad_seeds_are_named(seed):
 @pytest.mark.parametrize(
     "options",
     [
-        {"prefix_allowed_tokens_fn": lambda row, text: [8, 9, 10] if row == 0 else [11, 12, 13]},
-        # A grammar that has no answer for texts that it forbids.
-        {"prefix_allowed_tokens_fn": lambda row, text: [8, 9] if set(text[8:].tolist()) <= {8, 9} else []},
+        {"prefix_allowed_tokens_fn": lambda row, tokens: [8, 9, 10] if row == 0 else [11, 12, 13]},
+        # A grammar that allows nothing after sequences that it forbids.
+        {"prefix_allowed_tokens_fn": lambda row, tokens: [8, 9] if set(tokens[8:].tolist()) <= {8, 9} else []},
         {"encoder_no_repeat_ngram_size": 2},
         {"encoder_repetition_penalty": 1.5},
     ],
     ids=["by row", "grammar", "encoder n-grams", "encoder penalty"],
 )
 @pytest.mark.parametrize("make", [tiny_llama, tiny_t5])
-def test_processors_that_know_the_rows_of_a_batch(make, options):
+def test_processors_that_depend_on_the_row(make, options):
     model = make(vocab_size=16, seed=1)
     model.generation_config.pad_token_id = 0
     batch = torch.cat([PROMPT, PROMPT + 3])
@@ -156,11 +156,11 @@ def test_processors_that_know_the_rows_of_a_batch(make, options):
 
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}])
 @pytest.mark.parametrize("tree", ["static", "dynamic"])
-def test_processors_are_asked_about_each_path_of_a_tree(options, tree):
-    """Token 0 is never drafted here: a text that holds one is none of the tree's."""
+def test_processors_are_called_for_each_path_of_a_tree(options, tree):
+    """Token 0 is never drafted here: a sequence that contains it is not a path of the tree."""
 
-    def allowed(row, text):
-        assert 0 not in text[PROMPT.shape[1] :].tolist()
+    def allowed(row, tokens):
+        assert 0 not in tokens[PROMPT.shape[1] :].tolist()
         return [1, 2, 3, 4, 5]
 
     model = tiny_llama(vocab_size=16, seed=1)
@@ -183,7 +183,7 @@ def test_processors_with_a_state_are_refused():
 @pytest.mark.parametrize("verifier", ["token", "traversal", "coupled"])
 @pytest.mark.parametrize("entries", [1, 1 << 20], ids=["in parts", "whole"])
 def test_processors_reach_every_part_of_a_batch(verifier, entries):
-    """A batch that is verified in parts keeps its processors: with top_k=1, samples are greedy."""
+    """A batch that is verified in parts keeps its processors: with top_k=1 sampling is greedy."""
     model = tiny_llama(vocab_size=16, seed=1)
     speculate = foretoken.custom_generate(
         tiny_llama(vocab_size=16, seed=2), verifier, 3, seed=5, limits=Limits(verify_entries=entries)
@@ -201,7 +201,7 @@ def test_processors_reach_every_part_of_a_batch_at_a_real_vocabulary():
     assert torch.equal(ours, model.generate(batch, do_sample=False, max_new_tokens=6))
 
 
-def test_a_sampler_that_could_lose_itself_is_refused():
+def test_a_sampler_without_select_is_refused():
     with pytest.raises(TypeError, match="must define select"):
         type("Other", (Sampler,), {})
 
@@ -245,7 +245,7 @@ def test_a_streamer_ends_with_an_error():
     ],
     ids=["streamer", "assistant", "prompt lookup"],
 )
-def test_what_transformers_does_not_hand_on_is_refused(options, named):
+def test_arguments_that_transformers_does_not_pass_on_are_refused(options, named):
     with pytest.raises(ParameterError, match=named):
         tiny_llama(vocab_size=16, seed=1).generate(
             PROMPT, **GREEDY, **options, custom_generate=foretoken.custom_generate("prompt-lookup")

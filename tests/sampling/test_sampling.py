@@ -32,7 +32,7 @@ EOS = (2,)
 
 
 def reference(logits, tokens, prompt_length, params):
-    """The law of one token by transformers' processors, in their order and in float64: ``[V]`` for ``[V]``."""
+    """The distribution of one token by transformers' processors, in their order, in float64: ``[V]`` for ``[V]``."""
     scores = logits.to(torch.float64)[None]
     ids = torch.tensor([tokens])
     if params.logit_bias:
@@ -216,7 +216,7 @@ def test_rows_of_a_batch_equal_rows_alone():
     options = [*OPTIONS, {"top_p": 0.5}, {"top_p": 0.99, "temperature": 0.3}, {"temperature": 0.9, "top_k": 33}]
     sequences = [sequence_of(SamplingParams(**o), 6 + i % 5, 4, vocab_size=100, seed=i) for i, o in enumerate(options)]
     logits = random_logits(len(options), 3, size)
-    logits[::2] *= 0.1  # flat rows too: those take another way through top-p
+    logits[::2] *= 0.1  # flat rows too: those take another code path through top-p
     draft = Draft.chain(torch.randint(100, (len(options), 2), generator=torch.Generator().manual_seed(1)))
     sampler = Sampler([s.params for s in sequences], [s.seed for s in sequences], vocab_size=size, eos_token_ids=EOS)
     probs = sampler.probabilities(logits, sequences, draft)
@@ -233,7 +233,7 @@ def test_rows_of_a_batch_equal_rows_alone():
     assert (probs.gather(-1, picks[..., None]) > 0).all()
 
 
-def test_picks_are_argmax_of_law_plus_noise():
+def test_picks_are_argmax_of_log_probability_plus_noise():
     size = 200
     for options in ({}, {"temperature": 0.7}, {"top_k": 12}, {"top_p": 0.8}, {"top_p": 0.999}, {"min_p": 0.1}):
         params = SamplingParams(**options)
@@ -268,12 +268,12 @@ def test_greedy_takes_the_lowest_id_of_equal_ones(size):
         sequence = sequence_of(SamplingParams(temperature=0))
         sampler = Sampler([sequence.params], [0], vocab_size=size)
         assert sampler.picks(logits.to(dtype), [sequence], Draft.empty(1)).item() == size // 2
-        law = sampler.probabilities(logits.to(dtype), [sequence], Draft.empty(1))
-        assert law[0, 0, size // 2] == 1.0
-        assert law.sum() == 1.0
+        probs = sampler.probabilities(logits.to(dtype), [sequence], Draft.empty(1))
+        assert probs[0, 0, size // 2] == 1.0
+        assert probs.sum() == 1.0
 
 
-def law_of(logits, **options):
+def probs_of(logits, **options):
     sequence = sequence_of(SamplingParams(**options))
     sampler = Sampler([sequence.params], [0], vocab_size=logits.shape[-1])
     return sampler.probabilities(logits[None, None], [sequence], Draft.empty(1))[0, 0]
@@ -283,20 +283,20 @@ def law_of(logits, **options):
 def test_ties(size):
     """top-k keeps all that tie with the k-th; top-p takes equal ones by rising id, and one at least."""
     flat = torch.zeros(size)
-    assert (law_of(flat, top_k=3) > 0).all()
-    assert (law_of(flat, top_p=0.5) > 0).nonzero().squeeze(-1).tolist() == list(range(size // 2))
-    assert (law_of(flat, top_p=1e-9) > 0).nonzero().tolist() == [[0]]
+    assert (probs_of(flat, top_k=3) > 0).all()
+    assert (probs_of(flat, top_p=0.5) > 0).nonzero().squeeze(-1).tolist() == list(range(size // 2))
+    assert (probs_of(flat, top_p=1e-9) > 0).nonzero().tolist() == [[0]]
     few = torch.full((size,), -5.0)
     few[[1, 4, 6, 9]] = 10.0
-    assert (law_of(few, top_k=2) > 0).nonzero().squeeze(-1).tolist() == [1, 4, 6, 9]
-    assert (law_of(few, top_p=0.4) > 0).nonzero().squeeze(-1).tolist() == [1, 4]
-    assert (law_of(few, top_p=0.7, top_k=2) > 0).nonzero().squeeze(-1).tolist() == [1, 4, 6]
+    assert (probs_of(few, top_k=2) > 0).nonzero().squeeze(-1).tolist() == [1, 4, 6, 9]
+    assert (probs_of(few, top_p=0.4) > 0).nonzero().squeeze(-1).tolist() == [1, 4]
+    assert (probs_of(few, top_p=0.7, top_k=2) > 0).nonzero().squeeze(-1).tolist() == [1, 4, 6]
 
 
 @pytest.mark.parametrize("size", [8, 40, 3_000])
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 6}, {"top_p": 0.9}])
 def test_the_first_of_the_best_do_not_depend_on_how_many_are_wanted(size, options):
-    """Scores of 16 bits tie often; how many are wanted is a matter of the other rows of a batch."""
+    """16-bit scores tie often, and `count` depends on the other rows of a batch."""
     params = SamplingParams(**options)
     sequence, draft = sequence_of(params), Draft.empty(1)
     sampler = Sampler([params], [0], vocab_size=size)
@@ -312,8 +312,8 @@ def test_the_first_of_the_best_do_not_depend_on_how_many_are_wanted(size, option
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 3, "top_p": 0.5}, {"min_p": 0.1}])
-def test_no_law_where_all_that_has_a_score_is_forbidden(options):
-    """As for a drafter that knows three of the tokens; another row is not touched by it."""
+def test_zeros_where_all_tokens_with_a_score_are_banned(options):
+    """As for a drafter whose vocabulary has three of the tokens; other rows are not affected."""
     banned = SamplingParams(logit_bias=dict.fromkeys(range(3), -math.inf), **options)
     params = [banned, SamplingParams(**options)]
     sequences, logits = [sequence_of(one) for one in params], random_logits(2, 1, 3)
@@ -325,7 +325,7 @@ def test_no_law_where_all_that_has_a_score_is_forbidden(options):
 
 
 def test_top_p_window_and_histogram_agree():
-    """Coarse scores with many ties: the two ways through top-p give one set, that of a stable sort."""
+    """Coarse scores with many ties: both code paths of top-p keep the tokens that a stable sort gives."""
     generator = torch.Generator().manual_seed(0)
     for top_p in (0.2, 0.6, 0.9, 0.97):
         logits = (torch.randn(700, generator=generator) * 6).round() / 2
@@ -336,7 +336,7 @@ def test_top_p_window_and_histogram_agree():
         expected[keep] = True
         for window in (8, 64, 512):
             with use_limits(Limits(window=window)):
-                assert torch.equal(law_of(logits, top_p=top_p) > 0, expected)
+                assert torch.equal(probs_of(logits, top_p=top_p) > 0, expected)
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1e-6, 1e6, 1e38, 1e300])
@@ -346,12 +346,12 @@ def test_extreme_temperatures(temperature, options, scale):
     for size in (20, 3000):
         logits = random_logits(size, scale=scale)
         logits[::3] = -math.inf
-        law = law_of(logits, temperature=temperature, **options)
-        assert law.isfinite().all()
-        assert law.sum() == pytest.approx(1.0, abs=1e-5)
-        assert (law[::3] == 0).all()
+        probs = probs_of(logits, temperature=temperature, **options)
+        assert probs.isfinite().all()
+        assert probs.sum() == pytest.approx(1.0, abs=1e-5)
+        assert (probs[::3] == 0).all()
         if temperature < 1:
-            assert law[logits.argmax()] == pytest.approx(1.0)
+            assert probs[logits.argmax()] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -362,17 +362,16 @@ def test_half_precision_logits(dtype, options):
 
 
 def test_few_possible_tokens():
-    """-inf nearly everywhere, as a grammar or a ban leaves it."""
+    """-inf nearly everywhere, as after a grammar or a ban."""
     for size in (20, 30_007):
         logits = torch.full((size,), -math.inf)
         logits[[3, size - 1]] = torch.tensor([1.0, 2.0])
         for options in ({}, {"top_k": 7}, {"top_k": 50}, {"top_p": 0.999}, {"top_p": 0.99, "top_k": 9}, {"min_p": 0.1}):
-            law = law_of(logits, **options)
-            torch.testing.assert_close(law, logits.softmax(-1))
+            torch.testing.assert_close(probs_of(logits, **options), logits.softmax(-1))
 
 
 def test_other_vocabulary_sizes():
-    """A drafter's vocabulary may be padded less: what lies beyond it is passed over, and the noise is shared."""
+    """A drafter's vocabulary may be padded less: parameters of ids beyond it are ignored, and the noise is shared."""
     params = SamplingParams(**{**PENALTIES, "logit_bias": {3: 2.0, 9: 1.0}, "stop_token_ids": (1, 9)})
     sequence = Sequence([0, 9, 4, 9, 3], 2, params, 5)
     sampler = Sampler([params], [5], vocab_size=10, eos_token_ids=(8,))
@@ -385,7 +384,7 @@ def test_other_vocabulary_sizes():
     assert torch.equal(sampler.picks(wide, [sequence], draft), sampler.picks(narrow, [sequence], draft))
 
 
-def test_nothing_to_do_leaves_texts_unread():
+def test_sequences_are_not_needed_without_penalties():
     sampler = Sampler([SamplingParams(top_k=3)], [0], vocab_size=20)
     assert sampler.probabilities(random_logits(1, 2, 20), None, None).shape == (1, 2, 20)
     greedy = Sampler([SamplingParams(temperature=0)], [0], vocab_size=20)
@@ -419,12 +418,12 @@ def test_argmax_and_topk(size):
 @pytest.mark.parametrize("size", [5, 256, 1000, 5000])
 def test_draw_inverts_the_distribution(size):
     generator = torch.Generator().manual_seed(size)
-    law = torch.rand(size, generator=generator)
-    law[torch.rand(size, generator=generator) < 0.6] = 0
-    law[0] = law[-1] = 0
-    law[size // 2] = 1.0
+    weights = torch.rand(size, generator=generator)
+    weights[torch.rand(size, generator=generator) < 0.6] = 0
+    weights[0] = weights[-1] = 0
+    weights[size // 2] = 1.0
     for total in (1.0, 0.999999, 1.000001, 7.0):
-        probs = (law / law.sum() * total).to(torch.float32)
+        probs = (weights / weights.sum() * total).to(torch.float32)
         ends = probs.double().cumsum(-1) / probs.double().sum()
         possible = (probs > 0).nonzero().squeeze(-1)
         edges = ends[possible][::7][:-1]
@@ -438,7 +437,7 @@ def test_draw_inverts_the_distribution(size):
         assert drawn[-2:].tolist() == [int(possible[-1])] * 2
 
 
-def test_draw_shapes_and_certain_laws():
+def test_draw_shapes_and_one_hot_distributions():
     probs = torch.nn.functional.one_hot(torch.tensor([[0, 3], [299, 256]]), 300).float()
     for u in (0.0, 0.5, 1 - 2**-53):
         assert draw(probs, torch.full((2, 2), u, dtype=torch.float64)).tolist() == [[0, 3], [299, 256]]

@@ -44,11 +44,11 @@ def custom_generate(
 ) -> Callable[..., Any]:
     """A function for the `custom_generate` argument of transformers' ``generate``.
 
-    What ``generate`` makes of its arguments is kept: its logits processors run at every drafted position, on the
-    tokens up to that position and in their own order, and its stopping criteria are asked about every token (with
-    ``scores=None``: speculation keeps none). Three arguments of ``generate`` are not handed on to such a function by
-    transformers, and go here instead: `streamer`, and `stop_strings` with `tokenizer`. A drafter takes the place of
-    ``assistant_model`` and of ``prompt_lookup_num_tokens``.
+    The arguments of ``generate`` keep their effect: its logits processors run at every drafted position, on the tokens
+    up to that position and in their own order, and its stopping criteria are called after every token (with
+    ``scores=None``: speculation keeps none). transformers does not pass three arguments of ``generate`` on to a
+    custom_generate function; give them here instead: `streamer`, and `stop_strings` with `tokenizer`. `drafter`
+    replaces ``assistant_model`` and ``prompt_lookup_num_tokens``.
 
     Args:
         drafter: as for `Engine`.
@@ -56,18 +56,18 @@ def custom_generate(
         num_speculative_tokens: as for `Engine`.
         seed: key of all randomness; row b of the batch uses ``seed + b``. None takes a fresh one at every call:
             transformers' ``set_seed`` has no effect, since no global generator is used.
-        streamer: gets the prompt, then every token as soon as it is certain, as from ``generate``; for one row.
+        streamer: gets the prompt, then every token as soon as it is verified, as from ``generate``; for one row.
         stop_strings: strings that end the output, as for ``generate``; needs `tokenizer`.
         tokenizer: the model's tokenizer.
         engine_options: further options of `Engine`.
 
     Returns:
-        A callable to pass on. It keeps the drafter between calls, and one engine for each model it meets.
+        The function to pass to ``generate``. It keeps the drafter between calls, and one engine for each model.
 
     Raises:
-        ParameterError: on a call that asks for more than sampling or greedy search (beams, scores to return, an
-            assistant, …), for logits processors that keep a state between calls, or for a `streamer` that was given to
-            ``generate``, which would wait for ever.
+        ParameterError: by a call of ``generate`` with options other than those of sampling and greedy search (beams,
+            scores to return, an assistant, …), with logits processors that keep a state between calls, or with a
+            `streamer` given to ``generate`` itself, which would wait for ever.
     """
     if seed is not None:
         seed = check_integer("seed", seed, 0, 2**64 - 1, cure="use None for a fresh one")
@@ -87,9 +87,9 @@ def custom_generate(
         _refuse_what_is_not_sampling(generation_config, model_kwargs)
         _refuse_stateful(logits_processor)
         if not len(input_ids):
-            raise PromptError("input_ids holds no rows: give at least one prompt")
+            raise PromptError("input_ids has no rows: give at least one prompt")
         if streamer is not None and len(input_ids) > 1:
-            raise ParameterError(f"streamer: it takes one row, and input_ids has {len(input_ids):,}; leave it out")
+            raise ParameterError(f"streamer takes one row, but input_ids has {len(input_ids):,}: leave it out")
         engine = engines.get(model)
         if engine is None:
             engine = engines[model] = Engine(model, drafter, verifier, num_speculative_tokens, **engine_options)
@@ -129,16 +129,16 @@ def _rows(
     seed: int,
     stop: _Stop,
 ) -> list[_BatchRow]:
-    """One row for each row of ``input_ids`` ``[B, T]``, whose padding is left out.
+    """One engine row for each row of ``input_ids`` ``[B, T]``, without its padding.
 
     Args:
-        engine: decodes the rows.
+        engine: the engine that decodes the rows.
         input_ids: the decoder's tokens.
-        encoder_ids: the encoder's, for encoder-decoder models.
-        attention_mask: which of the prompt's tokens are no padding; None or of another shape means all.
+        encoder_ids: the encoder's tokens, for encoder-decoder models.
+        attention_mask: 0 on the prompt's padding; None or a mask of another shape means no padding.
         config: transformers' generation config.
-        seed: of the first row.
-        stop: what is asked about each token.
+        seed: seed of the first row.
+        stop: called after each token.
     """
     prompts = input_ids if encoder_ids is None else encoder_ids
     if attention_mask is None or attention_mask.shape != prompts.shape:
@@ -151,7 +151,7 @@ def _rows(
             temperature=1.0 if config.do_sample else 0.0,
             max_new_tokens=max(config.max_length - input_ids.shape[1], 1),
             seed=(seed + number) % 2**63,
-            ignore_eos=True,  # the stopping criteria know the end tokens
+            ignore_eos=True,  # the stopping criteria check end tokens
         )
         if encoder_ids is None:
             sequence = Sequence(tokens, len(tokens), params, params.seed or 0)
@@ -180,7 +180,7 @@ def _run(engine: Engine, rows: list[_BatchRow], processors: Any) -> None:
 
 @contextmanager
 def _streaming(streamer: Any, input_ids: Tensor) -> Iterator[None]:
-    """Give the prompt to a streamer, and end it whatever happens: somebody may wait for it in another thread."""
+    """Give the prompt to a streamer, and end it whatever happens: another thread may be waiting for it."""
     if streamer is None:
         yield
         return
@@ -207,13 +207,13 @@ _DROPPED = {
     "streamer": "give it to custom_generate(streamer=…)",
     "assistant_model": "give it to custom_generate as the drafter",
 }
-"""Arguments of transformers' ``generate`` that it does not hand on to a function, and what to do instead."""
+"""Arguments that transformers' ``generate`` does not pass on to a custom_generate function, and what to do instead."""
 
 
 def _refuse_what_transformers_drops(frame: FrameType | None) -> None:
-    """Look for such arguments where they can be seen alone: in the caller's frame.
+    """Raise if the caller, ``generate``, was given such an argument; it is visible in the caller's frame only.
 
-    Ignored silently, a streamer would wait for ever, and an assistant would be of no use.
+    If they were ignored silently a streamer would wait for ever, and an assistant would have no effect.
     """
     caller = frame.f_back if frame is not None else None
     if caller is None or caller.f_code.co_name != "generate":
@@ -222,7 +222,7 @@ def _refuse_what_transformers_drops(frame: FrameType | None) -> None:
         if caller.f_locals.get(name) is not None:
             if name == "streamer":
                 caller.f_locals[name].end()
-            raise ParameterError(f"{name}: transformers does not hand it on to a custom_generate function: {cure}")
+            raise ParameterError(f"{name}: transformers does not pass it on to a custom_generate function: {cure}")
 
 
 def _refuse_what_is_not_sampling(config: Any, model_kwargs: dict[str, Any]) -> None:
@@ -249,37 +249,37 @@ def _refuse_what_is_not_sampling(config: Any, model_kwargs: dict[str, Any]) -> N
         raise ParameterError("inputs_embeds: drafters need token ids; give input_ids")
 
 
-def _check_prompt(model: LanguageModel, place: int, tokens: list[int]) -> None:
+def _check_prompt(model: LanguageModel, row: int, tokens: list[int]) -> None:
     if not tokens:
-        raise PromptError(f"row {place} of input_ids is empty, or all masked: give at least one token")
+        raise PromptError(f"row {row} of input_ids is empty, or all masked: give at least one token")
     try:
         encode(model, tokens)
     except PromptError as error:
-        raise PromptError(f"row {place} of input_ids: {error}") from None
+        raise PromptError(f"row {row} of input_ids: {error}") from None
     if model.decoder_start_token_id is None and len(tokens) >= model.max_length:
         raise PromptError(
-            f"row {place} of input_ids has {len(tokens):,} tokens, the model {model.name} takes {model.max_length:,}, "
+            f"row {row} of input_ids has {len(tokens):,} tokens, the model {model.name} takes {model.max_length:,}, "
             "and at least one must be left for the output: shorten the prompt"
         )
 
 
 class _Stop:
-    """Transformers' stopping criteria, and a streamer that sees the tokens they are asked about."""
+    """Calls transformers' stopping criteria after each token, and passes the token to a streamer."""
 
     def __init__(self, criteria: list[Any], streamer: Any) -> None:
         self._criteria = criteria
         self._streamer = streamer
 
     def __call__(self, token: int, tokens: Tensor) -> bool:
-        """Whether to stop after a token; `tokens` ``[1, T]`` ends with it. Criteria take batches: one of one row."""
+        """Whether to stop after `token`, the last one of `tokens` ``[1, T]``, a batch of one row."""
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token]))
-        # All are asked: some count their calls.
+        # All are called, even after one returned True: some count their calls.
         return any([bool(torch.as_tensor(criterion(tokens, None)).any()) for criterion in self._criteria])
 
 
 class _BatchRow(Row):
-    """A row of ``generate``'s batch, which ends where the stopping criteria say so."""
+    """A row of ``generate``'s batch, which ends when a stopping criterion is met."""
 
     def __init__(self, sequence: Sequence, engine: Engine, padding: list[int], stop: _Stop) -> None:
         super().__init__(sequence, engine.target, verifier=engine.verifier)
@@ -287,14 +287,14 @@ class _BatchRow(Row):
         self._stop = stop
 
     def must_stop(self, token: int) -> bool:
-        """Ask the criteria about the sequence, which ends with `token`."""
+        """Whether a criterion is met by the sequence, which ends with `token`."""
         return self._stop(token, torch.tensor([self.padding + self.sequence.tokens], device=self._model.device))
 
 
 def _processor_sampler(
     sequences: AbstractSequence[Sequence], rows: AbstractSequence[_BatchRow], processors: Any, engine: Engine
 ) -> _ProcessorSampler:
-    """The sampler of some of a batch's rows."""
+    """A sampler of some of a batch's rows."""
     numbers = {row.sequence.id: number for number, row in enumerate(rows)}
     steps = {
         sequence.id: _RowSteps(
@@ -314,11 +314,11 @@ def _processor_sampler(
 
 @dataclass(frozen=True)
 class _RowSteps:
-    """What a row's logits go through.
+    """The logits processors of a row.
 
     Attributes:
-        padding: tokens before the row's own, which the processors see as well.
-        processors: as they would be for this row alone.
+        padding: padding tokens before the row's own, which the processors get as well.
+        processors: as they would be for a batch of this row alone.
     """
 
     padding: list[int]
@@ -326,10 +326,10 @@ class _RowSteps:
 
 
 class _ProcessorSampler(Sampler):
-    """A sampler that runs transformers' logits processors instead of our own steps.
+    """A sampler that runs transformers' logits processors instead of Foretoken's own steps.
 
-    They take whole sequences, so that each node of each row is a call of its own. What follows a token that they forbid
-    is never reached, and they are not asked about it: a grammar may have no answer.
+    They take whole sequences, so that each node of each row is a call of its own. They are not called for nodes below a
+    token that they forbid: those are never reached, and a grammar may be undefined there.
     """
 
     def __init__(
@@ -342,14 +342,14 @@ class _ProcessorSampler(Sampler):
         vocab_size: int,
         device: torch.device | str,
     ) -> None:
-        """Take each row's steps by the id of its sequence."""
+        """Take `steps` by sequence id; `alters` tells whether there are any processors."""
         super().__init__(params, seeds, vocab_size=vocab_size, device=device)
         self.alters = alters
         self._altered = frozenset(range(len(self.params)) if alters else ())
         self._steps = steps
 
     def select(self, rows: AbstractSequence[int] | Tensor) -> _ProcessorSampler:
-        """The sampler of some of the rows, with their processors."""
+        """A sampler of some of the rows, with their processors."""
         params, seeds = self._of_rows(rows)
         return _ProcessorSampler(
             params, seeds, self._steps, alters=self.alters, vocab_size=self.vocab_size, device=self.device
@@ -358,14 +358,14 @@ class _ProcessorSampler(Sampler):
     def scores(
         self, logits: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None = None
     ) -> Tensor:
-        """``[B, M, V]`` float32, all processors applied (warpers too: what is left to do is a softmax)."""
-        # Processors may write to what they are given, and that is the model's output.
+        """``[B, M, V]`` float32, all processors applied, warpers too: only a softmax remains to be done."""
+        # A copy: processors may write to their argument, and these logits are the model's output.
         scores = logits.to(torch.float32, copy=True)
         above = draft.ancestors()
         tokens = torch.cat([torch.zeros_like(draft.counts[:, None]), draft.tokens], dim=1)
         for row, sequence in enumerate(sequences):
             steps = self._steps[sequence.id]
-            before = steps.padding + sequence.tokens
+            prefix = steps.padding + sequence.tokens
             parents = [0, *draft.parents[row].tolist()]
             unreachable: set[int] = set()
             for column in range(scores.shape[1]):
@@ -377,13 +377,12 @@ class _ProcessorSampler(Sampler):
                         continue
                 on_path = above[row, node].clone()
                 on_path[0] = False
-                path = torch.tensor([before + tokens[row][on_path].tolist()], device=scores.device)
+                path = torch.tensor([prefix + tokens[row][on_path].tolist()], device=scores.device)
                 scores[row, column] = steps.processors(path, scores[row, column : column + 1])[0]
-                # After a drafted token there may be no answer, since the token itself may be rejected yet.
+                # Below a draft token all may be forbidden, since the draft token itself may still be rejected.
                 if node == 0 and bool((scores[row, column] == -torch.inf).all()):
                     raise ParameterError(
-                        f"the logits processors forbid every token after the {path.shape[1]:,} there are: allow at "
-                        "least one"
+                        f"the logits processors forbid every token after {path.shape[1]:,} tokens: allow at least one"
                     )
         return scores
 
@@ -415,7 +414,7 @@ class _ProcessorSampler(Sampler):
 
 
 _STATEFUL = ("UnbatchedClassifierFreeGuidance", "ClassifierFreeGuidance", "SynthIDText")
-"""Logits processors that remember their calls, or score rows of their own: names begin so."""
+"""Name prefixes of logits processors that keep a state between calls, or score rows of their own."""
 
 
 def _refuse_stateful(processors: Any) -> None:
@@ -428,27 +427,27 @@ def _refuse_stateful(processors: Any) -> None:
             )
 
 
-def _for_row(processors: Any, place: int, batch_size: int) -> Any:
-    """The processors as they would be for this row alone: what they keep for each row is cut to one."""
+def _for_row(processors: Any, row: int, batch_size: int) -> Any:
+    """The processors as they would be for this row alone: their per-row attributes are cut to one row."""
     result = []
     for processor in processors:
         one = copy.copy(processor)
         kept = vars(one)
         if isinstance(kept.get("prompt_ignore_length"), Tensor) and len(one.prompt_ignore_length) == batch_size:
-            one.prompt_ignore_length = one.prompt_ignore_length[place : place + 1]
+            one.prompt_ignore_length = one.prompt_ignore_length[row : row + 1]
         if isinstance(kept.get("encoder_input_ids"), Tensor):
             # There may be several rows for each source.
-            source = place * len(one.encoder_input_ids) // batch_size
+            source = row * len(one.encoder_input_ids) // batch_size
             one.encoder_input_ids = one.encoder_input_ids[source : source + 1]
         if isinstance(kept.get("generated_ngrams"), list):
-            one.generated_ngrams = [one.generated_ngrams[place * one.batch_size // batch_size]]
+            one.generated_ngrams = [one.generated_ngrams[row * one.batch_size // batch_size]]
             one.batch_size = 1
         if "_prefix_allowed_tokens_fn" in kept:
-            one._prefix_allowed_tokens_fn = partial(_ask_about_row, one._prefix_allowed_tokens_fn, place)
+            one._prefix_allowed_tokens_fn = partial(_allowed_in_row, one._prefix_allowed_tokens_fn, row)
         result.append(one)
     return type(processors)(result)
 
 
-def _ask_about_row(allowed: Callable[[int, Tensor], list[int]], place: int, _: int, text: Tensor) -> list[int]:
-    """The tokens that a function of row and text allows, where a batch of this row alone would ask for row 0."""
-    return allowed(place, text)
+def _allowed_in_row(allowed: Callable[[int, Tensor], list[int]], row: int, _: int, tokens: Tensor) -> list[int]:
+    """The tokens that a function of row and sequence allows in `row`; a batch of this row alone asks for row 0."""
+    return allowed(row, tokens)

@@ -28,10 +28,10 @@ class SamplingParams:
         logit_bias: added to the logits of these token ids; -inf bans a token.
         seed: key of all the request's randomness; None takes a fresh one.
         max_new_tokens: tokens to generate at most.
-        max_tokens: another name of `max_new_tokens`, as in vLLM and OpenAI's API; to give, not to read.
+        max_tokens: another name of `max_new_tokens`, as in vLLM and OpenAI's API; an argument only, not an attribute.
         min_new_tokens: end and stop tokens are banned until this many are generated.
-        stop_token_ids: further tokens that end the text.
-        stop: strings that end the text.
+        stop_token_ids: further tokens that end the output.
+        stop: strings that end the output.
         ignore_eos: generate on after an end token.
         logprobs: report this many most probable tokens with each token; None reports nothing.
 
@@ -66,7 +66,7 @@ class SamplingParams:
         first, second = named.get("max_new_tokens"), named.get("max_tokens")
         if first is not None and second is not None and first != second:
             raise ParameterError(
-                f"max_new_tokens is {first!r} and max_tokens is {second!r}, two names of one number: give one of them"
+                f"max_new_tokens is {first!r} and max_tokens is {second!r}, two names of one value: give one of them"
             )
         return super().__new__(cls)
 
@@ -79,7 +79,7 @@ class SamplingParams:
         keep("top_k", max(top_k, 0))
         keep("top_p", check_number("top_p", self.top_p, 0.0, 1.0, above=True, cure="use 1 to keep all tokens"))
         keep("min_p", check_number("min_p", self.min_p, 0.0, 1.0, cure="use 0 to keep all tokens"))
-        # Beyond these limits logits overflow in float32, and nothing could be chosen from them.
+        # Beyond these limits logits overflow in float32.
         penalty = check_number("repetition_penalty", self.repetition_penalty, 1e-10, 1e10, cure="use 1 for none")
         keep("repetition_penalty", penalty)
         for name in ("presence_penalty", "frequency_penalty"):
@@ -108,7 +108,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """The most probable token is taken always."""
+        """Whether the most probable token is always taken."""
         return self.temperature == 0.0
 
 
@@ -116,7 +116,7 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, *, a
     """`value` as a finite float in [low, high], or in (low, high] with `above`.
 
     Raises:
-        ParameterError: it is none; the message names `name`, the limits and `cure`.
+        ParameterError: it is not; the message gives `name`, the limits and `cure`.
     """
     limit = f"{'above' if above else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -134,7 +134,7 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None, *, c
     """`value` as an int in [low, high].
 
     Raises:
-        ParameterError: it is none; the message names `name`, the limits and `cure`.
+        ParameterError: it is not; the message gives `name`, the limits and `cure`.
     """
     limit = f"at least {low}" + (f" and at most {high}" if high is not None else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -146,7 +146,7 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None, *, c
 
 
 def _items(value: Any) -> tuple[Any, ...] | None:
-    """What a list (or anything like one) holds; None for what is no list, though it may be iterable."""
+    """The items of a list or a similar sequence; None for strings, mappings and what is not iterable."""
     if isinstance(value, str | bytes | bytearray | Mapping):
         return None
     try:
@@ -168,9 +168,9 @@ def _strings(value: Any) -> tuple[str, ...]:
     strings = _items(value)
     if strings is None:
         raise ParameterError(f"stop is {shown(value)}: give a string or a list of strings")
-    for text in strings:
-        if not isinstance(text, str) or not text:
-            raise ParameterError(f"stop holds {shown(text)}: give strings of at least one character")
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise ParameterError(f"stop contains {shown(string)}: give strings of at least one character")
     return strings
 
 

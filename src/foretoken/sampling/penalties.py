@@ -1,4 +1,4 @@
-"""What changes logits before temperature: bias, penalties, and the ban on ending too early."""
+"""Changes to logits before temperature: bias, penalties, and the ban of end tokens before `min_new_tokens`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foretoken.sequence import Sequence
 
 
 class _Entries:
-    """A sparse ``[B, V]``: some (row, token id, value) of a batch."""
+    """A sparse ``[B, V]`` tensor: (row, token id, value) triples."""
 
     def __init__(self, entries: Iterable[tuple[int, int, float]], device: torch.device) -> None:
         entries = list(entries)
@@ -27,7 +27,7 @@ class _Entries:
         return len(self.rows)
 
     def within(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, ids and values of the ids that a model of this vocabulary has."""
+        """Rows, ids and values of the entries with ids below `width`."""
         if self.end <= width:
             return self.rows, self.ids, self.values
         inside = self.ids < width
@@ -37,11 +37,11 @@ class _Entries:
 class Penalties:
     """Logit bias, penalties and minimum lengths of a batch's rows.
 
-    Every node of a draft is treated as its own text: the committed tokens and those on the way to the node.
+    Every node of a draft is treated as a sequence of its own: the row's tokens, then the draft tokens on its path.
 
     Attributes:
-        rows: whose logits are changed, or were when their texts began.
-        any: whether there are some.
+        rows: rows whose parameters change logits, at the beginning of the output at least.
+        any: whether there are such rows.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Penalties:
 
         Args:
             scores: logits of M nodes of each row.
-            sequences: the rows' texts, root included.
-            draft: the trees under the roots.
-            nodes: ``[B, M]`` int64, the nodes' numbers; None means all, in order.
+            sequences: the rows' sequences, root included.
+            draft: the draft trees under the roots.
+            nodes: ``[B, M]`` int64, node numbers; None means all nodes in order.
         """
         width = scores.shape[-1]
         if len(self._bias):
@@ -112,27 +112,27 @@ class Penalties:
         if nodes is not None:
             on_path = on_path.gather(1, nodes[rows][..., None].expand(-1, -1, on_path.shape[-1]))
         on_path = on_path[..., 1:] & (drafted < width)[:, None]  # [P, M, N]
-        place = torch.searchsorted(ids, drafted).clamp_(max=ids.shape[1] - 1)[:, None].expand_as(on_path)
+        column = torch.searchsorted(ids, drafted).clamp_(max=ids.shape[1] - 1)[:, None].expand_as(on_path)
         drafts = on_path.new_zeros((*on_path.shape[:2], ids.shape[1]), dtype=torch.float32)
-        drafts.scatter_add_(2, place, on_path.to(torch.float32))  # [P, M, U]: how often on the way to the node
+        drafts.scatter_add_(2, column, on_path.to(torch.float32))  # [P, M, U]: occurrences on the path to the node
         drafts = drafts.gather(2, torch.searchsorted(ids, ids)[:, None].expand_as(drafts))  # the same for repeated ids
         count = drafts + generated.clamp(min=0)[:, None]
-        in_text = (generated >= 0)[:, None] | (drafts > 0)
+        occurs = (generated >= 0)[:, None] | (drafts > 0)
 
-        where = (rows[:, None, None], torch.arange(scores.shape[1], device=self._device)[:, None], ids[:, None])
-        values = scores[where]  # [P, M, U]
+        index = (rows[:, None, None], torch.arange(scores.shape[1], device=self._device)[:, None], ids[:, None])
+        values = scores[index]  # [P, M, U]
         repeated = torch.where(values < 0, values * self._repetition, values / self._repetition)
-        values = torch.where(in_text, repeated, values)
-        scores[where] = values - self._frequency * count - self._presence * (count > 0)
+        values = torch.where(occurs, repeated, values)
+        scores[index] = values - self._frequency * count - self._presence * (count > 0)
 
     def _counts(
         self, sequences: AbstractSequence[Sequence], drafted: list[list[int]], width: int
     ) -> tuple[Tensor, Tensor]:
-        """The token ids of each text and draft, rising, and how often each was generated.
+        """The token ids of each sequence and its draft, sorted, and how often each occurs in the output.
 
         Returns:
             ids: ``[P, U]`` int64; shorter rows repeat their last id.
-            generated: ``[P, U]`` float32; -1 for ids that the text does not hold.
+            generated: ``[P, U]`` float32; -1 for ids that do not occur in the sequence, prompt included.
         """
         ids, generated = [], []
         for sequence, tokens in zip(sequences, drafted, strict=True):
@@ -154,6 +154,6 @@ class Penalties:
 
 
 def node_depths(draft: Draft, nodes: Tensor | None) -> Tensor:
-    """``[B, M]`` int64: draft tokens on the way to each of the nodes; all nodes if None."""
+    """``[B, M]`` int64: the number of draft tokens on the path to each of the nodes; all nodes if None."""
     depths = draft.depths()
     return depths if nodes is None else depths.gather(1, nodes)

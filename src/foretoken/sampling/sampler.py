@@ -1,4 +1,4 @@
-"""Sampler: the sampling parameters of a batch's rows, made ready for use."""
+"""Sampler: applies the sampling parameters of a batch's rows to logits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from foretoken.sequence import Sequence
 
 
 def _noise_rows(size: int) -> int:
-    """Rows of noise made at a time, each of so many numbers."""
+    """Rows of `size` noise values that are generated at a time."""
     return max(8, current_limits().noise_numbers // size)
 
 
 class _Group:
-    """The rows whose parameters take one way through the filters, so that a row's way never depends on others."""
+    """Rows whose parameters take the same code path through the filters, so that it never depends on other rows."""
 
     def __init__(self, rows: list[int], params: AbstractSequence[SamplingParams], device: torch.device) -> None:
         chosen = [params[row] for row in rows]
@@ -48,25 +48,25 @@ class _Group:
 
     @staticmethod
     def key(params: SamplingParams) -> tuple[object, ...]:
-        """Rows of one key go together."""
+        """Rows with equal keys form a group."""
         return params.top_k, params.top_p < 1.0, params.min_p > 0.0, params.temperature == 1.0
 
 
 class Sampler:
-    """Logits to laws and tokens, for a batch whose rows have parameters of their own.
+    """Logits to distributions and tokens, for a batch whose rows have parameters of their own.
 
-    A row gets what it would get alone. Rebuild it, or `select`, when rows change.
+    A row's results do not depend on the other rows. Rebuild it, or `select`, when rows change.
 
     Logits are ``[B, M, V]`` of any float dtype and any V (a drafter's vocabulary may be padded differently from the
-    target's); they are not written to. M nodes of each row's draft tree are named by `nodes` ``[B, M]`` int64, None
-    meaning all nodes in order. Logits that `check_finite` calls bad give results without meaning.
+    target's); they are not written to. `nodes` ``[B, M]`` int64 says which M nodes of each row's draft tree they belong
+    to; None means all nodes in order. Results are undefined for rows that `check_finite` reports.
 
     Args:
-        params: of the B rows.
-        seeds: of the rows, each in 0 … 2**64 - 1.
-        vocab_size: tokens of the target.
-        eos_token_ids: the tokens that end a text.
-        device: where logits are.
+        params: sampling parameters of the B rows.
+        seeds: seeds of the rows, each in 0 … 2**64 - 1.
+        vocab_size: the target's vocabulary size.
+        eos_token_ids: the tokens that end an output.
+        device: the device of the logits.
 
     Attributes:
         seeds: ``[B]`` int64.
@@ -103,12 +103,12 @@ class Sampler:
         self._parts: dict[int, list[tuple[slice, Sampler]]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Refuse a subclass whose parts would be plain samplers: large batches are verified in parts."""
+        """Refuse a subclass without `select`: large batches are verified in parts, which would be plain samplers."""
         if "select" not in vars(cls):
             raise TypeError(f"{cls.__name__} must define select(rows), which returns a {cls.__name__} of those rows")
 
     def select(self, rows: AbstractSequence[int] | Tensor) -> Sampler:
-        """The sampler of some of the rows, in this order. Subclasses define it: the result is of their own class."""
+        """A sampler of some of the rows, in this order. Subclasses must define it and return their own class."""
         params, seeds = self._of_rows(rows)
         return Sampler(
             params,
@@ -124,7 +124,7 @@ class Sampler:
         return [self.params[row] for row in numbers], [self._seeds[row] for row in numbers]
 
     def parts(self, size: int) -> list[tuple[slice, Sampler]]:
-        """The sampler in parts of up to `size` rows, with the rows of each; made once."""
+        """The sampler in parts of up to `size` rows, with the rows of each; cached."""
         count = len(self.params)
         if size >= count:
             return [(slice(0, count), self)]
@@ -138,9 +138,9 @@ class Sampler:
         return torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64, device=self.device)
 
     def inverse_temperatures(self) -> Tensor:
-        """``[B]`` float32: times what a row's logits are its law's, up to a softmax; 0 where there is more to it.
+        """``[B]`` float32: a where a row's distribution is ``softmax(a · logits)``; 0 where other parameters apply too.
 
-        A row's number is due to its own parameters alone.
+        A row's value depends on its own parameters alone.
         """
         inverse = torch.zeros(len(self.params), dtype=torch.float32, device=self.device)
         for group in self._groups:
@@ -156,7 +156,7 @@ class Sampler:
     ) -> Tensor:
         """``[B, M, V]`` float32: logits with bias, penalties and minimum lengths applied, before temperature.
 
-        May be `logits` itself where there is nothing to do: don't write to it.
+        May be `logits` itself where nothing applies: don't write to it.
         """
         if not self.alters:
             return logits.to(torch.float32)
@@ -167,30 +167,30 @@ class Sampler:
     def probabilities(
         self, logits: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None = None
     ) -> Tensor:
-        """``[B, M, V]`` float32: the law of the next token at each node; each sums to 1.
+        """``[B, M, V]`` float32: the distribution of the next token at each node; each sums to 1.
 
-        Greedy rows have all mass at their best token, the lowest id of equal ones. Where a row that is not greedy
-        forbids every token that has a score, there is no law, but zeros: that happens to drafters that know but a part
-        of the target's tokens.
+        Greedy rows have all mass at their best token, the lowest id of equal ones. Where the parameters of another row
+        ban every token that has a score, the result is zeros: that can happen for a drafter whose vocabulary is a part
+        of the target's.
         """
-        probs = self._laws(self.scores(logits, sequences, draft, nodes))
+        probs = self._softmax(self.scores(logits, sequences, draft, nodes))
         return zeros_for_none(probs) if self.alters else probs
 
-    def _laws(self, scores: Tensor) -> Tensor:
-        """``[B, M, V]``: the laws of scores; NaN for those without one."""
+    def _softmax(self, scores: Tensor) -> Tensor:
+        """``[B, M, V]``: the distributions for scores, filters applied; NaN where all scores are -inf."""
         parts = [kept for group in self._groups for kept in self._truncate(scores, group)]
         if len(parts) == 1 and parts[0].rows is None and parts[0].ids is None:
             return parts[0].scores.softmax(-1).view(scores.shape)
         probs = torch.zeros(scores.shape, dtype=torch.float32, device=scores.device)
         flat = probs.view(-1, scores.shape[-1])
         for kept in parts:
-            law = kept.scores.softmax(-1)
+            part = kept.scores.softmax(-1)
             if kept.ids is None:
-                flat[slice(None) if kept.rows is None else kept.rows] = law
+                flat[slice(None) if kept.rows is None else kept.rows] = part
             elif kept.rows is None:
-                flat.scatter_(1, kept.ids, law)
+                flat.scatter_(1, kept.ids, part)
             else:
-                flat[kept.rows[:, None], kept.ids] = law
+                flat[kept.rows[:, None], kept.ids] = part
         if self._greedy is not None:
             best = argmax(scores if self.all_greedy else scores[self._greedy])
             probs[self._greedy] = probs[self._greedy].scatter_(-1, best[..., None], 1.0)
@@ -204,10 +204,10 @@ class Sampler:
         nodes: Tensor | None = None,
         noise: bool = True,
     ) -> Tensor:
-        """``[B, M]`` int64: one token a node, a function of the row's seed and the token's position.
+        """``[B, M]`` int64: the token sampled at each node, a function of the row's seed and the token's position.
 
         Greedy rows get their best token, others the argmax of log-probability plus Gumbel noise, which is a draw from
-        the row's law. Without `noise` all rows get their best token.
+        the row's distribution. Without `noise` all rows get their best token.
         """
         if self.all_greedy or not noise:
             return argmax(self.scores(logits, sequences, draft, nodes) if self.alters else logits)
@@ -233,23 +233,22 @@ class Sampler:
         count: int = 1,
         noise: AbstractSequence[bool] = (),
     ) -> tuple[Tensor, Tensor]:
-        """The best tokens of each node, best first and by id among equal ones, and how sure of them their scores are.
+        """The `count` best tokens of each node, best first and by id among equal ones, with their log-softmax scores.
 
-        The scores are those of `picks`, whose token is the first: a greedy row's before temperature, elsewhere the
-        log-probabilities, in rows with `noise` with Gumbel noise on them.
+        The scores are those of `picks`, which returns the first of these tokens: before temperature in greedy rows,
+        elsewhere log-probabilities, in rows with `noise` plus Gumbel noise.
 
         Args:
-            logits: as everywhere.
-            sequences: the rows' texts.
-            draft: the trees under their roots.
-            nodes: of the logits.
-            count: tokens of each node, at most the vocabulary's.
-            noise: of each row, whether it is added; empty for no row.
+            logits: ``[B, M, V]``.
+            sequences: the rows' sequences.
+            draft: the draft trees under their roots.
+            nodes: ``[B, M]`` int64, the nodes of the logits; None means all in order.
+            count: number of tokens for each node, at most V.
+            noise: for each row, whether noise is added; empty for no row.
 
         Returns:
             tokens: ``[B, M, count]`` int64.
-            shares: ``[B, M, count]`` float32, logarithms of the softmax of the scores; -inf where a law has no more
-                tokens.
+            shares: ``[B, M, count]`` float32, log-softmax of the scores; -inf where a distribution has fewer tokens.
         """
         scores = self.scores(logits, sequences, draft, nodes)
         tokens = torch.zeros((*scores.shape[:2], count), dtype=torch.int64, device=scores.device)
@@ -269,9 +268,9 @@ class Sampler:
                 if any(noise):
                     values = values.clone()
                     size = values.shape[-1]
-                    for place in noisy[rows].nonzero().squeeze(-1).split(_noise_rows(size)):
-                        key = seeds[rows[place]], positions[rows[place]]
-                        values[place] += gumbel(*key, size) if kept.ids is None else gumbel_at(*key, kept.ids[place])
+                    for part in noisy[rows].nonzero().squeeze(-1).split(_noise_rows(size)):
+                        key = seeds[rows[part]], positions[rows[part]]
+                        values[part] += gumbel(*key, size) if kept.ids is None else gumbel_at(*key, kept.ids[part])
                 top, ids = best_of(values, min(count, values.shape[-1]), kept.ids)
                 width = top.shape[-1]
                 flat_tokens[rows, :width] = ids
@@ -279,7 +278,7 @@ class Sampler:
         return tokens, shares
 
     def _truncate(self, scores: Tensor, group: _Group) -> list[Kept]:
-        """What the group's filters leave of its rows' nodes; rows are numbered as in ``scores.view(B * M, V)``."""
+        """The group's nodes after its filters; rows are numbered as in ``scores.view(B * M, V)``."""
         nodes, width = scores.shape[1:]
         filters = group.filters.repeat(nodes)
         if group.rows is None:

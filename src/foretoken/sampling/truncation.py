@@ -1,8 +1,8 @@
-"""Temperature, top-k, top-p and min-p: which tokens stay, and with what scores.
+"""Temperature, top-k, top-p and min-p: which tokens are kept, and with what scores.
 
-Rules on ties. top-k keeps every token that scores as much as the k-th, as transformers does. top-p takes tokens by
-falling score, equal ones by rising id, until the mass is reached, and keeps at least one. (transformers leaves the
-order of equal ones to an unstable sort.) Each filter sees the law that those before it left, renormalised.
+Ties: top-k keeps every token whose score equals the k-th, as transformers does. top-p takes tokens by falling score,
+equal ones by rising id, until the mass is reached, and keeps at least one. (transformers leaves the order of equal ones
+to an unstable sort.) Each filter is applied to the renormalised distribution that those before it leave.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from foretoken.limits import current_limits
 from foretoken.sampling.vocabulary import topk
 
-_KEY_BITS = 15  # buckets of the histogram of a row whose top-p needs more
+_KEY_BITS = 15  # log2 of the number of buckets of the histogram in `_cut_row`
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What the filters left of some rows.
+    """Scores of some rows after the filters.
 
     Attributes:
-        rows: ``[R]`` int64, the rows' numbers; None means all.
-        scores: ``[R, W]`` float32, logits over temperature up to a constant a row; -inf where removed.
+        rows: ``[R]`` int64, row numbers; None means all rows.
+        scores: ``[R, W]`` float32, logits over temperature, up to a constant for each row; -inf where removed.
         ids: ``[R, W]`` int64, the tokens that the scores belong to; None means that W is the vocabulary.
     """
 
@@ -62,7 +62,7 @@ class Filters:
         return self._each(lambda value: value[rows])
 
     def repeat(self, times: int) -> Filters:
-        """For each row as many times in a row."""
+        """Each row's filters `times` times in succession."""
         return self._each(lambda value: value.repeat_interleave(times, dim=0))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Filters:
@@ -73,15 +73,15 @@ class Filters:
 def truncate(scores: Tensor, filters: Filters) -> list[Kept]:
     """Apply temperature and filters.
 
-    A row's result does not depend on the other rows: those that need more than a window of their best tokens are worked
-    on, and come back, apart.
+    A row's result does not depend on the other rows: rows that need more than a window of their best tokens are
+    processed, and returned, as a part of their own.
 
     Args:
-        scores: ``[R, V]`` float32, left as they are.
-        filters: of the R rows.
+        scores: ``[R, V]`` float32, not written to.
+        filters: filters of the R rows.
 
     Returns:
-        Parts with distinct rows, all rows in all.
+        Parts with disjoint rows that together are all rows.
     """
     size = scores.shape[-1]
     if 0 < filters.top_k < size:
@@ -138,25 +138,25 @@ def _window_of_p(scores: Tensor, filters: Filters) -> tuple[Kept, Tensor]:
     if window == scores.shape[-1]:
         _cut(scaled, scaled.exp().sum(-1, keepdim=True, dtype=torch.float64), filters.top_p)
         return Kept(None, _min_p(scaled, filters), ids), torch.ones_like(best[:, 0], dtype=torch.bool)
-    # The best token's exponential is 1, so that its probability is 1 over the sum: softmax is the fastest way to it.
-    law = (scores if _is_one(inverse) else _scale(scores, best, inverse)).softmax(-1)
-    total = 1.0 / law.gather(-1, ids[:, :1]).to(torch.float64)
+    # The best token's exponential is 1, so the sum of all is 1 over its probability; softmax is the fastest way to it.
+    probs = (scores if _is_one(inverse) else _scale(scores, best, inverse)).softmax(-1)
+    total = 1.0 / probs.gather(-1, ids[:, :1]).to(torch.float64)
     last = _cut(scaled, total, filters.top_p)
     done = (values.gather(-1, last) > values[:, -1:]).squeeze(-1)
     return Kept(None, _min_p(scaled, filters), ids), done
 
 
 def _min_p(scaled: Tensor, filters: Filters) -> Tensor:
-    """Remove, in place, what is less probable than min-p times the best, whose scaled score is 0."""
+    """Remove, in place, tokens less probable than min-p times the best one, whose scaled score is 0."""
     if filters.log_min_p is None:
         return scaled
     return scaled.masked_fill_(scaled < filters.log_min_p, -torch.inf)
 
 
 def _cut(scaled: Tensor, total: Tensor, top_p: float | Tensor) -> Tensor:
-    """Remove from ``[R, W]`` falling scores, in place, what lies beyond top-p; ``[R, 1]``, the last place kept.
+    """Remove from falling scores ``[R, W]``, in place, tokens beyond top-p; returns the last kept column, ``[R, 1]``.
 
-    `total` is ``[R, 1]``, the sum of all exponentials of the row.
+    `total` is ``[R, 1]``, the sum of the exponentials of the whole row.
     """
     weights = scaled.exp().to(torch.float64)
     before = weights.cumsum(-1) - weights
@@ -166,7 +166,7 @@ def _cut(scaled: Tensor, total: Tensor, top_p: float | Tensor) -> Tensor:
 
 
 def _order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Put equal neighbours of falling values ``[R, W]`` into the order of their ids."""
+    """Sort equal values of falling values ``[R, W]`` by id."""
     if not bool((values[:, 1:] == values[:, :-1]).any()):
         return values, ids
     ids, by_id = ids.sort(dim=-1)
@@ -188,13 +188,13 @@ def _whole(scores: Tensor, filters: Filters) -> Tensor:
 
 
 def _cut_row(scaled: Tensor, top_p: float) -> None:
-    """Remove from a row ``[V]``, in place, what lies beyond top-p, sorting only the tokens near the cut.
+    """Remove from a row ``[V]``, in place, tokens beyond top-p, sorting only the tokens near the cut.
 
-    The leading bits of a positive float, read as an integer, rank it: a histogram of the mass over them finds the
-    bucket in which the mass reaches top-p.
+    The leading bits of positive floats, taken as integers, are ordered as the floats are: a histogram of the mass over
+    these integers finds the bucket in which the mass reaches top-p.
     """
     keys = (-scaled).view(torch.int32) >> (31 - _KEY_BITS)
-    keys &= (1 << _KEY_BITS) - 1  # the sign of -0.0 would be taken for a number
+    keys &= (1 << _KEY_BITS) - 1  # clears the sign bit of -0.0
     weights = scaled.exp().to(torch.float64)
     mass = torch.bincount(keys, weights=weights, minlength=1 << _KEY_BITS)
     reached = mass.cumsum(-1)

@@ -1,7 +1,7 @@
-"""Operations on rows as long as a vocabulary (10**5 entries) that touch them as few times as possible.
+"""Operations on rows of vocabulary length (10**5 entries), in as few passes over memory as possible.
 
-Torch's own argmax and topk read a row many times slower than a maximum does. Both need little but the maxima of blocks:
-the best entries of a row lie in the blocks with the best maxima.
+Torch's argmax and topk take many times as long as a maximum over the same row. Both can be computed mostly from block
+maxima: the best entries of a row lie in the blocks with the largest maxima.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from foretoken.limits import current_limits
 
 
 def check_finite(logits: Tensor) -> Tensor:
-    """Which rows no token can be chosen from: NaN or +inf somewhere, or a node whose entries are all -inf.
+    """Rows that can't be sampled from: some entry is NaN or +inf, or all entries of a node are -inf.
 
     Args:
         logits: ``[B, …, V]``, any float dtype.
 
     Returns:
-        ``[B]`` bool, True for the bad rows.
+        ``[B]`` bool, True for such rows.
     """
     return ~logits.amax(-1).isfinite().reshape(logits.shape[0], -1).all(-1)
 
 
 def all_finite(logits: Tensor) -> bool:
-    """Whether `check_finite` has nothing against any row, for less than it takes to know which."""
+    """Whether `check_finite` is False for all rows; faster than finding out which rows it is True for."""
     return math.isfinite(float(logits.amax(-1).sum(dtype=torch.float64)))
 
 
@@ -44,13 +44,13 @@ def argmax(x: Tensor) -> Tensor:
     if whole < size:
         maxima = torch.cat([maxima, x[..., whole:].amax(-1, keepdim=True)], dim=-1)
     block = maxima.argmax(-1, keepdim=True)
-    # Past the end of a last, shorter block its last entry repeats, after the maximum that it may be.
+    # A shorter last block is filled up with its last entry: its first occurrence still comes first.
     inside = (block * width + torch.arange(width, device=x.device)).clamp_(max=size - 1)
     return inside.gather(-1, x.gather(-1, inside).argmax(-1, keepdim=True)).squeeze(-1)
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest entries of each row, largest first; which of equal ones, and their order, is left open.
+    """The k largest entries of each row, largest first; the choice and order of equal ones are unspecified.
 
     Args:
         x: ``[…, V]``.
@@ -69,11 +69,11 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     best = x[..., :whole].unflatten(-1, (-1, width)).amax(-1).topk(k, sorted=False).indices
     inside = (best[..., None] * width + torch.arange(width, device=x.device)).flatten(-2)
     candidates = x.gather(-1, inside)
-    if whole < size:  # the entries of a last, shorter block are candidates always
+    if whole < size:  # the entries of a shorter last block are always candidates
         rest = torch.arange(whole, size, device=x.device).expand(*x.shape[:-1], -1)
         inside, candidates = torch.cat([inside, rest], -1), torch.cat([candidates, x[..., whole:]], -1)
-    values, places = candidates.topk(k)
-    return values, inside.gather(-1, places)
+    values, indices = candidates.topk(k)
+    return values, inside.gather(-1, indices)
 
 
 def best_of(x: Tensor, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -82,21 +82,21 @@ def best_of(x: Tensor, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tenso
     Args:
         x: ``[…, V]``.
         k: at most V.
-        ids: of the entries, ``[…, V]`` int64, no two of a row alike; None for their places.
+        ids: ``[…, V]`` int64, ids of the entries, distinct within a row; None for their indices.
 
     Returns:
         values and ids, ``[…, k]``.
     """
     window = min(k + current_limits().topk_ties, x.shape[-1])
-    values, places = topk(x, window)
-    values, found = _in_order(values, places if ids is None else ids.gather(-1, places))
+    values, indices = topk(x, window)
+    values, found = _in_order(values, indices if ids is None else ids.gather(-1, indices))
     kth = values[..., k - 1]
-    crowded = (kth == values[..., -1]) & (kth > -torch.inf)  # of those at -inf none is a choice
-    if window < x.shape[-1] and bool(crowded.any()):
-        rows = x[crowded]
-        names = torch.arange(x.shape[-1], device=x.device).expand_as(rows) if ids is None else ids[crowded]
-        all_values, all_found = _in_order(rows, names)
-        values[crowded], found[crowded] = all_values[:, :window], all_found[:, :window]
+    tied = (kth == values[..., -1]) & (kth > -torch.inf)  # ties may go on beyond the window; at -inf they don't matter
+    if window < x.shape[-1] and bool(tied.any()):
+        rows = x[tied]
+        row_ids = torch.arange(x.shape[-1], device=x.device).expand_as(rows) if ids is None else ids[tied]
+        all_values, all_found = _in_order(rows, row_ids)
+        values[tied], found[tied] = all_values[:, :window], all_found[:, :window]
     return values[..., :k], found[..., :k]
 
 
@@ -108,19 +108,19 @@ def _in_order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def zeros_for_none(probs: Tensor) -> Tensor:
-    """Laws ``[…, V]``, zeros in the place of those that are NaN: the softmax of nothing but -inf."""
+    """Distributions ``[…, V]``, with those that are NaN (the softmax of all -inf) replaced by zeros."""
     missing = probs.amax(-1, keepdim=True).isnan()
     return probs.masked_fill(missing, 0.0) if bool(missing.any()) else probs
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw a token from each law, by inverting its cumulative distribution.
+    """Draw a token from each distribution, by inverting its cumulative distribution function.
 
-    The token drawn is the first whose cumulative probability exceeds ``u * total``, so never one of probability zero,
-    and the total need not be exactly 1.
+    The token drawn is the first whose cumulative probability exceeds ``u * total``. So tokens of probability 0 are
+    never drawn, and the total need not be exactly 1.
 
     Args:
-        probs: ``[…, V]``, not negative, each row with a positive total.
+        probs: ``[…, V]``, non-negative, each row with a positive total.
         uniforms: ``[…]`` in [0, 1).
 
     Returns:
@@ -135,7 +135,7 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
         sums = torch.cat([sums, probs[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
     ends = sums.cumsum(-1)
     block = _invert(ends, uniforms[..., None])
-    # What is left of u * total inside the block, as a share of the block.
+    # The rest of u * total inside the block, as a fraction of the block's mass.
     start = torch.where(block > 0, ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
     left = uniforms[..., None] * ends[..., -1:] - start
     share = left / (ends.gather(-1, block) - start)
@@ -145,16 +145,16 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def draw_distinct(probs: Tensor, uniforms: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw tokens from each law one after another, none twice: each from what those before it left, renormalised.
+    """Draw tokens without replacement: each from the distribution without the earlier ones, renormalised.
 
     Args:
         probs: ``[P, V]``, as in `draw`.
-        uniforms: ``[P, R]`` in [0, 1), one a draw.
-        counts: ``[P]`` int64, how many tokens are wanted of each law, R at most.
+        uniforms: ``[P, R]`` in [0, 1), one for each draw.
+        counts: ``[P]`` int64, how many tokens to draw from each distribution, at most R.
 
     Returns:
         tokens: ``[P, R]`` int64.
-        drawn: ``[P]`` int64, how many there are: fewer than wanted where a law had no more.
+        drawn: ``[P]`` int64, how many were drawn: fewer than `counts` where the support was used up.
     """
     tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=probs.device)
     drawn = torch.zeros_like(counts)
@@ -174,5 +174,5 @@ def _invert(cumulative: Tensor, share: Tensor) -> Tensor:
     """First index whose cumulative weight exceeds the share of the total: ``[…, 1]`` for ``[…, W]`` and ``[…, 1]``."""
     total = cumulative[..., -1:]
     index = (cumulative <= share * total).sum(-1, keepdim=True)
-    # A share that rounds to 1 exceeds everything: take the last entry with weight, where the total is first reached.
+    # No entry exceeds a share that rounds to 1: take the last entry with weight, where the total is reached first.
     return torch.minimum(index, (cumulative < total).sum(-1, keepdim=True))
