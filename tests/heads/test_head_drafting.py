@@ -11,6 +11,7 @@ from foretoken.drafters import Cascade, Eagle3, Medusa, PromptLookup, get
 from foretoken.drafters.draft_model import DraftModel
 from foretoken.drafters.early_exit import EarlyExit
 from foretoken.engine.engine import Engine
+from foretoken.engine.settings import measurement_key
 from foretoken.errors import ModelError, ParameterError
 from foretoken.heads import running, save_eagle3, save_medusa
 from foretoken.models.native import loader
@@ -126,8 +127,8 @@ def test_large_heads_are_rounded_unless_told_otherwise(tmp_path, monkeypatch):
 def test_a_rounded_head_has_costs_of_its_own():
     model = tiny_llama(seed=1)
     head, target = tiny_eagle3(model), load(model)
-    engines = [Engine(target, Eagle3(head, target, quantize=quantize)) for quantize in (None, "w8a8", "w8a8")]
-    first, second, third = (engine.policy.key for engine in engines)
+    drafters = [Eagle3(head, target, quantize=quantize) for quantize in (None, "w8a8", "w8a8")]
+    first, second, third = (measurement_key(target, drafter) for drafter in drafters)
     assert first != second == third
 
 
@@ -271,7 +272,7 @@ def test_every_kind_of_target_shows_what_heads_need():
             [PROMPTS[0], PROMPTS[2]], GREEDY
         )
         assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-        assert drafted[0].stats.drafted > 20
+        assert drafted[0].stats.drafted > 10
 
 
 def test_heads_take_part_in_a_cascade():
@@ -282,7 +283,7 @@ def test_heads_take_part_in_a_cascade():
     plain = Engine(target, None).generate(PROMPTS, GREEDY)
     drafted = Engine(target, cascade, num_speculative_tokens=3).generate(PROMPTS, GREEDY)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-    assert drafted[0].stats.drafted > 20
+    assert drafted[0].stats.drafted > 10
     assert Cascade([PromptLookup(), PromptLookup()]).hidden_layers == ()
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import joined
+from foretoken.drafters.judging import expected_accepted, first_nodes, follow, verdict_of
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.policy import store
@@ -191,7 +191,7 @@ class Cascade(Drafter):
             for place, row in enumerate(rows)
         ]
         if len(made) == 1:
-            return _cut(made[0], used)
+            return first_nodes(made[0], used)
         return joined(list(zip(turns, made, strict=True)), batch.vocab_size, used)
 
     def _offers(
@@ -247,7 +247,7 @@ class Cascade(Drafter):
                 self._judge(row, current.offered[place], emitted, sizes[place], counts[place])
         for at, drafter in enumerate(self.drafters):
             turns = [False] * len(counts) if current is None else current.turns[at]
-            part = verdict if len(self.drafters) == 1 else _part(verdict, turns)
+            part = verdict if len(self.drafters) == 1 else verdict_of(verdict, turns)
             start = self.clock()
             drafter.observe(batch, draft, part, logits)
             if current is not None and any(turns):
@@ -289,9 +289,9 @@ class Cascade(Drafter):
         accepted: int,
     ) -> None:
         for offer, tokens, parents in offered:
-            right, missed = _follow(tokens, parents, emitted)
+            right, missed = follow(tokens, parents, emitted)
             if offer.reach:
-                expected = _expected(offer.reach, parents, len(emitted))
+                expected = expected_accepted(offer.reach, parents, len(emitted))
                 self.policy.judge_tree(row.request, offer.drafter, offer.size, right, expected)
             else:
                 self.policy.judge(row.request, offer.drafter, right + missed, right, offer.match)
@@ -330,48 +330,3 @@ class Cascade(Drafter):
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         self._states.clear()
         return policy
-
-
-def _cut(draft: Draft, used: list[int]) -> Draft:
-    """The first nodes of each row's draft."""
-    width = max(used, default=0)
-    counts = torch.tensor(used, dtype=torch.int64, device=draft.tokens.device)
-    if width == draft.width:
-        return replace(draft, counts=counts)
-    probs = None if draft.probs is None else draft.probs[:, :width]
-    return replace(draft, tokens=draft.tokens[:, :width], parents=draft.parents[:, :width], counts=counts, probs=probs)
-
-
-def _follow(tokens: list[int], parents: list[int], emitted: list[int]) -> tuple[int, bool]:
-    """How many of the emitted tokens a draft has on a path, and whether it had another one in place of the next."""
-    children: dict[int, dict[int, int]] = {}
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
-        children.setdefault(parent, {}).setdefault(token, node)
-    node = 0
-    for right, token in enumerate(emitted):
-        below = children.get(node)
-        if below is None:
-            return right, False
-        if token not in below:
-            return right, True
-        node = below[token]
-    return len(emitted), False
-
-
-def _expected(reach: AbstractSequence[float], parents: list[int], depth: int) -> float:
-    """Accepted tokens that a draft's drafter expects down to a depth."""
-    depths = [0]
-    for parent in parents[: len(reach)]:
-        depths.append(depths[parent] + 1)
-    return sum(chance for chance, at in zip(reach, depths[1:], strict=True) if at <= depth)
-
-
-def _part(verdict: Verdict, takes: AbstractSequence[bool]) -> Verdict:
-    """The verdict of some rows, as if the others had accepted nothing."""
-    if all(takes):
-        return verdict
-    mine = torch.tensor(takes, device=verdict.counts.device)
-    # Nor the path of other rows: it may go further than any draft of this drafter's.
-    return replace(
-        verdict, path=torch.where(mine[:, None], verdict.path, 0), counts=torch.where(mine, verdict.counts, 0)
-    )

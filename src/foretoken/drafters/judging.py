@@ -1,0 +1,56 @@
+"""What a cascade does with drafts and verdicts, row by row: cut them, and compare them with what was emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import replace
+
+import torch
+
+from foretoken.draft import Draft
+from foretoken.verify.base import Verdict
+
+
+def first_nodes(draft: Draft, used: list[int]) -> Draft:
+    """The first nodes of each row's draft."""
+    width = max(used, default=0)
+    counts = torch.tensor(used, dtype=torch.int64, device=draft.tokens.device)
+    if width == draft.width:
+        return replace(draft, counts=counts)
+    probs = None if draft.probs is None else draft.probs[:, :width]
+    return replace(draft, tokens=draft.tokens[:, :width], parents=draft.parents[:, :width], counts=counts, probs=probs)
+
+
+def follow(tokens: list[int], parents: list[int], emitted: list[int]) -> tuple[int, bool]:
+    """How many of the emitted tokens a draft has on a path, and whether it had another one in place of the next."""
+    children: dict[int, dict[int, int]] = {}
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
+        children.setdefault(parent, {}).setdefault(token, node)
+    node = 0
+    for right, token in enumerate(emitted):
+        below = children.get(node)
+        if below is None:
+            return right, False
+        if token not in below:
+            return right, True
+        node = below[token]
+    return len(emitted), False
+
+
+def expected_accepted(reach: AbstractSequence[float], parents: list[int], depth: int) -> float:
+    """Accepted tokens that a draft's drafter expects down to a depth."""
+    depths = [0]
+    for parent in parents[: len(reach)]:
+        depths.append(depths[parent] + 1)
+    return sum(chance for chance, at in zip(reach, depths[1:], strict=True) if at <= depth)
+
+
+def verdict_of(verdict: Verdict, takes: AbstractSequence[bool]) -> Verdict:
+    """The verdict of some rows, as if the others had accepted nothing."""
+    if all(takes):
+        return verdict
+    mine = torch.tensor(takes, device=verdict.counts.device)
+    # Nor the path of other rows: it may go further than any draft of this drafter's.
+    return replace(
+        verdict, path=torch.where(mine[:, None], verdict.path, 0), counts=torch.where(mine, verdict.counts, 0)
+    )
