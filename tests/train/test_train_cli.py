@@ -24,18 +24,18 @@ def train(kind: str, target: Path, data: Path, out: Path, *more: object) -> Resu
 def test_a_trained_head_drafts_for_generate(target, data, tmp_path):
     made = train("eagle3", target, data, tmp_path / "head", "--steps", 3, "--target-layers", "1,2", "--licence", "CC0")
     assert made.exit_code == 0, made.output
-    assert "texts" in made.output
+    assert "sequences" in made.output
     assert "tokens a pass" in made.output
     card = (tmp_path / "head" / "README.md").read_text()
     assert "CC0" in card
-    assert "| prompt-lookup, which is free |" in card
+    assert "| prompt-lookup, without training |" in card
     # Three steps teach nothing, and both the command and the card say so.
     assert "not worth using" in made.output
     assert "**This drafter is not worth using" in card
     again = train("eagle3", target, data, tmp_path / "head", "--steps", 3, "--target-layers", "1,2")
     assert again.exit_code == 0, again.output
-    told = call("generate", "w1 w2 w3", "--raw", "--target", target, "--drafter", tmp_path / "head", "-n", 5, "-t", 0)
-    assert told.exit_code == 0, told.output
+    ran = call("generate", "w1 w2 w3", "--raw", "--target", target, "--drafter", tmp_path / "head", "-n", 5, "-t", 0)
+    assert ran.exit_code == 0, ran.output
 
 
 def test_wrong_input_is_one_line_and_status_2(target, data, tmp_path):

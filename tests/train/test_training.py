@@ -76,8 +76,8 @@ def test_measured_acceptance_is_what_the_engine_sees(target, data, corpus, tmp_p
     report = train(target, SHAPES["eagle3"], replace(corpus, num_samples=400, held_out=64), course, tmp_path / "o")
     engine = Engine(target, tmp_path / "o", "token", 5, dtype="float32")
     with np.load(tmp_path / "o" / "training" / "samples" / "00000.npz") as stored:
-        texts = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
-        prompts = [text[:start].tolist() for text, start in zip(texts, stored["starts"], strict=True)][:40]
+        samples = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
+        prompts = [sample[:start].tolist() for sample, start in zip(samples, stored["starts"], strict=True)][:40]
     params = [SamplingParams(temperature=1, max_new_tokens=20, seed=seed) for seed in range(40)] * 5
     stats = [c.stats for c in engine.generate(prompts * 5, params)]
     seen = sum(s.emitted for s in stats) / sum(s.rounds for s in stats)
@@ -142,7 +142,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(target, cor
     assert report.totals.lengths == whole.totals.lengths
 
 
-def test_a_disk_that_is_full_of_hidden_states_or_texts_is_named_too(target, corpus, tmp_path, monkeypatch):
+def test_a_disk_that_is_full_of_hidden_states_or_samples_is_named_too(target, corpus, tmp_path, monkeypatch):
     def full(*_, **__):
         raise RuntimeError("I/O error: No space left on device (os error 28)")  # as safetensors says it
 
@@ -198,7 +198,7 @@ def test_more_steps_go_on_from_a_finished_run(target, corpus, tmp_path):
         ({"corpus": {"num_samples": 0}}, "num_samples"),
         ({"corpus": {"temperatures": ()}}, "temperatures"),
         ({"corpus": {"max_new_tokens": 256, "max_length": 1000}}, "max_new_tokens is 256"),
-        ({"corpus": {"num_samples": 1}}, "two are needed"),
+        ({"corpus": {"num_samples": 1}}, "must be at least 2"),
         ({"course": {"steps": None}}, "needs an end"),
         ({"course": {"lr": 0.0}}, "lr"),
         ({"course": {"optimizer": "sgd"}}, "optimizer"),
@@ -281,23 +281,23 @@ def test_depths_of_an_eagle_head_are_those_of_a_chain_drafted_token_by_token(sha
     head, tokens = learner.module, batch.ids
     found = list(learner.predictions(batch, 4, share, torch.Generator().manual_seed(1)))
     assert [prediction.depth for prediction in found] == [0, 1, 2, 3]
-    assert [len(prediction.places) for prediction in found] == [12] + [round(12 * share)] * 3
-    for place in found[1].places.tolist():
-        states = head.fuse(batch.states[:, : place + 1])
+    assert [len(prediction.positions) for prediction in found] == [12] + [round(12 * share)] * 3
+    for position in found[1].positions.tolist():
+        states = head.fuse(batch.states[:, : position + 1])
         slots = states
         for depth, prediction in enumerate(found):
-            if place + 1 + depth >= tokens.shape[1]:
+            if position + 1 + depth >= tokens.shape[1]:
                 break
             count = slots.shape[1]
             embeddings = teacher.embed(tokens[:, 1 : count + 1])
             outputs = head(embeddings, slots, torch.arange(count)[None])
-            at = prediction.places.tolist().index(place)
+            at = prediction.positions.tolist().index(position)
             assert torch.allclose(prediction.logits[:, at], head.logits(outputs[:, -1]), atol=1e-4)
             assert prediction.ahead == 2 + depth
             slots = torch.cat([slots, outputs[:, -1:]], dim=1)
 
 
-def test_the_loss_is_the_divergence_from_the_targets_law(target, tmp_path):
+def test_the_loss_is_the_divergence_from_the_targets_distribution(target, tmp_path):
     teacher = Teacher(target, dtype="float32")
     samples = [
         TargetSample(np.arange(1, 10, dtype=np.int32), 3, 1.0, 0),
@@ -327,7 +327,7 @@ def test_expected_rounds():
     assert expected_rounds(never) == 12
 
 
-def test_texts_on_one_prompt_are_on_one_side():
+def test_sequences_on_one_prompt_are_on_one_side():
     samples = [TargetSample(np.arange(5, dtype=np.int32), 2, 1.0, number % 100) for number in range(300)]
     learning, measuring = split(samples, 100, 64)
     assert {sample.prompt for sample in learning}.isdisjoint({sample.prompt for sample in measuring})
@@ -336,7 +336,7 @@ def test_texts_on_one_prompt_are_on_one_side():
     assert len(split(samples, 100_000, 3)[1]) == 3
 
 
-def test_batches_hold_every_text_once_an_epoch():
+def test_batches_hold_every_sequence_once_an_epoch():
     lengths = np.random.default_rng(0).integers(3, 60, size=500).tolist()
     batches = schedule(lengths, 256, 1, 0)
     assert sorted(number for batch in batches for number in batch) == list(range(500))

@@ -1,4 +1,4 @@
-"""``foretoken train``: a drafter for a target, learned from what the target writes."""
+"""``foretoken train``: trains a drafter on outputs of its target."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ def _train(
     from foretoken.train import DrafterShape, train
 
     plan = DrafterShape(kind=kind, **shape)  # type: ignore[arg-type]
-    texts = corpus.corpus(run.seed)
+    sequences = corpus.corpus(run.seed)
     how = course.course(run.seed)
     with _progress(screen) as watch:
         report = train(
             run.target,
             plan,
-            texts,
+            sequences,
             how,
             run.out,
             cache_size=run.cache_size,

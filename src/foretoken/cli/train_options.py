@@ -138,7 +138,7 @@ class CourseOptions:
     ] = 5
     share: Annotated[
         float,
-        typer.Option(help="Of all places, how many are followed beyond the first token.", rich_help_panel=_TRAINING),
+        typer.Option(help="Fraction of positions whose chains go beyond one token.", rich_help_panel=_TRAINING),
     ] = 1.0
     evaluate_every: Annotated[
         int, typer.Option(help="Steps between two evaluations on held-out outputs.", rich_help_panel=_TRAINING)

@@ -1,4 +1,4 @@
-"""Batches of texts with the target's hidden states, which are kept on disk as far as a limit allows."""
+"""Batches of sequences with the target's hidden states, which are cached on disk up to a size limit."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from foretoken.train.teacher import Teacher
 _SHARD_BYTES = 64 << 20
 _FEW = 6
 _WINDOW = 16
-"""Batches whose texts are sorted by length together, so that little is padded."""
+"""Batches whose sequences are sorted by length together, to limit padding."""
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Texts in rows, padded at their ends.
+    """Sequences in rows, padded at their ends.
 
     Attributes:
         ids: ``[B, T]`` int64.
         lengths: ``[B]`` int64.
-        states: ``[B, T, L · H]``, hidden states of the layers that the learner asked for, side by side.
-        last: ``[B, T, H]``, those of the last layer, normalised.
-        samples: the texts.
-        numbers: their names; see `Features.batch`.
-        fresh: all hidden states, where they come from the target and not from a file.
+        states: ``[B, T, L · H]``, hidden states of the learner's layers, concatenated.
+        last: ``[B, T, H]``, those of the last layer, after the final norm.
+        samples: the sequences.
+        numbers: their keys in the cache; see `Features.batch`.
+        fresh: all hidden states, if they were computed and not loaded from a file; else None.
     """
 
     ids: Tensor
@@ -49,10 +49,10 @@ class TrainingBatch:
 def split(
     samples: Sequence[TargetSample], num_prompts: int, held_out: int
 ) -> tuple[list[TargetSample], list[TargetSample]]:
-    """Texts to learn from and texts to measure with, one prompt's always on one side.
+    """Sequences to train on, and held-out ones; those of one prompt are all on one side.
 
-    `num_prompts` have a text at least. They were shuffled before: the first ones are held out, a twentieth of them at
-    most, but a few at least. Of the held-out texts, `held_out` are taken.
+    The first prompts are held out, since prompts have been shuffled: a twentieth of `num_prompts`, the prompts with at
+    least one sequence, but at least a few. At most `held_out` of their sequences are returned.
     """
     count = max(min(_FEW, num_prompts // 2), min(held_out, num_prompts // 20))
     learning = [sample for sample in samples if sample.prompt >= count]
@@ -61,9 +61,9 @@ def split(
 
 
 def schedule(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
-    """The batches of an epoch: numbers of texts, of at most `batch_tokens` tokens with the padding.
+    """The batches of an epoch: indices of sequences, at most `batch_tokens` tokens a batch, padding included.
 
-    A function of its arguments alone, so that a stopped run goes on with the batches it would have seen.
+    A function of its arguments alone, so that a resumed run has the same batches.
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(lengths))
@@ -82,13 +82,13 @@ def schedule(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -
 
 
 class Features:
-    """Hidden states of texts: from memory-mapped files where they were computed before, else from the target.
+    """Hidden states of sequences: loaded from memory-mapped files if they were computed before, else computed.
 
     Args:
         teacher: the target.
-        layers: wanted hidden states.
-        folder: for the files; what is there already is used.
-        limit: most bytes of all files; what does not fit is computed each time. 0 keeps nothing.
+        layers: whose outputs are returned.
+        folder: for the files; existing ones are used.
+        limit: most bytes of all files; what does not fit is computed each time. 0 stores nothing.
 
     Raises:
         TrainingError: the disk is full.
@@ -112,11 +112,11 @@ class Features:
         return self._bytes
 
     def batch(self, samples: Sequence[TargetSample], numbers: Sequence[int]) -> TrainingBatch:
-        """Texts with their hidden states, on the target's device. Several threads may ask at once.
+        """Sequences with their hidden states, on the target's device. May be called from several threads.
 
         Args:
-            samples: the texts.
-            numbers: a name for each, the same whenever it is asked for.
+            samples: the sequences.
+            numbers: of each sequence, the number that it has in all calls: its key in the cache.
         """
         device, width = self._teacher.device, max(len(sample.tokens) for sample in samples)
         ids = torch.zeros(len(samples), width, dtype=torch.int64)
@@ -138,7 +138,7 @@ class Features:
         return TrainingBatch(ids, lengths, wanted, last, tuple(samples), tuple(numbers), fresh)
 
     def keep(self, batch: TrainingBatch) -> None:
-        """Remember the hidden states that a batch got from the target, as far as the limit allows."""
+        """Cache a batch's hidden states if they were computed, within the size limit."""
         if batch.fresh is None:
             return
         for number, sample, states in zip(batch.numbers, batch.samples, batch.fresh, strict=True):
@@ -151,7 +151,7 @@ class Features:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting to be written."""
+        """Write pending hidden states to a file."""
         if not self._pending:
             return
         file = self._folder / f"{len(self._open):05d}.safetensors"
@@ -177,7 +177,7 @@ class Features:
 
 
 def micro_batches(batch: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """A batch in parts of at most `tokens` tokens with the padding, its texts being sorted by length."""
+    """A batch, sorted by length, in parts of at most `tokens` tokens, padding included."""
     part: list[int] = []
     for number in batch:
         if part and (len(part) + 1) * lengths[number] > tokens:

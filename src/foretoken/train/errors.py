@@ -1,4 +1,4 @@
-"""What can go wrong in a training run."""
+"""Errors of training runs."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from foretoken.errors import ForetokenError
 
 
 class TrainingError(ForetokenError):
-    """A run can't begin, or can't go on: the message says what to mend; what was done so far is kept."""
+    """A run can't start or continue; the message names the cure. Progress so far stays on disk."""

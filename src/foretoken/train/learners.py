@@ -1,4 +1,4 @@
-"""What is trained: an EAGLE-3 head, Medusa heads, or a small model; what each predicts, and how it is written down."""
+"""What is trained: an EAGLE-3 head, Medusa heads, or a small model; what each predicts, and how it is saved."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from foretoken.train.teacher import Teacher
 
 @dataclass(frozen=True)
 class Prediction:
-    """Scores of tokens to come.
+    """A learner's logits for the tokens at one depth of its chains.
 
     Attributes:
-        logits: ``[B, N, Vd]``.
-        places: ``[N]`` int64.
-        ahead: entry ``[b, n]`` speaks of the text's token ``places[n] + ahead``.
-        depth: in a chain, 0 for the first drafted token; None for predictions that are the same at every depth.
+        logits: ``[B, N, Vd]``; entry ``[b, n]`` predicts token ``positions[n] + ahead`` of sequence b.
+        positions: ``[N]`` int64.
+        ahead: how many positions after it the predicted token is.
+        depth: in a chain, 0 for the first draft token; None for predictions that are the same at every depth.
     """
 
     logits: Tensor
-    places: Tensor
+    positions: Tensor
     ahead: int
     depth: int | None
 
@@ -43,10 +43,10 @@ class Learner(Protocol):
     Attributes:
         kind: "eagle3", "medusa" or "draft".
         module: its weights, float32, on the target's device.
-        layers: the target's hidden states that it sees.
-        tokens: ``[Vd]`` int64, the target's number of each token that it proposes; None for all, in order.
-        max_depth: most tokens of its chains; None where there is no limit.
-        inherited: names of weights that begin as the target's, and should move more slowly than fresh ones.
+        layers: layers of the target whose hidden states are its input.
+        tokens: ``[Vd]`` int64, the target's id of each token that it can draft; None for all, in order.
+        max_depth: most tokens of its chains; None for no limit.
+        inherited: names of weights that are initialised with the target's; they get a lower learning rate.
     """
 
     kind: str
@@ -59,12 +59,13 @@ class Learner(Protocol):
     def predictions(
         self, batch: TrainingBatch, depths: int, share: float, generator: torch.Generator
     ) -> Iterator[Prediction]:
-        """What it says, depth after depth.
+        """Its predictions, one depth after another.
 
         Args:
-            batch: the texts.
+            batch: the sequences.
             depths: tokens of a chain.
-            share: of all places, how many are followed beyond the first depth: a random choice, less to compute.
+            share: fraction of positions, chosen at random, whose chains go beyond the first depth: below 1 saves
+                computation.
             generator: for that choice, on the CPU.
         """
 
@@ -75,9 +76,9 @@ class Learner(Protocol):
 class Eagle3Learner:
     """An EAGLE-3 head, trained with its own outputs fed back ("training-time test", arXiv 2503.01840, section 3.2).
 
-    At depth s, place t of the text stands for the chain that starts there: its input is the head's output at depth
-    s - 1 and the embedding of token t + 1 + s; it attends to the features of places up to t and to the outputs of its
-    own chain.
+    At depth s, position t of the sequence stands for the chain that starts there: its input is the head's output at
+    depth s - 1 and the embedding of token t + 1 + s; it attends to the features of positions up to t and to the outputs
+    of its own chain.
     """
 
     kind: str = "eagle3"
@@ -102,10 +103,10 @@ class Eagle3Learner:
     ) -> Iterator[Prediction]:
         """See `Learner.predictions`."""
         head, device = self._head, batch.ids.device
-        count = batch.ids.shape[1] - 2  # places whose token after next is in the text
+        count = batch.ids.shape[1] - 2  # positions whose token after next is in the sequence
         if count < 1:
             return
-        places = torch.arange(count, device=device)
+        positions = torch.arange(count, device=device)
         embeddings = self._teacher.embed(nn.functional.pad(batch.ids, (0, depths))).float()
         keys: list[Tensor] = []
         values: list[Tensor] = []
@@ -116,20 +117,20 @@ class Eagle3Learner:
             return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
         outputs = head(
-            embeddings[:, 1 : count + 1], head.fuse(batch.states[:, :count]).float(), places[None], None, remember
+            embeddings[:, 1 : count + 1], head.fuse(batch.states[:, :count]).float(), positions[None], None, remember
         )
-        yield Prediction(head.logits(outputs), places, 2, 0)
+        yield Prediction(head.logits(outputs), positions, 2, 0)
         if share < 1:
             chosen = torch.randperm(count, generator=generator)[: max(1, round(share * count))].sort().values.to(device)
-            places, outputs = places[chosen], outputs[:, chosen]
-        own = torch.eye(len(places), dtype=torch.bool, device=device)
-        mask = torch.arange(count, device=device) <= places[:, None]
+            positions, outputs = positions[chosen], outputs[:, chosen]
+        own = torch.eye(len(positions), dtype=torch.bool, device=device)
+        mask = torch.arange(count, device=device) <= positions[:, None]
         for depth in range(1, depths):
             mask = torch.cat([mask, own], dim=1)
             outputs = head(
-                embeddings[:, places + 1 + depth], outputs, (places + depth)[None], mask[None, None], remember
+                embeddings[:, positions + 1 + depth], outputs, (positions + depth)[None], mask[None, None], remember
             )
-            yield Prediction(head.logits(outputs), places, 2 + depth, depth)
+            yield Prediction(head.logits(outputs), positions, 2 + depth, depth)
 
     def save(self, folder: Path, target: str, layout: str) -> None:
         """See `Learner.save`; `layout` is "eagle" or "speculators"."""
@@ -149,11 +150,12 @@ class Eagle3Learner:
 
 @torch.no_grad()
 def _prepare(head: Eagle3Head, teacher: Teacher, tokens: Tensor | None) -> None:
-    """Begin with the target's output layer, and with attention that looks at the newest token.
+    """Initialise with the target's output layer, and with attention to the newest token.
 
-    The token's embedding enters through attention alone, where it would be one among all the text's at first: so in
-    half of the heads queries and keys begin as one projection of the embedding, under which a token is most like
-    itself, and the values go back the way they came.
+    The newest token's embedding reaches the output through attention alone. With random weights it would be averaged
+    with those of all earlier tokens. So in half of the heads, queries and keys start as the same orthogonal projection
+    of the embedding, which gives each token the highest attention score with itself, and the output projection starts
+    as the inverse of the value projection.
     """
     config = head.config
     width, size = config.hidden_size, config.head_dim
@@ -200,12 +202,12 @@ class MedusaLearner:
     def predictions(
         self, batch: TrainingBatch, depths: int, share: float, generator: torch.Generator
     ) -> Iterator[Prediction]:
-        """See `Learner.predictions`; heads don't depend on each other, so that every place is seen at every depth."""
+        """See `Learner.predictions`; heads don't depend on each other, so every position is used at every depth."""
         width = batch.ids.shape[1]
         for depth, head in enumerate(list(self._heads)[:depths]):
-            places = torch.arange(width - 2 - depth, device=batch.ids.device)
-            if len(places):
-                yield Prediction(head(batch.last[:, : len(places)].float()), places, 2 + depth, depth)
+            positions = torch.arange(width - 2 - depth, device=batch.ids.device)
+            if len(positions):
+                yield Prediction(head(batch.last[:, : len(positions)].float()), positions, 2 + depth, depth)
 
     def save(self, folder: Path, target: str, layout: str) -> None:
         """See `Learner.save`."""
@@ -235,8 +237,8 @@ class DraftLearner:
         self, batch: TrainingBatch, depths: int, share: float, generator: torch.Generator
     ) -> Iterator[Prediction]:
         """See `Learner.predictions`."""
-        places = torch.arange(batch.ids.shape[1] - 1, device=batch.ids.device)
-        yield Prediction(self.module(input_ids=batch.ids, use_cache=False).logits[:, :-1], places, 1, None)
+        positions = torch.arange(batch.ids.shape[1] - 1, device=batch.ids.device)
+        yield Prediction(self.module(input_ids=batch.ids, use_cache=False).logits[:, :-1], positions, 1, None)
 
     def save(self, folder: Path, target: str, layout: str) -> None:
         """See `Learner.save`: an ordinary checkpoint of transformers."""
@@ -252,13 +254,13 @@ class DraftLearner:
 
 @torch.no_grad()
 def _start_from(model: Any, teacher: Teacher) -> None:
-    """Set embeddings to the principal components of the target's: words begin where they belong."""
+    """Set the embeddings to principal components of the target's output embeddings."""
     wide = teacher.head.weight.float().cpu()
     narrow = model.get_input_embeddings().weight
     centred = wide - wide.mean(0)
     size = min(narrow.shape[1], wide.shape[1])
     directions = torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1)[:, :size]
-    # Halved: the layers between are still noise, and scores at full size would be sure of it.
+    # Halved: the layers between are still random, and logits at full scale would be confident and wrong.
     narrow[:, :size] = 0.5 * centred @ directions
 
 
@@ -268,23 +270,23 @@ def eagle3_config(
     target_layers: Sequence[int] | None,
     num_key_value_heads: int | None,
 ) -> Eagle3Config:
-    """The shape of an EAGLE-3 head in the manner of the target.
+    """The config of an EAGLE-3 head for a target.
 
     Args:
         teacher: the target.
-        draft_vocab_size: tokens that the head proposes; None for all.
+        draft_vocab_size: size of the head's vocabulary; None for the target's.
         target_layers: whose outputs are fused; None for EAGLE's choice.
         num_key_value_heads: heads of keys and values; None for as many as the target has.
 
     Raises:
-        ParameterError: a number out of its range.
+        ParameterError: a value out of its range.
     """
     fields: dict[str, Any] = {}
     if target_layers is not None:
-        last = teacher.num_layers - 1  # the output of the last one is known in its normalised form alone
+        last = teacher.num_layers - 1  # the last layer's output is available after the final norm only
         if not all(0 <= layer <= last for layer in target_layers) or not target_layers:
             raise ParameterError(
-                f"target_layers are {list(target_layers)}: of {teacher.name} give numbers from 0 (the embeddings) to "
+                f"target_layers are {list(target_layers)}: for {teacher.name} give numbers from 0 (the embeddings) to "
                 f"{last}"
             )
         fields["target_layers"] = tuple(target_layers)
@@ -303,13 +305,13 @@ def eagle3_config(
 
 
 def make_eagle3(teacher: Teacher, config: Eagle3Config, samples: Sequence[TargetSample], seed: int) -> Eagle3Learner:
-    """An EAGLE-3 head; of a reduced vocabulary with the tokens that are most frequent in `samples`."""
+    """An EAGLE-3 head; a reduced vocabulary has the most frequent tokens of `samples`."""
     tokens = frequent(samples, config.draft_vocab_size, teacher) if config.reduced else None
     return Eagle3Learner(teacher, config, tokens, seed)
 
 
 def draft_config(teacher: Teacher, num_layers: int, hidden_size: int | None) -> transformers.LlamaConfig:
-    """The shape of a small Llama with the target's vocabulary.
+    """The config of a small Llama with the target's vocabulary.
 
     Args:
         teacher: the target.
@@ -341,7 +343,7 @@ def draft_config(teacher: Teacher, num_layers: int, hidden_size: int | None) -> 
 
 
 def frequent(samples: Sequence[TargetSample], count: int, teacher: Teacher) -> Tensor:
-    """``[count]`` int64, rising: the tokens that the target wrote most often, and those that end its texts."""
+    """``[count]`` int64, ascending: the tokens that are most frequent in the target's outputs, and its end tokens."""
     counts = np.zeros(teacher.vocab_size, dtype=np.int64)
     for sample in samples:
         counts += np.bincount(sample.tokens[sample.start :], minlength=teacher.vocab_size)

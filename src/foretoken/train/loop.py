@@ -1,4 +1,4 @@
-"""The training loop: batches in, checkpoints out; acceptance on held-out texts says when to stop and what to keep."""
+"""The training loop, with checkpoints, early stopping and the choice of weights by acceptance on held-out sequences."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ COMPLETE = "complete"
 _CHECKPOINT_SECONDS = 120.0
 _WARM_UP = 0.03
 _LAST = 0.03
-"""Share of the learning rate that is left at the end."""
+"""Final learning rate, as a fraction of the highest."""
 _INHERITED = 0.15
-"""Share of the learning rate that moves what began as the target's own."""
+"""Learning rate of weights that are initialised with the target's, as a fraction of `Course.lr`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +44,17 @@ class Course:
     """How long to train, and how.
 
     Attributes:
-        steps: optimizer steps; None where `minutes` says when to end.
-        minutes: training time; with both, what comes first.
+        steps: optimizer steps; None if only `minutes` limits training.
+        minutes: training time; with both, training ends at the first limit that is reached.
         batch_tokens: tokens of a step.
-        micro_tokens: tokens of one pass: less memory.
+        micro_tokens: tokens of one forward and backward pass; fewer take less memory.
         lr: highest learning rate.
         optimizer: "adamw", or "muon" for the matrices inside the layers.
         depths: tokens of the chains that are trained.
-        share: of all places, how many are followed beyond the first depth.
-        evaluate_every: steps between two looks at held-out texts.
-        patience: looks without a better acceptance before training ends early; 0 never ends it.
-        amp: multiply in bfloat16; None where the target's device does that.
+        share: fraction of positions whose chains go beyond the first depth.
+        evaluate_every: steps between two evaluations on held-out sequences.
+        patience: evaluations without a better acceptance before training ends early; 0 never ends it.
+        amp: multiply in bfloat16; None does so on devices that support it.
         seed: of the batches' order.
     """
 
@@ -82,7 +82,7 @@ class Course:
             check_integer(name, getattr(self, name), 1, cure="leave it out for the default")
         check_integer("patience", self.patience, 0, cure="use 0 to train to the end")
         check_number("lr", self.lr, 0.0, above=True, cure="leave it out for the default")
-        check_number("share", self.share, 0.0, 1.0, above=True, cure="use 1 for all places")
+        check_number("share", self.share, 0.0, 1.0, above=True, cure="use 1 for all positions")
         if self.optimizer not in ("adamw", "muon") or not hasattr(
             torch.optim, "Muon" if self.optimizer == "muon" else "AdamW"
         ):
@@ -100,15 +100,15 @@ class Course:
 
 @dataclass
 class Totals:
-    """Where a run stands.
+    """A run's progress.
 
     Attributes:
         step: steps taken.
-        tokens: of the texts learned from, repetitions counted.
+        tokens: tokens of the sequences trained on, repetitions counted.
         seconds: of training.
-        epoch: pass over the texts.
+        epoch: pass over the sequences.
         cursor: next batch of it.
-        looks: evaluations since acceptance was best.
+        looks: evaluations since the best one.
         best: best score so far; see `Tally.score`.
         lengths: mean acceptance lengths at the best.
         done: training is over.
@@ -135,8 +135,8 @@ class News:
         fraction: of the training, 0 to 1.
         step: of how many.
         loss: mean of the last steps.
-        lengths: mean acceptance lengths as they were measured last.
-        measured: they are of this very step.
+        lengths: mean acceptance lengths at the last evaluation.
+        measured: that evaluation was at this step.
     """
 
     fraction: float
@@ -147,7 +147,7 @@ class News:
 
 
 class StopRequest:
-    """Turns Ctrl-C and SIGTERM into a flag, so that no step is cut in half; the second Ctrl-C is immediate."""
+    """Turns Ctrl-C and SIGTERM into a flag that is checked between steps; the second Ctrl-C is immediate."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -168,7 +168,7 @@ class StopRequest:
 
 
 class Optimizers:
-    """One or two optimizers, driven by one factor on the learning rate."""
+    """One or two optimizers that share one learning rate schedule."""
 
     def __init__(self, learner: Learner, course: Course) -> None:
         matrices: list[nn.Parameter] = []
@@ -191,7 +191,7 @@ class Optimizers:
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._all]
 
     def step(self, factor: float) -> None:
-        """Take a step with the gradients, and forget them."""
+        """Take a step with the gradients, then clear them."""
         nn.utils.clip_grad_norm_(self._weights, 1.0)
         for optimizer, peaks in zip(self._all, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -226,24 +226,24 @@ def fit(
     folder: Path,
     watch: Callable[[News], None],
 ) -> Totals:
-    """Train; `learner` has the best weights afterwards. Goes on from `folder`'s checkpoint where there is one.
+    """Train; `learner` has the best weights afterwards. Resumes from the checkpoint in `folder` if there is one.
 
-    Every step is a function of the weights, of the step's number and of the seed: a run of so many steps that was
-    stopped ends with the weights it would have had.
+    Every step is a function of the weights, the step's number and the seed: with `steps` as its limit, a run that was
+    stopped and resumed ends with the same weights as one that was not.
 
     Args:
         learner: what is trained.
         teacher: the target.
-        features: hidden states; the texts' numbers there are their places in `learning`.
-        learning: texts to learn from.
-        measuring: held-out texts.
+        features: hidden states; a sequence's number there is its index in `learning`.
+        learning: sequences to train on.
+        measuring: held-out sequences.
         course: how long, and how.
         folder: for the checkpoint and the log.
-        watch: is told after each step.
+        watch: called after each step.
 
     Raises:
-        TrainingError: the disk is full, the checkpoint is broken, or the loss is no number any more.
-        KeyboardInterrupt: a stop was asked for; the checkpoint has been written.
+        TrainingError: the disk is full, the checkpoint is broken, or the loss is NaN or infinite.
+        KeyboardInterrupt: stopped by a signal; the checkpoint has been written.
     """
     module = learner.module
     optimizers = Optimizers(learner, course)
@@ -253,7 +253,7 @@ def fit(
         totals, best = _restore(checkpoint, learner, optimizers)
         patient = not course.patience or totals.looks < course.patience
         if course.progress(totals.step, totals.seconds) < 1 and (totals.reason == COMPLETE or patient):
-            totals.done = False  # where more was asked for since
+            totals.done = False  # the limits have been raised since
 
     def save() -> None:
         features.flush()
@@ -263,20 +263,20 @@ def fit(
             "totals": vars(totals),
             "best": best,
         }
-        # A file of Python's tells what is wrong with a disk; of one of its own torch says "unexpected pos".
+        # Write through a Python file: its errors name the disk's problem, torch's own say "unexpected pos".
         with replacing(checkpoint) as temporary, temporary.open("wb") as opened:
             torch.save(state, opened)
 
     def gradients_of(numbered: tuple[int, list[int]]) -> tuple[TrainingBatch, float, Sequence[Tensor | None]]:
-        """One part of a step: its texts, its loss, and the gradient by each weight, scaled to its part of the step."""
+        """One part of a step: its batch, its loss, and the gradient by each weight, scaled to its part of the step."""
         number, part = numbered
-        texts = features.batch([learning[i] for i in part], part)
+        micro_batch = features.batch([learning[i] for i in part], part)
         seed = (course.seed * 1_000_003 + totals.step) * 64 + number
-        found = loss_of(learner, teacher, texts, course.depths, course.share, seed)
-        if not found.requires_grad:
-            return texts, 0.0, [None] * len(weights)
-        scaled = found * (sum(lengths[i] for i in part) / count)
-        return texts, float(found.detach()), torch.autograd.grad(scaled, weights, allow_unused=True)
+        part_loss = loss_of(learner, teacher, micro_batch, course.depths, course.share, seed)
+        if not part_loss.requires_grad:
+            return micro_batch, 0.0, [None] * len(weights)
+        scaled = part_loss * (sum(lengths[i] for i in part) / count)
+        return micro_batch, float(part_loss.detach()), torch.autograd.grad(scaled, weights, allow_unused=True)
 
     def each(function: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator[Any]:
         def multiplied(part: Any) -> Any:
@@ -285,8 +285,8 @@ def fit(
 
         return workers.map(multiplied, parts)
 
-    def look(loss: float) -> bool:
-        """Measure on held-out texts; whether it has become better."""
+    def evaluate(loss: float) -> bool:
+        """Measure acceptance on held-out sequences; returns whether it is the best so far."""
         module.eval()
         tally = acceptance(learner, teacher, features, measuring, course.micro_tokens, each)
         module.train()
@@ -307,13 +307,13 @@ def fit(
     batches = schedule(lengths, course.batch_tokens, course.seed, totals.epoch)
     last_save = time.monotonic()
     module.train()
-    # On the CPU each thread takes whole parts: threads then meet once a step, not at every operator.
+    # On the CPU each thread takes whole parts: threads then synchronise once a step, not at every operator.
     threads = torch.get_num_threads() if teacher.device.type == "cpu" else 1
     workers = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     count = 1
     with workers, one_thread(teacher.device.type == "cpu"), StopRequest() as stop:
         if not totals.step and not totals.done:
-            look(math.nan)
+            evaluate(math.nan)
         while not totals.done:
             started = time.monotonic()
             if totals.cursor >= len(batches):
@@ -323,9 +323,9 @@ def fit(
             count = sum(lengths[number] for number in batch)
             loss = 0.0
             parts = list(micro_batches(batch, lengths, course.micro_tokens))
-            for texts, found, gradients in each(gradients_of, enumerate(parts)):
-                features.keep(texts)
-                loss += found * sum(map(len, (sample.tokens for sample in texts.samples))) / count
+            for micro_batch, part_loss, gradients in each(gradients_of, enumerate(parts)):
+                features.keep(micro_batch)
+                loss += part_loss * sum(map(len, (sample.tokens for sample in micro_batch.samples))) / count
                 for weight, gradient in zip(weights, gradients, strict=True):
                     if gradient is not None:
                         weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
@@ -341,7 +341,7 @@ def fit(
             recent = [*recent[-24:], loss]
             fraction = course.progress(totals.step, totals.seconds)
             measure = totals.step % course.evaluate_every == 0 or fraction >= 1
-            if measure and look(sum(recent) / len(recent)):
+            if measure and evaluate(sum(recent) / len(recent)):
                 best = _copy(module)
             if fraction >= 1:
                 totals.done, totals.reason = True, COMPLETE
@@ -371,7 +371,7 @@ def _restore(checkpoint: Path, learner: Learner, optimizers: Optimizers) -> tupl
     except Exception as error:  # what torch raises for a broken file is of many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise TrainingError(
-            f"{checkpoint} can't be used ({reason}): remove it, and training begins anew with the texts that are there"
+            f"{checkpoint} can't be used ({reason}): remove it, and training starts anew on the same sequences"
         ) from error
 
 
@@ -380,12 +380,12 @@ def _autocast(teacher: Teacher, course: Course) -> Any:
     amp = course.amp
     if amp is None:
         amp = multiplies_bfloat16() if device == "cpu" else device == "cuda" and torch.cuda.is_bf16_supported()
-    # Threads share no cache of rounded weights: what one keeps there would be a part of another one's graph.
+    # No cache of rounded weights: its entries would belong to the autograd graph of the thread that made them.
     return torch.autocast(device, torch.bfloat16, cache_enabled=False) if amp else nullcontext()
 
 
 def _log(folder: Path, record: dict[str, Any]) -> None:
-    record = {name: value for name, value in record.items() if value == value}  # the first loss is none
+    record = {name: value for name, value in record.items() if value == value}  # the first loss is NaN
     file = folder / LOG
     lines = file.read_text(encoding="utf-8") if file.is_file() else ""
     with replacing(file) as temporary:

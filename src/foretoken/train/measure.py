@@ -1,4 +1,4 @@
-"""A learner's loss, and its acceptance on held-out texts."""
+"""A learner's loss, and its acceptance on held-out sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foretoken.train.samples import TargetSample
 from foretoken.train.teacher import Teacher
 
 DECAY = 0.8
-"""Weight of each depth's loss, to the power of the depth: what comes late in a chain is seldom reached."""
+"""The loss at depth d has the weight ``DECAY ** d``: later tokens of a chain are seldom reached."""
 
 
 def loss_of(learner: Learner, teacher: Teacher, batch: TrainingBatch, depths: int, share: float, seed: int) -> Tensor:
@@ -29,10 +29,10 @@ def loss_of(learner: Learner, teacher: Teacher, batch: TrainingBatch, depths: in
     Args:
         learner: the drafter.
         teacher: the target.
-        batch: the texts.
+        batch: the sequences.
         depths: tokens of a chain.
         share: see `Learner.predictions`.
-        seed: of what is left out.
+        seed: for the choice of positions that `share` asks for.
     """
     logits = teacher.logits(batch.last, learner.tokens)
     p = logits.softmax(-1)
@@ -42,12 +42,12 @@ def loss_of(learner: Learner, teacher: Teacher, batch: TrainingBatch, depths: in
     weights = 0.0
     generator = torch.Generator().manual_seed(seed)
     for prediction in learner.predictions(batch, depths, share, generator):
-        told = prediction.places + prediction.ahead
-        here = (told < batch.lengths[:, None]).float()
+        predicted = prediction.positions + prediction.ahead  # [N], positions of the predicted tokens
+        here = (predicted < batch.lengths[:, None]).float()
         if not bool(here.any()):
             continue
         here = here / here.sum()
-        before = (told - 1).clamp(max=batch.ids.shape[1] - 1)
+        before = (predicted - 1).clamp(max=batch.ids.shape[1] - 1)
         weight = DECAY ** (prediction.depth or 0)
         distance = _Distance.apply(prediction.logits, p, before, here)
         total = total + weight * (distance + (here * certainty[:, before]).sum())
@@ -56,9 +56,9 @@ def loss_of(learner: Learner, teacher: Teacher, batch: TrainingBatch, depths: in
 
 
 class _Distance(torch.autograd.Function):
-    """Cross entropy and total variation of distributions, summed by weight, with its gradient computed on the way.
+    """Weighted sum of cross entropy and total variation of distributions; the gradient is computed in the forward pass.
 
-    Text by text, so that what is as wide as the vocabulary stays in the processor's caches and need not be kept.
+    One sequence at a time: intermediate results ``[N, V]`` stay in the processor's caches and are not saved.
     """
 
     @staticmethod
@@ -98,15 +98,15 @@ def acceptance(
     micro_tokens: int,
     each: Callable[[Callable[[list[int]], Accepted], Iterable[list[int]]], Iterable[Accepted]] = map,
 ) -> Tally:
-    """Expected mean acceptance length of chains of `K` tokens along held-out texts.
+    """Expected mean acceptance length of chains of `K` tokens along held-out sequences.
 
     Args:
         learner: the drafter.
         teacher: the target.
-        features: hidden states of the texts, which have the numbers -1, -2, … there.
-        samples: the texts.
+        features: hidden states of the sequences, under the keys -1, -2, ….
+        samples: the sequences.
         micro_tokens: tokens of a pass.
-        each: applies a function to each of several parts, in threads if it likes.
+        each: maps a function over parts; may use threads.
     """
     tally = Tally()
     lengths = [len(sample.tokens) for sample in samples]
@@ -126,25 +126,27 @@ def acceptance(
 
 @torch.no_grad()
 def _accept(learner: Learner, teacher: Teacher, batch: TrainingBatch, depths: int) -> NDArray[np.float64]:
-    """``[B, T, depths]``: of the round that is to write token t first, the chance of token t + depth."""
-    heats = torch.tensor([sample.temperature for sample in batch.samples], device=batch.ids.device)
-    scaled = torch.where(heats > 0, heats, torch.ones_like(heats))[:, None, None]
+    """``[B, T, depths]``: in a round whose first emitted token is token t, the chance that t + depth is accepted."""
+    temperatures = torch.tensor([sample.temperature for sample in batch.samples], device=batch.ids.device)
+    scaled = torch.where(temperatures > 0, temperatures, torch.ones_like(temperatures))[:, None, None]
     log_p = (teacher.logits(batch.last[:, :-1]) / scaled).log_softmax(-1)
-    log_p = log_p.gather(-1, batch.ids[:, 1:, None])[..., 0]  # entry t speaks of token t + 1
+    log_p = log_p.gather(-1, batch.ids[:, 1:, None])[..., 0]  # entry t is of token t + 1
     width = batch.ids.shape[1]
     accept = torch.zeros(*batch.ids.shape, depths, dtype=torch.float64)
     for prediction in learner.predictions(batch, depths, 1.0, torch.Generator()):
-        told = prediction.places + prediction.ahead
-        inside = told < width
-        told, logits = told[inside], prediction.logits[:, inside].float()
+        predicted = prediction.positions + prediction.ahead
+        inside = predicted < width
+        predicted, logits = predicted[inside], prediction.logits[:, inside].float()
         if learner.tokens is not None:
             scores = logits.new_full((*logits.shape[:-1], teacher.vocab_size), -torch.inf)
             scores[..., learner.tokens] = logits
             logits = scores
-        tokens = batch.ids[:, told]
-        found = chances(log_p[:, told - 1], logits, tokens, heats[:, None].expand(tokens.shape)).double().cpu()
-        found = found * (told < batch.lengths[:, None]).cpu()
+        tokens = batch.ids[:, predicted]
+        chance = (
+            chances(log_p[:, predicted - 1], logits, tokens, temperatures[:, None].expand(tokens.shape)).double().cpu()
+        )
+        chance = chance * (predicted < batch.lengths[:, None]).cpu()
         for depth in range(depths) if prediction.depth is None else [prediction.depth]:
-            first = (told - depth).cpu()
-            accept[:, first[first >= 0], depth] = found[:, first >= 0]
+            first = (predicted - depth).cpu()
+            accept[:, first[first >= 0], depth] = chance[:, first >= 0]
     return accept.numpy()

@@ -1,4 +1,4 @@
-"""Prompts for the target to answer: from files of text or JSON lines to token ids."""
+"""Prompts for the target, as token ids, from text files or JSON lines."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from foretoken.errors import ParameterError, PromptError
 from foretoken.models.base import LanguageModel
 
 _QUESTIONS = ("question", "instruction")
-_ROLES = {"human": "user", "gpt": "assistant"}  # what ShareGPT calls them
+_ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 _KEYS = ("messages", "conversations", "prompt", *_QUESTIONS, "text")
 
 
 def read_prompts(
-    model: LanguageModel, files: Sequence[Path], prompt_tokens: int, room: int, seed: int
+    model: LanguageModel, files: Sequence[Path], prompt_tokens: int, max_tokens: int, seed: int
 ) -> list[list[int]]:
-    """All prompts that files hold, in an order that the seed gives.
+    """All prompts of several files, shuffled.
 
     Args:
         model: the target, with its tokenizer.
-        files: ``*.jsonl`` with one object a line: ``messages`` or ``conversations`` (a chat, taken up to its last
-            question), ``question`` or ``instruction`` (asked as a message where there is a chat template), ``prompt``
-            (as it is) or ``text`` (a document). Every other file is one document. Documents are cut into prompts.
+        files: ``*.jsonl`` with one object a line: ``messages`` or ``conversations`` (a chat, up to its last user
+            message), ``question`` or ``instruction`` (a user message if there is a chat template), ``prompt`` (used
+            unchanged) or ``text`` (a document). Every other file is one document. Documents are cut into prompts.
         prompt_tokens: tokens of a prompt that is cut out of a document.
-        room: most tokens of a prompt; longer ones are left out.
-        seed: of the order.
+        max_tokens: most tokens of a prompt; longer ones are left out.
+        seed: of the shuffling.
 
     Raises:
-        ParameterError: a file can't be read, is of another form, or there is no prompt in any.
+        ParameterError: a file can't be read or has another format, or there is no prompt in any.
         PromptError: the model has no tokenizer.
     """
     if model.tokenizer is None:
-        raise PromptError(f"{model.name} has no tokenizer, which texts need: put one into its folder")
+        raise PromptError(f"{model.name} has no tokenizer to encode prompts with: put one into its folder")
     prompts = [prompt for file in files for prompt in _prompts_of(model, Path(file), prompt_tokens)]
-    kept = [prompt for prompt in prompts if len(prompt) <= room]
+    kept = [prompt for prompt in prompts if len(prompt) <= max_tokens]
     if not kept:
         names = ", ".join(str(file) for file in files)
-        why = f"all {len(prompts):,} prompts are longer than {room:,} tokens" if prompts else "there is no text"
-        raise ParameterError(f"{names}: {why}: name files with text to ask the target about")
+        why = f"all {len(prompts):,} prompts are longer than {max_tokens:,} tokens" if prompts else "there is no text"
+        raise ParameterError(f"{names}: {why}: name files with prompts for the target")
     order = np.random.default_rng(seed).permutation(len(kept))
-    return [kept[place] for place in order]
+    return [kept[index] for index in order]
 
 
 def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterator[list[int]]:
@@ -82,7 +82,7 @@ def _of_record(model: LanguageModel, record: Any, prompt_tokens: int) -> Iterato
         if messages:
             yield _asked(model, messages)
     elif not isinstance(value, str):
-        raise PromptError(f"its {key!r} is no text")
+        raise PromptError(f"its {key!r} is no string")
     elif key in _QUESTIONS:
         context = record.get("input")
         yield _asked(model, [{"role": "user", "content": f"{value}\n\n{context}" if context else value.strip()}])
@@ -105,7 +105,7 @@ def _asked(model: LanguageModel, messages: list[dict[str, Any]]) -> list[int]:
 
 
 def _pieces(model: LanguageModel, text: str, prompt_tokens: int) -> Iterator[list[int]]:
-    """A document in pieces, each begun as the tokenizer begins a text."""
+    """A document cut into pieces, each with the tokenizer's start token, if it has one, in front."""
     if not text.strip():
         return
     tokens = encode(model, text)
@@ -113,7 +113,7 @@ def _pieces(model: LanguageModel, text: str, prompt_tokens: int) -> Iterator[lis
     start = tokens[:1] if tokens[0] == getattr(model.tokenizer, "bos_token_id", None) else []
     body = tokens[len(start) :]
     size = max(1, prompt_tokens - len(start))
-    for place in range(0, len(body), size):
-        piece = body[place : place + size]
-        if len(piece) == size or place == 0:
+    for begin in range(0, len(body), size):
+        piece = body[begin : begin + size]
+        if len(piece) == size or begin == 0:
             yield start + piece

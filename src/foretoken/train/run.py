@@ -1,4 +1,4 @@
-"""A training run from files of text to a folder that `Engine` takes as a drafter."""
+"""A training run: from files with prompts to a folder that `Engine` takes as a drafter."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ WORK, RUN = "training", "run.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """What the target writes for the drafter to learn from.
+    """The sequences that the drafter is trained on: prompts, and the target's outputs.
 
     Attributes:
         data: files with prompts; see `read_prompts`.
-        num_samples: texts.
-        max_new_tokens: most tokens of an answer.
-        max_length: most tokens of prompt and answer; longer prompts are left out.
+        num_samples: sequences.
+        max_new_tokens: most tokens of an output.
+        max_length: most tokens of prompt and output; longer prompts are left out.
         prompt_tokens: tokens of a prompt that is cut out of a document.
-        temperatures: of the answers, in turn; 0 is greedy.
-        held_out: most texts that are kept for measuring.
-        seed: of the texts' order and of the sampling.
+        temperatures: of sampling, in turn; 0 is greedy.
+        held_out: most sequences that are kept for measuring.
+        seed: of the prompts' order and of the sampling.
     """
 
     data: tuple[Path, ...]
@@ -56,15 +56,15 @@ class Corpus:
 
     def __post_init__(self) -> None:
         if not self.data:
-            raise ParameterError("no data: name at least one file with text to ask the target about")
+            raise ParameterError("no data: name at least one file with prompts for the target")
         for name in ("num_samples", "max_new_tokens", "prompt_tokens", "held_out"):
             check_integer(name, getattr(self, name), 1, cure="leave it out for the default")
-        check_integer("max_length", self.max_length, self.max_new_tokens + 1, cure="it holds prompt and answer")
+        check_integer("max_length", self.max_length, self.max_new_tokens + 1, cure="it holds prompt and output")
         check_integer("seed", self.seed, 0, cure="use 0")
         if not self.temperatures:
             raise ParameterError("no temperatures: give one at least, such as 1")
         for value in self.temperatures:
-            check_number("temperature", value, 0.0, 100.0, cure="use 0 for greedy answers")
+            check_number("temperature", value, 0.0, 100.0, cure="use 0 for greedy outputs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class DrafterShape:
 
     Attributes:
         kind: "draft" (a small Llama), "medusa" or "eagle3".
-        draft_vocab_size: eagle3: tokens that the head proposes, the most frequent ones; None for all.
+        draft_vocab_size: eagle3: size of the head's vocabulary, the most frequent tokens; None for all.
         target_layers: eagle3: whose outputs are fused; None for EAGLE's choice.
         num_key_value_heads: eagle3: heads of keys and values; None for as many as the target has.
         num_heads: medusa: tokens that are predicted.
@@ -97,10 +97,10 @@ class DrafterShape:
             check_integer("num_layers", self.num_layers, 1, cure="leave it out for the default")
 
     def config(self, teacher: Teacher) -> Any:
-        """The shape that it has for a target.
+        """The config of such a drafter for a target.
 
         Raises:
-            ParameterError: a number is out of the target's range.
+            ParameterError: a value is out of the target's range.
         """
         if self.kind == "eagle3":
             return eagle3_config(teacher, self.draft_vocab_size, self.target_layers, self.num_key_value_heads)
@@ -167,57 +167,57 @@ def train(
 ) -> TrainingReport:
     """Train a drafter for a target: the target generates sequences, and the drafter learns its distribution along them.
 
-    What is done is kept in ``OUT/training``: the same call goes on where an earlier one was stopped.
+    Progress is saved in ``OUT/training``: the same call resumes a run that was stopped.
 
     Args:
         target: a folder, a hub id, or a transformers model, with its tokenizer.
         shape: what is trained.
-        corpus: on which texts.
+        corpus: on which sequences.
         course: how long, and how.
         out: folder for the result; `Engine` takes it as a drafter.
         cache_size: most bytes of hidden states on disk, a number or ``"4GiB"``; 0 computes them each time.
         export_speculators: eagle3: folder to write the head to in the format of `speculators` too, which vLLM loads.
         licence: for the card.
         command: for the card.
-        watch: is told how far it is.
+        watch: called with the progress.
         load_options: of `foretoken.load`.
 
     Raises:
         ParameterError: a value out of its range, or data that can't be used.
         ModelError: the target can't be loaded, or nothing can be trained for it.
-        TrainingError: the folder has another run, the disk is full, or the loss is no number any more.
-        KeyboardInterrupt: a stop was asked for; what was done is kept.
+        TrainingError: the folder has another run, the disk is full, or the loss is NaN or infinite.
+        KeyboardInterrupt: stopped by a signal; progress is saved.
     """
     out = Path(out).expanduser()
     limit = 0 if str(cache_size).strip() == "0" else parse_bytes(cache_size, "cache_size")
     if export_speculators is not None and shape.kind != "eagle3":
         raise ParameterError(f"export_speculators writes EAGLE-3 heads: leave it out for {shape.kind}")
     teacher = Teacher(target, **load_options)
-    shape.config(teacher)  # a wrong number should not cost the time that the texts take
+    shape.config(teacher)  # fail before sequences are generated
     if export_speculators is not None:
         with writing(export_speculators):
             export_speculators.mkdir(parents=True, exist_ok=True)
     work = out / WORK
-    room = min(teacher.max_length, corpus.max_length) - corpus.max_new_tokens
-    if room < 1:
+    longest_prompt = min(teacher.max_length, corpus.max_length) - corpus.max_new_tokens
+    if longest_prompt < 1:
         raise ParameterError(
-            f"max_new_tokens is {corpus.max_new_tokens:,}, and {teacher.name} takes texts of {teacher.max_length:,} "
-            "tokens, prompt and answer together: lower it"
+            f"max_new_tokens is {corpus.max_new_tokens:,}, and {teacher.name} takes {teacher.max_length:,} tokens, "
+            "prompt and output together: lower it"
         )
-    prompts = read_prompts(teacher.model, corpus.data, corpus.prompt_tokens, room, corpus.seed)
-    answered = min(len(prompts), corpus.num_samples)
-    if answered < 2:
+    prompts = read_prompts(teacher.model, corpus.data, corpus.prompt_tokens, longest_prompt, corpus.seed)
+    used_prompts = min(len(prompts), corpus.num_samples)
+    if used_prompts < 2:
         raise ParameterError(
-            f"num_samples is {corpus.num_samples:,}, and prompts are {len(prompts):,}: some texts are held out and "
-            "some learned from, so that two are needed of both; give more data, or raise num_samples"
+            f"num_samples is {corpus.num_samples:,}, and there are {len(prompts):,} prompts: some are trained on and some "
+            "held out, so both numbers must be at least 2; give more data, or raise num_samples"
         )
     _claim(out, _identity(teacher, shape, corpus, course))
     samples = _samples(target, teacher, prompts, corpus, work / "samples", watch, load_options)
-    learning, measuring = split(samples, answered, corpus.held_out)
+    learning, measuring = split(samples, used_prompts, corpus.held_out)
     learner = shape.make(teacher, learning, corpus.seed)
     features = Features(teacher, learner.layers, work / "features", limit)
 
-    def told(news: News) -> None:
+    def show(news: News) -> None:
         lengths = ", ".join(f"{kind} {length:.2f}" for kind, length in news.lengths.items())
         watch(
             State(
@@ -225,7 +225,7 @@ def train(
             )
         )
 
-    totals = fit(learner, teacher, features, learning, measuring, course, work, told)
+    totals = fit(learner, teacher, features, learning, measuring, course, work, show)
     name = str(target) if isinstance(target, str | Path) else teacher.name
     with writing(out):
         learner.save(out, name, "eagle")
@@ -265,32 +265,32 @@ def _samples(
     watch: Callable[[State], None],
     load_options: dict[str, Any],
 ) -> list[TargetSample]:
-    def told(done: int, wanted: int, what: str) -> None:
+    def show(done: int, wanted: int, what: str) -> None:
         watch(State("samples", done / wanted, f"{done:,} of {wanted:,} {what}"))
 
     wanted = -(-corpus.num_samples // SHARD)
     complete = all((folder / f"{number:05d}.npz").is_file() for number in range(wanted))
-    # The native runner writes several times as fast as the module that training reads.
+    # The native runner generates several times as fast as the module that training uses.
     writer = teacher.model if complete else load(target, **load_options)
     return write_samples(
-        writer, prompts, corpus.num_samples, corpus.max_new_tokens, corpus.temperatures, corpus.seed, folder, told
+        writer, prompts, corpus.num_samples, corpus.max_new_tokens, corpus.temperatures, corpus.seed, folder, show
     )
 
 
 def _identity(teacher: Teacher, shape: DrafterShape, corpus: Corpus, course: Course) -> dict[str, Any]:
-    """What makes a run this run; how long it lasts, and when it is measured, may be changed on the way."""
+    """The settings that must be the same when a run is resumed; its length and its evaluations may change."""
     files = [hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in corpus.data]
     fields = {**asdict(shape), **asdict(corpus), **asdict(course), "data": files, "target": teacher.identity}
     for name in ("steps", "minutes", "patience", "evaluate_every", "micro_tokens"):
         del fields[name]
-    return json.loads(json.dumps(fields))  # as it is read again
+    return json.loads(json.dumps(fields))  # equal to what is loaded from a file
 
 
 def _claim(out: Path, identity: dict[str, Any]) -> None:
-    """Make a folder this run's.
+    """Write a run's identity into its folder, or compare with the one that is there.
 
     Raises:
-        TrainingError: it is another run's, or holds something else.
+        TrainingError: the folder belongs to another run, or holds something else.
     """
     file = out / WORK / RUN
     if not file.is_file():
@@ -310,4 +310,4 @@ def _claim(out: Path, identity: dict[str, Any]) -> None:
             else f"another {name}"
             for name in other
         )
-        raise TrainingError(f"{out} is of another run ({changes}): give what that one was given, or another --out")
+        raise TrainingError(f"{out} is of another run ({changes}): use that run's settings, or another --out")

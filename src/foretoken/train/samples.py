@@ -1,4 +1,4 @@
-"""What a drafter learns from: texts that the target itself wrote, kept on disk as they come."""
+"""Training data: outputs of the target, saved to disk while they are generated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foretoken.train.errors import TrainingError
 from foretoken.train.storage import replacing
 
 SHARD = 128
-"""Texts of one file."""
+"""Sequences of one file."""
 
 Watch = Callable[[int, int, str], None]
 """(done, all, what is counted), for a progress bar."""
@@ -24,13 +24,13 @@ Watch = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class TargetSample:
-    """A text of the target's.
+    """A prompt and the target's output.
 
     Attributes:
-        tokens: ``[T]`` int32, prompt and answer.
-        start: place of the answer's first token.
-        temperature: that it was written at; 0 is greedy.
-        prompt: number of its prompt: texts with one prompt are never on both sides of the held-out line.
+        tokens: ``[T]`` int32, prompt and output.
+        start: index of the output's first token.
+        temperature: of sampling; 0 is greedy.
+        prompt: number of its prompt; sequences with the same prompt are all trained on or all held out.
     """
 
     tokens: NDArray[np.int32]
@@ -50,25 +50,25 @@ def write_samples(
     watch: Watch,
     batch_size: int = 64,
 ) -> list[TargetSample]:
-    """Have the target answer prompts, plainly; what is in `folder` already is read.
+    """Generate outputs for prompts with the target, without speculation; files that are in `folder` already are loaded.
 
-    A drafter is asked only at places where the target's own text has led, and prompts come from elsewhere: hence the
-    answers. Text i answers prompt ``i mod len(prompts)``, at the temperatures in turn (at another one when the prompt
-    comes again), with a seed of its own: what is written does not depend on where a run was stopped.
+    A drafter drafts only after tokens of the target's output, and prompts have another distribution: so it is trained
+    on outputs. Sequence i continues prompt ``i mod len(prompts)``, with the temperatures in turn (another one when the
+    prompt recurs) and a seed of its own: the result does not depend on where a run was stopped and resumed.
 
     Args:
         target: the model.
         prompts: token ids.
-        count: texts.
-        max_new_tokens: most tokens of an answer.
+        count: sequences.
+        max_new_tokens: most tokens of an output.
         temperatures: in turn.
-        seed: of the texts.
-        folder: for the files, `SHARD` texts each.
-        watch: is told after each file.
-        batch_size: texts written at once.
+        seed: of sampling.
+        folder: for the files, `SHARD` sequences each.
+        watch: called after each file.
+        batch_size: sequences generated at once.
 
     Raises:
-        TrainingError: the disk is full, or the target can't write (it takes no longer texts, or gives broken scores).
+        TrainingError: the disk is full, or the target can't generate (too long a prompt, or NaN in its logits).
     """
     engine = Engine(target, None, max_batch_size=batch_size, reuse_prefixes=False)
     samples: list[TargetSample] = []
@@ -84,22 +84,22 @@ def write_samples(
                 )
                 for i in numbers
             ]
-            answers = engine.generate([list(prompts[i % len(prompts)]) for i in numbers], params)
-            failed = next((answer.error for answer in answers if answer.error is not None), None)
+            outputs = engine.generate([list(prompts[i % len(prompts)]) for i in numbers], params)
+            failed = next((output.error for output in outputs if output.error is not None), None)
             if failed is not None:
-                raise TrainingError(f"{target.name} could not answer a prompt: {failed}") from failed
-            texts = [
-                [*prompts[i % len(prompts)], *answer.token_ids] for i, answer in zip(numbers, answers, strict=True)
+                raise TrainingError(f"{target.name} could not complete a prompt: {failed}") from failed
+            sequences = [
+                [*prompts[i % len(prompts)], *output.token_ids] for i, output in zip(numbers, outputs, strict=True)
             ]
             with replacing(file) as temporary, temporary.open("wb") as opened:
                 np.savez(
                     opened,
-                    tokens=np.concatenate([np.asarray(text, np.int32) for text in texts]),
-                    lengths=[len(text) for text in texts],
+                    tokens=np.concatenate([np.asarray(tokens, np.int32) for tokens in sequences]),
+                    lengths=[len(tokens) for tokens in sequences],
                     starts=[len(prompts[i % len(prompts)]) for i in numbers],
                     temperatures=[one.temperature for one in params],
                 )
-            watch(numbers.stop, count, "texts")
+            watch(numbers.stop, count, "sequences")
         samples += _read(file, [i % len(prompts) for i in numbers])
     return samples
 
@@ -107,10 +107,11 @@ def write_samples(
 def _read(file: Path, prompts: Sequence[int]) -> list[TargetSample]:
     try:
         with np.load(file) as stored:
-            texts = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
-            facts = zip(texts, stored["starts"], stored["temperatures"], prompts, strict=True)
-            return [TargetSample(text, int(start), float(heat), prompt) for text, start, heat, prompt in facts]
+            sequences = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
+            fields = zip(sequences, stored["starts"], stored["temperatures"], prompts, strict=True)
+            return [
+                TargetSample(tokens, int(start), float(temperature), prompt)
+                for tokens, start, temperature, prompt in fields
+            ]
     except (OSError, ValueError, KeyError) as error:
-        raise TrainingError(
-            f"{file} is broken ({error}): remove it, and the target writes those texts again"
-        ) from error
+        raise TrainingError(f"{file} is broken ({error}): remove it, and its sequences are generated again") from error

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and what is said when the disk is full."""
+"""Atomic writes, and the errors of full disks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say what it means when a file or folder can't be written.
+    """Turn errors of writing a file or folder into `TrainingError`.
 
     Raises:
-        TrainingError: it can't; what is said of a full disk tells how to go on.
+        TrainingError: writing failed; for a full disk the message says how to resume.
     """
     try:
         yield
@@ -32,7 +32,7 @@ def writing(path: Path) -> Iterator[None]:
             what = "files may not grow so large here (ulimit -f)" if number == errno.EFBIG else "the disk is full"
             raise TrainingError(
                 f"{what}: {path} can't be written ({_free(path)} free). Make room, or lower --cache-size; the same "
-                "command then goes on from what was saved"
+                "command then resumes from what was saved"
             ) from error
         if isinstance(error, OSError):
             raise TrainingError(f"{path} can't be written ({error.strerror or error}): choose another --out") from error
@@ -41,7 +41,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes `path`'s place once it is written: a stop before that leaves `path` as it was.
+    """A temporary path to write to, which is then renamed to `path`: a stop before that leaves `path` unchanged.
 
     Raises:
         TrainingError: see `writing`.
@@ -58,25 +58,25 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON in place of what was there; see `replacing`."""
+    """Write JSON, replacing the file; see `replacing`."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def _reason(error: BaseException) -> int | None:
-    """The number of the system's error behind one, None where there is none.
+    """The errno of the system error that caused an exception; None if there was none.
 
-    Libraries that write for us pass it on as text, or raise an error of their own while they handle it.
+    Libraries may keep only its message, or raise an exception of their own while they handle it.
     """
     if isinstance(error, OSError):
         return error.errno
-    told = next((number for number in _FULL if os.strerror(number) in str(error)), None)
+    number = next((number for number in _FULL if os.strerror(number) in str(error)), None)
     behind = error.__cause__ or error.__context__
-    return told if told is not None or behind is None else _reason(behind)
+    return number if number is not None or behind is None else _reason(behind)
 
 
 def _free(path: Path) -> str:
     try:
         return show_bytes(shutil.disk_usage(path.parent).free)
     except OSError:
-        return "nothing known to be"
+        return "an unknown amount"

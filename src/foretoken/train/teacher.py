@@ -17,7 +17,7 @@ from foretoken.models.traits import Wrapped, text_config
 
 
 class Teacher:
-    """A target that is only read.
+    """A target with frozen weights.
 
     Args:
         target: a folder, a hub id, or a transformers model.
@@ -25,10 +25,10 @@ class Teacher:
 
     Attributes:
         model: the target as the engine sees it.
-        name: what messages call it.
+        name: its name in messages.
         tokenizer: its tokenizer, if it has one.
-        max_length: most tokens of a text.
-        eos_token_ids: tokens that end a text.
+        max_length: most tokens of a sequence.
+        eos_token_ids: its end tokens.
         module: the transformers model.
         config: of its language model.
         num_layers: decoder layers.
@@ -52,7 +52,7 @@ class Teacher:
         self.module: Any = model.module
         self.config: Any = text_config(self.module)
         if getattr(self.module.config, "_attn_implementation", "sdpa") != "eager":
-            self.module.set_attn_implementation("sdpa")  # whole texts in rows, padded at their ends: no masks of ours
+            self.module.set_attn_implementation("sdpa")  # right-padded sequences need no mask but the causal one
         self.num_layers = int(self.config.num_hidden_layers)
         self.vocab_size, self.hidden_size = model.vocab_size, int(self.config.hidden_size)
         self._scale, self._cap = 1.0, getattr(self.config, "final_logit_softcapping", None)
@@ -75,7 +75,7 @@ class Teacher:
 
     @cached_property
     def identity(self) -> str:
-        """Tells targets apart by what they compute: a hash of shapes and of some weights."""
+        """A hash of shapes and of a sample of the weights: the same for the same model under another name."""
         digest = hashlib.sha256(f"{self.vocab_size} {self.hidden_size} {self.num_layers}".encode())
         for weight in (self.module.get_input_embeddings().weight, self.head.weight):
             digest.update(weight[:: max(1, len(weight) // 64)].float().cpu().numpy().tobytes())
@@ -88,9 +88,9 @@ class Teacher:
 
     @torch.no_grad()
     def states(self, ids: Tensor, layers: Sequence[int]) -> Tensor:
-        """Hidden states ``[B, T, L · H]`` of these layers side by side, for texts ``[B, T]`` padded at their ends.
+        """Hidden states ``[B, T, L · H]`` of these layers, concatenated, for right-padded sequences ``[B, T]``.
 
-        Numbers as in `LanguageModel.forward`: 0 for the embeddings, the last one normalised.
+        Layers are numbered as in `LanguageModel.forward`: 0 is the embeddings; the last one's are after the final norm.
         """
         output = self.module(input_ids=ids, output_hidden_states=True, use_cache=False, **self._fewest)
         return torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
@@ -102,7 +102,7 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, last: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Scores ``[…, V]`` float32 of the token after each normalised state of the last layer, ``[…, H]``.
+        """Logits ``[…, V]`` float32 of the next token, from hidden states ``[…, H]`` after the final norm.
 
         Args:
             last: the states.
@@ -116,21 +116,21 @@ class Teacher:
 
     @cached_property
     def _fewest(self) -> dict[str, int]:
-        """Have the output layer look at one token only, where it can be told to: `logits` does the rest."""
+        """The argument that restricts the output layer to the last token, if there is one: `logits` replaces it."""
         return {"logits_to_keep": 1} if "logits_to_keep" in signature(self.module.forward).parameters else {}
 
     @torch.no_grad()
     def _check_output(self) -> None:
-        """See to it that `logits` gives what the model gives: some multiply the scores by a number of their own."""
+        """Check that `logits` equals the model's own; some models scale theirs, by a factor that is fitted here."""
         ids = torch.arange(8, device=self.device)[None] % self.vocab_size
         wanted = self.module(input_ids=ids, use_cache=False).logits.float()
         last = self.states(ids, [self.num_layers])
         if self._cap is None:
-            found = self.logits(last)
-            self._scale = float((wanted * found).sum() / (found * found).sum().clamp(min=1e-12))
+            unscaled = self.logits(last)
+            self._scale = float((wanted * unscaled).sum() / (unscaled * unscaled).sum().clamp(min=1e-12))
         error = (self.logits(last) - wanted).abs().max() / wanted.std().clamp(min=1e-12)
         if not error < 0.1:
             raise ModelError(
-                f"the scores of {self.name} are no linear function of its last hidden state (off by {error:.2g} of "
-                "their deviation): no drafter can be trained on a target of its kind"
+                f"the logits of {self.name} are not a linear function of its last hidden state (off by {error:.2g} of "
+                "their standard deviation): no drafter can be trained for such a target"
             )

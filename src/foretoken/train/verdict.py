@@ -1,4 +1,4 @@
-"""Whether a trained drafter is worth using: its acceptance against a free drafter's, and against what it costs."""
+"""Whether a trained drafter is worth using: its acceptance compared with its cost and with prompt lookup's."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LEAST_GAIN = 1.02
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a trained drafter is compared with.
+    """A trained drafter's acceptance, and what it is compared with.
 
     Attributes:
         lengths: its mean acceptance lengths, by kind of sequence ("greedy", "sampled").
         lookup: those of prompt lookup, which costs next to nothing, on the same sequences.
-        cost: of one drafter pass over that of a target pass, by their numbers of weights.
+        cost: cost of a drafter pass / cost of a target pass, estimated by numbers of weights.
     """
 
     lengths: dict[str, float]
@@ -34,7 +34,7 @@ class Verdict:
 
     @property
     def most_gain(self) -> float:
-        """Upper bound of the speed-up: the best acceptance length, at the price of a single drafter pass a round."""
+        """Upper bound of the speed-up: the best acceptance length, at the cost of one drafter pass a round."""
         return max(self.lengths.values(), default=1.0) / (1 + self.cost)
 
     @property
@@ -47,19 +47,19 @@ class Verdict:
                 f"{self.cost:.0%} as many weights as the target's: train longer or on more data, or make it smaller"
             )
         if all(length <= self.lookup.get(kind, 1.0) for kind, length in self.lengths.items()):
-            told = ", ".join(f"{kind} {length:.2f}" for kind, length in self.lookup.items())
+            measured = ", ".join(f"{kind} {length:.2f}" for kind, length in self.lookup.items())
             return (
                 f"not worth using: prompt-lookup, which needs no training, gets as many tokens a target pass on the "
-                f"same held-out sequences ({told}): train longer or on more data, or use --drafter prompt-lookup"
+                f"same held-out sequences ({measured}): train longer or on more data, or use --drafter prompt-lookup"
             )
         return None
 
 
 def lookup_lengths(samples: AbstractSequence[TargetSample], vocab_size: int) -> dict[str, float]:
-    """Mean acceptance lengths of prompt lookup, with drafts of `K` tokens, along sequences that the target wrote.
+    """Mean acceptance lengths of prompt lookup, with drafts of `K` tokens, on outputs of the target.
 
-    A copied draft token is accepted with probability p of it, which is how often the target emitted it: counting the
-    draft tokens that the sequence goes on with is unbiased at every temperature.
+    A copied draft token x is accepted with probability p(x), which is also the probability that the output continues
+    with x. So counting the draft tokens that equal the output's next tokens is unbiased at every temperature.
     """
     tally = Tally()
     for sample in samples:
