@@ -164,7 +164,7 @@ def test_fingerprints_tell_vocabularies_apart():
         ("a.txt", b"", "there is no text in"),
         ("a.jsonl", b'{"text": "1"}\n{"text": ', "line 2 of .*a.jsonl' is no JSON"),
         ("a.jsonl", b'{"body": "1", "id": 2}', "line 1 of .* has no field 'text'.*it has body, id"),
-        ("a.jsonl", b'{"text": {"x": 1}}', "field 'text' that is no text"),
+        ("a.jsonl", b'{"text": {"x": 1}}', "field 'text' that is no string"),
         ("a.jsonl", b"[1]", "is no JSON object but a list"),
     ],
 )

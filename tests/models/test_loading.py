@@ -126,7 +126,7 @@ def test_no_language_model(tmp_path):
     for name, message in {"bert": "no language model", "vit": "no language model", "classifier": "lacks"}.items():
         with pytest.raises(ModelError, match=message):
             load(tmp_path / name)
-    with pytest.raises(ModelError, match="writes no text"):
+    with pytest.raises(ModelError, match="generates no tokens"):
         load(transformers.AutoModel.from_pretrained(tmp_path / "bert"))
     with pytest.raises(ModelError, match="from a int"):
         load(3)

@@ -228,7 +228,7 @@ def test_wrong_numbers_are_refused(change, words, target, corpus, tmp_path):
         ("broken.jsonl", b'{"prompt": "w1"}\n{"prompt"\n', "line 2 .* no JSON"),
         ("other.jsonl", b'{"answer": "w1"}\n', "line 1 .* none of messages"),
         ("latin.txt", b"\xe9\xff", "can't be read"),
-        ("number.jsonl", b'{"prompt": 7}\n', "no text"),
+        ("number.jsonl", b'{"prompt": 7}\n', "no string"),
     ],
 )
 def test_data_that_can_not_be_used_is_named(name, text, words, target, corpus, tmp_path):

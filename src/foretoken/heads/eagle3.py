@@ -1,7 +1,7 @@
 """The EAGLE-3 head (Li et al. 2025, arXiv 2503.01840): one decoder layer over fused features of the target.
 
-What goes in and what comes out, for a text of tokens x_0, x_1, …: *slot* i of the head holds the fused feature of token
-x_i (hidden states of three of the target's layers, made one by `Eagle3Head.fuse`) and the embedding of the token after
+Inputs and outputs, for a sequence of tokens x_0, x_1, …: *slot* i of the head holds the fused feature of token
+x_i (hidden states of three of the target's layers, combined by `Eagle3Head.fuse`) and the embedding of the token after
 it, x_(i+1). Its output predicts x_(i+2). The slot's rotary position is i, that of the feature.
 
 So a sequence of n tokens, the last of which is not in the target's KV cache yet, fills slots 0 … n - 2, and the output
@@ -25,7 +25,7 @@ from foretoken.errors import ModelError
 from foretoken.models.native.rope import ROPE_TYPES, Rotary
 
 Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes the new keys and values ``[B, G, N, D]``; gives all that attention may see, K long."""
+"""Takes the new keys and values ``[B, G, N, D]``; returns all that attention covers, K long."""
 
 
 def default_layers(target_layers: int) -> tuple[int, ...]:
@@ -54,8 +54,8 @@ class Eagle3Config:
         draft_vocab_size: tokens that the head can propose; V for all.
         target_hidden_size: width of the target's hidden states.
         target_layers: which of the target's hidden states are fused, as in `LanguageModel.forward`.
-        target_num_layers: layers of the target; None where nobody has written it down.
-        max_position_embeddings: longest text of the training, in tokens.
+        target_num_layers: layers of the target; None if the config does not have it.
+        max_position_embeddings: longest sequence of the training, in tokens.
         rms_norm_eps: added to the mean square before its root is taken.
         rope_parameters: as in a config of transformers: ``rope_type``, ``rope_theta``, and what the type takes.
         attention_bias: queries, keys, values and attention's output have a bias.
@@ -181,8 +181,8 @@ class _Attention(nn.Module):
         key, value = remember(key, value.transpose(1, 2))
         groups = config.num_attention_heads != config.num_key_value_heads
         is_causal = mask is None and width > 1
-        found = scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=groups)
-        return self.o_proj(found.transpose(1, 2).reshape(batch_size, width, -1))
+        attended = scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=groups)
+        return self.o_proj(attended.transpose(1, 2).reshape(batch_size, width, -1))
 
 
 class _Mlp(nn.Module):
@@ -225,7 +225,7 @@ class Eagle3Head(nn.Module):
     """The weights, and what is done with them; names are those of the EAGLE repository's checkpoints.
 
     ``d2t`` (``[Vd]`` int64) is what to add to a draft token's number to get the target's, ``t2d`` (``[V]`` bool) which
-    of the target's tokens have a number of their own; heads of the whole vocabulary have neither.
+    of the target's tokens have a draft id; heads of the whole vocabulary have neither.
 
     Args:
         config: the shape.
@@ -300,8 +300,8 @@ class Eagle3Head(nn.Module):
             states: ``[B, N, H]``: fused features, or the head's own outputs in their place.
             positions: ``[B, N]`` int64, of the features.
             mask: ``[B or 1, 1, N, K]``, bool (True: seen) or added to the scores; None for causal attention among the
-                new slots, or for one slot that sees all.
-            remember: the cache; without one the new slots see each other alone.
+                new slots, or for a single slot that attends to all.
+            remember: the cache; without one the new slots attend to each other only.
 
         Returns:
             ``[B, N, H]``: what is fed back in place of the next slot's feature, and what `logits` takes.

@@ -40,10 +40,10 @@ def save_eagle3(
         target_architectures: what the target's config.json has under that name.
         embeddings: ``[V, H]``, the target's, to be stored with a head that has none of its own; "eagle" needs none,
             and of `speculators`' format some readers expect them.
-        num_speculative_tokens: tokens that other engines draft where nobody says another number.
+        num_speculative_tokens: default draft length of other engines.
 
     Raises:
-        ModelError: the layout has no place for something that the head has.
+        ModelError: the layout can't represent something that the head has.
     """
     path = Path(folder)
     config = head.config

@@ -17,11 +17,11 @@ class TrainedFor(Protocol):
 
     @property
     def target_num_layers(self) -> int | None:
-        """Its layers; None where nobody has written that down."""
+        """Its layers; None if the config does not have the number."""
 
 
 def check_fit(heads: TrainedFor, hidden_size: int, name: str, target: LanguageModel, kind: str) -> None:
-    """See to it that heads were trained for a target of this width, vocabulary and depth.
+    """Check that heads were trained for a target of this width, vocabulary and depth.
 
     Args:
         heads: their config.
@@ -31,7 +31,7 @@ def check_fit(heads: TrainedFor, hidden_size: int, name: str, target: LanguageMo
         kind: the word for `foretoken train`.
 
     Raises:
-        ModelError: they were not, or the target does not tell.
+        ModelError: they were not, or the target's numbers are unknown.
     """
     if not target.supports_hidden_states:
         raise ModelError(f"{target.name} does not show its hidden states: {name} can't draft for it")

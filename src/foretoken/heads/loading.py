@@ -32,7 +32,7 @@ _USELESS = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.wei
 
 
 def kind_of(folder: str | PathLike[str]) -> Kind | None:
-    """What a folder's config.json says that it holds; None where it is no head's."""
+    """The kind of head in a folder, by its config.json; None if it has none."""
     try:
         path = Path(folder) / CONFIG
         config = json.loads(path.read_text()) if path.is_file() else None
@@ -148,7 +148,7 @@ def _eagle_config(
     Args:
         fields: the whole of it.
         layer: the part that describes the decoder layer, in transformers' words.
-        weights: an embedding table, and norms of queries and keys, are there or not, whatever the config says.
+        weights: they decide whether there are an embedding table and norms of queries and keys, not the config.
         target_num_layers: of the target.
     """
     family = layer.get("model_type", "llama")
@@ -266,7 +266,7 @@ def _complete_tables(head: Eagle3Head, weights: dict[str, Tensor], path: Path) -
 
 
 def _check_tables(head: Eagle3Head, path: Path) -> None:
-    """See to it that every draft token is a token of its own."""
+    """Check that no two draft tokens are the same token of the target."""
     if not head.config.reduced:
         return
     tokens = head.draft_tokens()

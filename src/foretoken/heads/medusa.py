@@ -1,11 +1,10 @@
 """Medusa heads (Cai et al. 2024, arXiv 2401.10774): each predicts one of the next tokens from one hidden state.
 
-What goes in and what comes out, for a text of tokens x_0, x_1, …: all heads get the target's last (normalised) hidden
-state at token x_i, which is what its own output layer predicts x_(i+1) from. Head j, counted from 0, predicts
-x_(i+2+j).
+Inputs and outputs, for a sequence of tokens x_0, x_1, …: the input of all heads is the target's hidden state at token
+x_i after the final norm, from which its output layer predicts x_(i+1). Head j, counted from 0, predicts x_(i+2+j).
 
-So of a text of n tokens, the last of which the target has not read yet, the heads get the hidden state of x_(n-2), and
-head j is the distribution of the (j + 1)-th token to draft, x_(n+j), whatever the tokens between turn out to be.
+So for a sequence of n tokens, the last of which is not in the target's KV cache yet, the input is the hidden state of
+x_(n-2), and head j gives the distribution of the (j + 1)-th draft token, x_(n+j), independently of the ones before it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class MedusaConfig:
         vocab_size: of the target, V.
         num_heads: tokens that are predicted.
         num_layers: residual blocks of each head.
-        target_num_layers: layers of the target; None where nobody has written it down.
+        target_num_layers: layers of the target; None if the config does not have it.
     """
 
     hidden_size: int

@@ -93,7 +93,7 @@ class HeadGraph(DecoderGraph):
         super().__init__(weights, dtype, quantize, (), key.steps, None, key.draws)
 
     def extra_inputs(self) -> dict[str, tuple[Any, list[int]]]:
-        """``[T, H]``, what goes with each token: a feature, or the output after the token before."""
+        """``[T, H]``, the second input of each token: a feature, or the output after the token before."""
         return {"states": (ov.Type.f32, [-1, self._config.hidden_size])}
 
     def run(self) -> list[Any]:
@@ -192,19 +192,19 @@ class PagedHeadCache(HeadCache):
         """Feeds of the rows that get tokens."""
         assert isinstance(self.slots, NativeCache)
         return [
-            StateFeed(place, row.kept, list(new), 0, None, states=fed, past=past)
-            for place, (row, new, fed, past) in enumerate(zip(self.slots.rows, tokens, states, self._past, strict=True))
+            StateFeed(index, row.kept, list(new), 0, None, states=fed, past=past)
+            for index, (row, new, fed, past) in enumerate(zip(self.slots.rows, tokens, states, self._past, strict=True))
             if new
         ]
 
     def commit(self, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> None:
         """Add tokens to the rows, whose keys and values have been computed."""
         assert isinstance(self.slots, NativeCache)
-        for place, (row, new, fed) in enumerate(zip(self.slots.rows, tokens, states, strict=True)):
+        for index, (row, new, fed) in enumerate(zip(self.slots.rows, tokens, states, strict=True)):
             row.tokens += new
             row.kept += len(new)
             if new:
-                self._past[place] = torch.cat([self._past[place], fed.float()])[-_REMEMBERED:].clone()
+                self._past[index] = torch.cat([self._past[index], fed.float()])[-_REMEMBERED:].clone()
 
     def select(self, rows: Sequence[int]) -> None:
         """See `HeadCache`."""

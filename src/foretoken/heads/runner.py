@@ -1,4 +1,4 @@
-"""Running an EAGLE-3 head for batches whose rows come and go: texts are read, then drafted nodes are scored."""
+"""Running an EAGLE-3 head for batches whose rows come and go: committed tokens are cached, then draft nodes scored."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from foretoken.models.native.linear import Quantize
 
 
 class HeadCache:
-    """What a head remembers of its rows: keys and values of slots, and outputs that later slots are fed.
+    """A head's state of its rows: keys and values of slots, and the outputs that later slots take as input.
 
-    Slots of the text are committed; those of drafted tokens are tentative, and are all forgotten once the target has
-    read what was kept of them: then they are filled anew, with features in place of the head's own outputs.
+    Slots of the sequence are committed; those of draft tokens are tentative. All of these are dropped after the target
+    has verified them: slots of accepted tokens are computed again, from the target's features instead of the head's own
+    outputs.
 
     Args:
         slots: keys and values of a row each.
@@ -28,27 +29,27 @@ class HeadCache:
 
     def __init__(self, slots: Cache, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.slots = slots
-        # Column 0 is the output of the text's last slot, column i + 1 that of tentative node i.
+        # Column 0 is the output of the last committed slot, column i + 1 that of tentative node i.
         self._outputs = torch.zeros((len(slots.lengths), 1, hidden_size), dtype=dtype, device=device)
         self._done = [0] * len(slots.lengths)
 
     @property
     def lengths(self) -> list[int]:
-        """Slots of the text that each row holds."""
-        found: list[int] = self.slots.lengths.tolist()
-        return found
+        """Committed slots of each row."""
+        lengths: list[int] = self.slots.lengths.tolist()
+        return lengths
 
     def states(self, parents: Tensor) -> Tensor:
-        """What nodes are fed in place of features, ``[B, F, H]``: the outputs of their parents, -1 for the root."""
-        places = (parents.to(self._outputs.device) + 1).clamp(max=self._outputs.shape[1] - 1)
-        return self._outputs.gather(1, places[..., None].expand(-1, -1, self._outputs.shape[2]))
+        """Inputs of nodes in index of features, ``[B, F, H]``: the outputs of their parents, -1 for the root."""
+        indices = (parents.to(self._outputs.device) + 1).clamp(max=self._outputs.shape[1] - 1)
+        return self._outputs.gather(1, indices[..., None].expand(-1, -1, self._outputs.shape[2]))
 
     def keep_last(self, outputs: Tensor, rows: Sequence[int]) -> None:
-        """Take the outputs ``[R, H]`` of the last slots that these rows have read."""
+        """Store the outputs ``[R, H]`` of the last committed slots of these rows."""
         self._outputs[torch.tensor(rows, device=outputs.device), 0] = outputs
 
     def keep_nodes(self, outputs: Tensor, counts: Sequence[int]) -> None:
-        """Take the outputs ``[B, F, H]`` of new nodes, ``counts[b]`` of row b."""
+        """Store the outputs ``[B, F, H]`` of new nodes, ``counts[b]`` of row b."""
         first = max(self._done)
         if min(self._done) == first:
             self._outputs = torch.cat([self._outputs[:, : first + 1], outputs], dim=1)
@@ -56,9 +57,9 @@ class HeadCache:
             size = first + outputs.shape[1] + 1
             grown = self._outputs.new_zeros((len(counts), size, outputs.shape[2]))
             grown[:, : self._outputs.shape[1]] = self._outputs[:, :size]
-            places = torch.tensor(self._done)[:, None] + 1 + torch.arange(outputs.shape[1])
+            indices = torch.tensor(self._done)[:, None] + 1 + torch.arange(outputs.shape[1])
             rows = torch.arange(len(counts))[:, None]
-            grown[rows.to(grown.device), places.to(grown.device)] = outputs
+            grown[rows.to(grown.device), indices.to(grown.device)] = outputs
             self._outputs = grown
         self._done = [done + count for done, count in zip(self._done, counts, strict=True)]
 
@@ -73,9 +74,9 @@ class HeadCache:
         self.slots.select(rows)
         old = self._outputs
         self._outputs = old.new_zeros((len(rows), 1, old.shape[2]))
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row >= 0:
-                self._outputs[place] = old[row, :1]
+                self._outputs[index] = old[row, :1]
         self._done = [0] * len(rows)
 
 
@@ -86,25 +87,25 @@ class Runner(Protocol):
     own_threads: bool
     """It computes with threads that are not torch's."""
     quantize: Quantize | None
-    """How the head's weights are rounded."""
+    """Quantization of the head's weights."""
 
     @property
     def drafts_chains(self) -> bool:
-        """Whether it has a `chain`, and gains by it."""
+        """Whether it has a `chain` that is faster than single steps."""
 
     def open(self) -> HeadCache:
         """A cache without rows."""
 
     def read(self, cache: HeadCache, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> Tensor:
-        """Fill slots of the text, and commit them.
+        """Append slots of committed tokens.
 
         Args:
             cache: from `open`, without tentative nodes.
-            tokens: of each row, those whose embeddings go into the slots, of one text after the other.
-            states: of each row ``[n, H]``, the fused features that go with them.
+            tokens: of each row, n tokens whose embeddings are the slots' inputs.
+            states: of each row ``[n, H]``, the fused features, the slots' other inputs.
 
         Returns:
-            ``[B, Vd]``: the head's scores after each row's last slot, those of rows that had one before included.
+            ``[B, Vd]``: the head's logits after each row's last slot; rows without new slots are included.
         """
 
     def score(self, cache: HeadCache, tokens: Tensor, parents: Tensor, counts: Tensor) -> Tensor:
@@ -118,7 +119,7 @@ class Runner(Protocol):
         steps: int,
         draws: Draws | None = None,
     ) -> Chains:
-        """`read`, and so many draft tokens after it, in numbers of the draft vocabulary: the likeliest, or drawn ones.
+        """`read`, then a chain of `steps` draft tokens, as ids of the draft vocabulary: most probable ones, or drawn.
 
-        Leaves no tentative nodes, and rows without new slots as they are. Only for runners that `drafts_chains`.
+        Leaves no tentative nodes, and rows without new slots unchanged. Only for runners with `drafts_chains`.
         """

@@ -42,7 +42,7 @@ def make_runner(
         try:
             return OpenVinoRunner(head, embeddings, quantize)
         except RuntimeError as error:
-            # What its compiler says of processors that it has no kernels for.
+            # The error of its compiler on processors without kernels.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             reason = f"it can't compile the head ({lines[-1][:200]})"
             if backend == "auto":

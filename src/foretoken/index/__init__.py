@@ -1,4 +1,4 @@
-"""A token corpus that can be searched: built once, mapped into memory, looked up in microseconds."""
+"""A searchable corpus of tokens: built once, memory-mapped, searched in microseconds."""
 
 from __future__ import annotations
 

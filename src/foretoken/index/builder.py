@@ -1,4 +1,4 @@
-"""Making an index: read, tokenise, sort, write."""
+"""Building an index: read, tokenize, sort, write."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from foretoken.index.sort import sorted_suffixes
 from foretoken.sampling.params import check_integer
 
 DEPTH = 16
-"""Tokens that suffixes are sorted by, if nothing else is said: no longer match is looked for (REST has 16)."""
+"""Default number of tokens that suffixes are sorted by, which limits the length of matches (16 in REST)."""
 
 _TOGETHER = 64
-"""Pieces that are tokenised at a time."""
+"""Pieces that are tokenized at a time."""
 
 Progress = Callable[[str, int, int], None]
-"""Told of the part of the work (``"reading"`` or ``"sorting"``), how much of it is done, and of how much."""
+"""Called with the part of the work (``"reading"`` or ``"sorting"``), how much of it is done, and its total."""
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What an index was made of.
+    """The contents of a new index.
 
     Attributes:
         header: of the index.
-        files: that were read.
-        skipped: files of folders that are no text.
+        files: number of files that it has.
+        skipped: number of files in folders that are not text.
     """
 
     header: Header
@@ -45,7 +45,7 @@ class IndexReport:
 
 @dataclass
 class _Tally:
-    """What has been read so far: tokens with separators, documents, and files that are no text."""
+    """Counts so far: tokens with separators, documents, and files that are not text."""
 
     tokens: int = 0
     documents: int = 0
@@ -63,23 +63,22 @@ def build(
 ) -> IndexReport:
     """Index a corpus for the `retrieval` drafter.
 
-    The file appears under its name when it is complete, in place of an older index: an interruption leaves nothing
-    behind. A token takes 6 bytes of it (8 with vocabularies of 65,536 tokens and more), and about 40 of memory while
-    suffixes are sorted.
+    The file is written under a temporary name and renamed when complete, replacing an older index. A token takes 6
+    bytes of it (8 with vocabularies of 65,536 tokens and more), and about 40 bytes of memory while suffixes are sorted.
 
     Args:
         files: text files in UTF-8, ``.jsonl`` files, and folders of both.
         tokenizer: the target's, a transformers one.
         path: the file to write.
-        fields: of a ``.jsonl`` file's objects, those that hold texts (or lists of texts).
-        depth: longest match in tokens that can be looked for.
-        progress: is told how far the work is.
+        fields: of a ``.jsonl`` file's objects, those that hold strings (or lists of strings).
+        depth: longest match, in tokens, that can be found.
+        progress: called with the progress.
 
     Raises:
-        ParameterError: a file can't be read or is no text, there is nothing in them, or `path` can't be written.
+        ParameterError: a file can't be read or is not text, all are empty, or `path` can't be written.
         OutOfMemory: there are too many tokens for this machine.
     """
-    check_integer("depth", depth, 1, 256, cure="16 is enough for nearly all texts")
+    check_integer("depth", depth, 1, 256, cure="16 is enough for nearly all corpora")
     path = Path(path).expanduser()
     sources = find(files)
     vocabulary = tokenizer.get_vocab()
@@ -123,8 +122,8 @@ def build(
         os.replace(partial, path)
     except OSError as error:
         raise ParameterError(
-            f"index {str(path)!r} can't be written ({error.strerror}): give a place that is yours to write to, with "
-            "room for about twice the size of the texts"
+            f"index {str(path)!r} can't be written ({error.strerror}): give a path that can be written to, with free "
+            "space of about twice the size of the files"
         ) from error
     except MemoryError as error:
         raise OutOfMemory(
@@ -138,7 +137,7 @@ def build(
 
 
 def _check_replaceable(path: Path) -> None:
-    """An older index may go; anything else is somebody's."""
+    """Refuse to replace a file that is not an index."""
     try:
         refuse_pipe(path)
         with path.open("rb") as file:
@@ -158,21 +157,21 @@ def _all_pieces(sources: Sequence[CorpusFile], fields: Sequence[str], tally: _Ta
                 yield piece
         except UnicodeDecodeError:
             tally.skipped += 1
-            if not last:  # what could be read of it stays
+            if not last:  # end the document after the pieces that were read
                 yield CorpusPiece("", True, 0)
 
 
 def _write_tokens(file: BinaryIO, batch: list[CorpusPiece], tokenizer: Any, width: int, tally: _Tally) -> None:
-    """Append texts, with a separator after those that are the last ones of their documents."""
+    """Append the tokens of pieces, with a separator after each document."""
     separator = (1 << 8 * width) - 1
-    for tokens, piece in zip(_tokenised(tokenizer, [piece.text for piece in batch]), batch, strict=True):
+    for tokens, piece in zip(_tokenized(tokenizer, [piece.text for piece in batch]), batch, strict=True):
         numbers = [*tokens, separator] if piece.last else tokens
         file.write(np.array(numbers, dtype=f">u{width}").tobytes())
         tally.tokens += len(numbers)
         tally.documents += piece.last
 
 
-def _tokenised(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+def _tokenized(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -181,7 +180,7 @@ def _tokenised(tokenizer: Any, texts: list[str]) -> list[list[int]]:
         backend.no_truncation()
     if backend.padding is not None:
         backend.no_padding()
-    # With all cores, and without what transformers makes of each text besides.
+    # On all cores, and without the attention masks and offsets that transformers makes.
     return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
 

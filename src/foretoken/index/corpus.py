@@ -1,4 +1,4 @@
-"""The texts of a corpus, from files and folders, in pieces that are small enough to be read one after another."""
+"""The documents of a corpus, from files and folders, in pieces that fit into memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foretoken.errors import ParameterError
 from foretoken.index.file import refuse_pipe
 
 PIECE = 1 << 16
-"""Characters of a piece, about: it ends where a line does."""
+"""Characters of a piece, about: it ends at the end of a line."""
 
 _JSON_LINES = (".jsonl", ".ndjson")
 
@@ -22,9 +22,9 @@ class CorpusPiece:
     """A part of a document.
 
     Attributes:
-        text: of one line or more.
+        text: one line or more.
         last: the document ends with it.
-        size: bytes of the corpus' files that have been read since the piece before, about.
+        size: bytes of the corpus' files that were read for it, about.
     """
 
     text: str
@@ -37,8 +37,8 @@ class CorpusFile:
     """A file to read.
 
     Attributes:
-        path: where it is.
-        named: it was asked for by its name, and not found in a folder: it has to be text.
+        path: its path.
+        named: given by its name, not found in a folder: an error if it is not text.
         size: bytes.
     """
 
@@ -48,12 +48,12 @@ class CorpusFile:
 
 
 def find(files: Sequence[str | Path]) -> list[CorpusFile]:
-    """The files that are named, and those in folders and their folders, names that begin with a dot left out.
+    """The named files, and all files in named folders, recursively, except names that begin with a dot.
 
     Raises:
         ParameterError: there is no such file or folder, or none in any of them.
     """
-    found: list[CorpusFile] = []
+    sources: list[CorpusFile] = []
     for name in files:
         path = Path(name).expanduser()
         if not str(name):  # which pathlib takes for the current folder
@@ -62,23 +62,23 @@ def find(files: Sequence[str | Path]) -> list[CorpusFile]:
             refuse_pipe(path)
             if path.is_dir():
                 inner = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
-                found += [CorpusFile(file, False, file.stat().st_size) for file in inner]
+                sources += [CorpusFile(file, False, file.stat().st_size) for file in inner]
             else:
-                found.append(CorpusFile(path, True, path.stat().st_size))
+                sources.append(CorpusFile(path, True, path.stat().st_size))
         except OSError as error:
             raise ParameterError(f"{str(name)!r} can't be read ({error.strerror}): name a file or a folder") from error
-    if not found:
+    if not sources:
         raise ParameterError(f"there are no files in {', '.join(map(repr, map(str, files)))}: name some to index")
-    return found
+    return sources
 
 
 def pieces(source: CorpusFile, fields: Sequence[str]) -> Iterator[CorpusPiece]:
-    """The documents of a file: the file itself, or of a ``.jsonl`` file each of the fields of each line.
+    """The documents of a file: the file itself, or for a ``.jsonl`` file each of the fields of each line.
 
     Raises:
-        ParameterError: the file can't be read, is no UTF-8 text, or has lines that are no JSON objects with such a
+        ParameterError: the file can't be read, is not UTF-8 text, or has lines that are not JSON objects with such a
             field.
-        UnicodeDecodeError: a file that was found in a folder is no text.
+        UnicodeDecodeError: a file that was found in a folder is not text.
     """
     path = source.path
     lines = path.suffix.lower() in _JSON_LINES
@@ -91,7 +91,7 @@ def pieces(source: CorpusFile, fields: Sequence[str]) -> Iterator[CorpusPiece]:
         raise ParameterError(f"{str(path)!r} is no UTF-8 text ({error.reason}): convert it, or leave it out") from error
     except OSError as error:
         raise ParameterError(
-            f"{str(path)!r} can't be read ({error.strerror}): see to its permissions, or leave it out"
+            f"{str(path)!r} can't be read ({error.strerror}): check its permissions, or leave it out"
         ) from error
 
 
@@ -119,17 +119,17 @@ def _records(file: Any, path: Path, fields: Sequence[str]) -> Iterator[CorpusPie
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise ParameterError(f"{at} is no JSON ({error}): mend it, or leave it out") from error
+            raise ParameterError(f"{at} is no JSON ({error}): correct it, or leave it out") from error
         if not isinstance(record, dict):
             raise ParameterError(f"{at} is no JSON object but a {type(record).__name__}: write {{{wanted}: …}}")
         entries = [record[field] for field in fields if field in record]
         if not entries:
             known = ", ".join(record) or "none"
             raise ParameterError(f"{at} has no field {wanted}: name one with --field (it has {known})")
-        texts = [text for entry in entries for text in (entry if isinstance(entry, list) else [entry])]
-        if not all(isinstance(text, str) for text in texts):
-            raise ParameterError(f"{at} has a field {wanted} that is no text: name another with --field")
+        documents = [text for entry in entries for text in (entry if isinstance(entry, list) else [entry])]
+        if not all(isinstance(text, str) for text in documents):
+            raise ParameterError(f"{at} has a field {wanted} that is no string: name another with --field")
         size = len(line)
-        for text in texts:
+        for text in documents:
             yield CorpusPiece(text, True, size)
             size = 0

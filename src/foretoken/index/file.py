@@ -23,20 +23,20 @@ HEADER = 4096
 """Bytes before the tokens: a line of JSON, padded with spaces."""
 
 _PROBES = 256
-"""Suffixes that are looked at when an index is opened."""
+"""Suffixes that are checked when an index is opened."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What an index says of itself.
+    """The metadata of an index.
 
     Attributes:
-        tokenizer: what the tokenizer was loaded from.
+        tokenizer: path or hub id of the tokenizer.
         fingerprint: of the tokenizer's vocabulary; see `fingerprint`.
-        vocab_size: one more than the largest token that the tokenizer has.
-        tokens: numbers in the file, separators included.
-        suffixes: tokens without separators.
-        documents: that the corpus had.
+        vocab_size: one more than the tokenizer's largest token id.
+        tokens: number of tokens in the file, separators included.
+        suffixes: number of tokens without separators.
+        documents: number of documents in the corpus.
         width: bytes of a token, 2 or 4.
         depth: tokens that suffixes are sorted by.
         format: `FORMAT`.
@@ -56,7 +56,7 @@ class Header:
 
     @property
     def suffixes_at(self) -> int:
-        """Where the suffixes begin, in bytes."""
+        """Offset of the suffixes, in bytes."""
         return HEADER + -(-self.tokens * self.width // 8) * 8
 
     @property
@@ -71,37 +71,37 @@ class Header:
 
 
 def token_width(vocab_size: int) -> int:
-    """Bytes of a token of so large a vocabulary: all but the largest number are tokens."""
+    """Bytes of a token id, for a vocabulary size; the largest value of that width is the separator."""
     return 2 if vocab_size < 1 << 16 else 4
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """What two tokenizers have in common if the same numbers are the same tokens."""
+    """A hash of a tokenizer's vocabulary: equal if the same ids are the same tokens."""
     vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
 def refuse_pipe(path: Path) -> None:
-    """See to it that a path is no pipe and no device, of which opening or reading may wait for ever.
+    """Refuse pipes and devices, whose opening or reading may block for ever.
 
     Raises:
-        OSError: it is one.
+        OSError: the path is one.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 class Index:
-    """A corpus to look up texts in. Opening it reads next to nothing: pages come as they are looked at.
+    """A corpus that is searched for token sequences. It is memory-mapped: opening it reads a few pages only.
 
-    Tokens are numbers of `Header.width` bytes, the most significant first, so that texts compare as bytes do; the
-    largest number ends a document. Suffixes are little-endian uint32.
+    Tokens are big-endian numbers of `Header.width` bytes, so that sequences compare as bytes do; the largest number
+    ends a document. Suffixes are little-endian uint32: the index of their first token.
 
     Args:
         path: the file that ``foretoken index`` wrote.
 
     Raises:
-        ParameterError: there is no such file, it is no index, or it is damaged.
+        ParameterError: there is no such file, it is not an index, or it is damaged.
     """
 
     def __repr__(self) -> str:
@@ -126,42 +126,43 @@ class Index:
             ) from error
         header = self.header
         self._suffixes = np.frombuffer(self._data, "<u4", header.suffixes, header.suffixes_at)
-        # Reading a number of a memoryview takes half the time that it takes of an array.
-        self._places = self._suffixes.astype("=u4", copy=False).data
+        # Indexing a memoryview takes half the time of indexing an array.
+        self._starts = self._suffixes.astype("=u4", copy=False).data
         self.separator = (1 << 8 * header.width) - 1
         self._check_order()
 
-    def find(self, text: Sequence[int], longest: int, shortest: int) -> tuple[int, range]:
-        """Where the longest suffix of a text occurs that occurs at all.
+    def find(self, tokens: Sequence[int], longest: int, shortest: int) -> tuple[int, range]:
+        """All occurrences in the corpus of the longest suffix of `tokens` that occurs there.
 
         Args:
-            text: tokens.
-            longest: tokens of the longest suffix that is looked for, at most `Header.depth`.
+            tokens: a sequence.
+            longest: tokens of the longest suffix that is tried, at most `Header.depth`.
             shortest: of the shortest one, at least 1.
 
         Returns:
-            Its length, 0 where there is none, and the numbers of the suffixes of the corpus that begin with it.
+            The length of that suffix, 0 if there is none, and the indices of the corpus' sorted suffixes that begin
+            with it.
         """
-        pattern = self._pattern(text[-longest:])
+        pattern = self._pattern(tokens[-longest:])
         width, best, where = self.header.width, 0, 0
         low, high = shortest, len(pattern) // width
-        while low <= high:  # a text that occurs has suffixes that do
+        while low <= high:  # if a sequence occurs, its suffixes do
             size = (low + high) // 2
             wanted = pattern[len(pattern) - size * width :]
-            place = bisect_left(self._places, wanted, key=self._beginning(len(wanted)))
-            if place < len(self._places) and self._beginning(len(wanted))(self._places[place]) == wanted:
-                best, where, low = size, place, size + 1
+            index = bisect_left(self._starts, wanted, key=self._beginning(len(wanted)))
+            if index < len(self._starts) and self._beginning(len(wanted))(self._starts[index]) == wanted:
+                best, where, low = size, index, size + 1
             else:
                 high = size - 1
         if not best:
             return 0, range(0)
         wanted = pattern[len(pattern) - best * width :]
-        return best, range(where, bisect_right(self._places, wanted, lo=where, key=self._beginning(len(wanted))))
+        return best, range(where, bisect_right(self._starts, wanted, lo=where, key=self._beginning(len(wanted))))
 
     def after(self, suffix: int, skip: int, count: int) -> list[int]:
-        """Up to `count` tokens of the corpus, the first `skip` of a suffix left out; none of another document."""
+        """Up to `count` tokens of a suffix, from its token `skip` on, within its document."""
         width = self.header.width
-        start = HEADER + (self._places[suffix] + skip) * width
+        start = HEADER + (self._starts[suffix] + skip) * width
         tokens = self._numbers(self._data[start : min(start + count * width, HEADER + self.header.tokens * width)])
         return tokens[: tokens.index(self.separator)] if self.separator in tokens else tokens
 
@@ -172,8 +173,8 @@ class Index:
     def _beginning(self, size: int) -> Any:
         data, width = self._data, self.header.width
 
-        def beginning(place: int) -> bytes:
-            start = HEADER + place * width
+        def beginning(position: int) -> bytes:
+            start = HEADER + position * width
             return data[start : start + size]
 
         return beginning
@@ -181,22 +182,22 @@ class Index:
     def _numbers(self, data: bytes) -> list[int]:
         return np.frombuffer(data, f">u{self.header.width}").tolist()
 
-    def _pattern(self, text: Sequence[int]) -> bytes:
-        """The end of a text as it would stand in the file, from the last token on that no corpus can have."""
-        foreign = [place for place, token in enumerate(text) if token >= self.separator]
-        return np.array(text[foreign[-1] + 1 :] if foreign else text, dtype=f">u{self.header.width}").tobytes()
+    def _pattern(self, tokens: Sequence[int]) -> bytes:
+        """A sequence as bytes of the file, cut to what follows the last token that the file can't represent."""
+        foreign = [index for index, token in enumerate(tokens) if token >= self.separator]
+        return np.array(tokens[foreign[-1] + 1 :] if foreign else tokens, dtype=f">u{self.header.width}").tobytes()
 
     def _check_order(self) -> None:
-        """See to it that suffixes are where they should be: in the corpus, and in order; a look at some of them."""
+        """Check for a sample of the suffixes that they are in the corpus and in order."""
         header = self.header
         numbers = np.linspace(0, header.suffixes - 1, _PROBES, dtype=np.int64)
         numbers = np.unique(np.concatenate([numbers, (numbers + 1).clip(max=header.suffixes - 1)]))
-        places = self._suffixes[numbers].tolist()
+        starts = self._suffixes[numbers].tolist()
         beginning = self._beginning(header.depth * header.width)
-        texts = [self._document(self._numbers(beginning(place))) for place in places]
-        inside = max(places) < header.tokens and len(set(places)) == len(places)
-        inside = inside and all(text[0] < header.vocab_size for text in texts)
-        if not inside or any(one > other for one, other in pairwise(texts)):
+        suffixes = [self._document(self._numbers(beginning(start))) for start in starts]
+        inside = max(starts) < header.tokens and len(set(starts)) == len(starts)
+        inside = inside and all(suffix[0] < header.vocab_size for suffix in suffixes)
+        if not inside or any(one > other for one, other in pairwise(suffixes)):
             raise ParameterError(
                 f"index {str(self.path)!r} is damaged: its suffixes are not in order; copy it again, or make it anew "
                 "with 'foretoken index'"
@@ -204,22 +205,22 @@ class Index:
 
 
 def _header(data: bytes, path: Path) -> Header:
-    """What the beginning of a file says."""
+    """Parse and check the header at the beginning of a file."""
     try:
-        said = json.loads(data)
-        if said["format"] != FORMAT:
+        values = json.loads(data)
+        if values["format"] != FORMAT:
             raise ValueError
     except (ValueError, TypeError, KeyError):
         raise ParameterError(f"{str(path)!r} is no index: give the file that 'foretoken index' wrote") from None
-    if said.get("version") != VERSION:
+    if values.get("version") != VERSION:
         raise ParameterError(
-            f"index {str(path)!r} has format {said.get('version')!r}, this version reads {VERSION}: make it anew with "
-            "'foretoken index'"
+            f"index {str(path)!r} has format {values.get('version')!r}, this version reads {VERSION}: make it anew "
+            "with 'foretoken index'"
         )
     names = {field.name: field.type for field in fields(Header)}
-    wrong = [name for name, kind in names.items() if type(said.get(name)).__name__ != kind]
-    if wrong or said["width"] not in (2, 4) or min(said["suffixes"], said["depth"]) < 1:
+    wrong = [name for name, kind in names.items() if type(values.get(name)).__name__ != kind]
+    if wrong or values["width"] not in (2, 4) or min(values["suffixes"], values["depth"]) < 1:
         raise ParameterError(
             f"index {str(path)!r} is damaged: its header is broken; make it anew with 'foretoken index'"
         )
-    return Header(**{name: said[name] for name in names})
+    return Header(**{name: values[name] for name in names})

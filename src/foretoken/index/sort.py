@@ -1,4 +1,4 @@
-"""Suffixes of a token text in order, as far as their first tokens tell."""
+"""Sorting the suffixes of a token sequence by their first tokens."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
-Places = npt.NDArray[np.uint32]
+Positions = npt.NDArray[np.uint32]
 
 _PART = 1 << 20
 """Suffixes that are sorted at a time, at least: their keys stay in a processor's cache."""
 
 
-def sorted_suffixes(tokens: Tokens, depth: int, advance: Callable[[int], None]) -> Places:
-    """Places of all tokens but separators, ordered by the `depth` tokens that begin there.
+def sorted_suffixes(tokens: Tokens, depth: int, advance: Callable[[int], None]) -> Positions:
+    """Positions of all tokens but separators, sorted by the `depth` tokens from there on.
 
-    Suffixes that agree in as many tokens stand in any order. Memory: up to 30 bytes a token besides `tokens`.
+    The order of suffixes that agree in that many tokens is arbitrary. Memory: up to 30 bytes a token besides `tokens`.
 
     Args:
         tokens: ``[n]`` uint16 or uint32, n below 2 ** 32; the largest number of the type separates documents.
         depth: tokens that are compared, at least 1.
-        advance: is told of every so many suffixes that are in their places.
+        advance: called with the number of suffixes that were sorted since the last call.
 
     Returns:
         ``[m]`` uint32.
     """
     separator = np.iinfo(tokens.dtype).max
-    places: Places = np.flatnonzero(tokens != separator).astype(np.uint32)
-    if not len(places):
-        return places
-    # Separators become the number above all tokens: how many bits a token takes decides how many fit into a key.
-    bits = int(tokens[places].max() + 1).bit_length()
+    positions: Positions = np.flatnonzero(tokens != separator).astype(np.uint32)
+    if not len(positions):
+        return positions
+    # Separators become the largest token id + 1: the fewer bits a token takes, the more fit into a key.
+    bits = int(tokens[positions].max() + 1).bit_length()
     padded = np.concatenate([tokens, np.full(depth + 64, separator, dtype=tokens.dtype)])
     np.minimum(padded, (1 << bits) - 1, out=padded)
-    leading = (padded[places] >> max(0, bits - 16)).astype(np.uint16)
-    places = places[np.argsort(leading, kind="stable")]  # for numbers of 16 bits a radix sort
+    leading = (padded[positions] >> max(0, bits - 16)).astype(np.uint16)
+    positions = positions[np.argsort(leading, kind="stable")]  # for numbers of 16 bits a radix sort
     ends = np.bincount(leading).cumsum()
     del leading
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None) as pool:
         begin, jobs = 0, []
         for end in ends:
             if end - begin >= _PART or (end == ends[-1] and end > begin):
-                jobs.append(pool.submit(_sort, places[begin:end], padded, bits, depth))
+                jobs.append(pool.submit(_sort, positions[begin:end], padded, bits, depth))
                 begin = end
         try:
             for job in as_completed(jobs):
@@ -54,20 +54,20 @@ def sorted_suffixes(tokens: Tokens, depth: int, advance: Callable[[int], None]) 
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return places
+    return positions
 
 
-def _sort(places: Places, tokens: Tokens, bits: int, depth: int) -> int:
-    """Sort suffixes in place, some tokens after others; how many they are.
+def _sort(positions: Positions, tokens: Tokens, bits: int, depth: int) -> int:
+    """Sort suffixes in place, a few tokens at a time; returns how many there are.
 
-    In each step those that were equal so far are sorted by a key of 64 bits: the number of their group of equals, which
-    keeps groups where they are, and as many further tokens as there is room for.
+    Each step sorts those that are still equal by a 64-bit key: the index of their group of equal ones, so that groups
+    stay in order, then as many further tokens as fit.
     """
     taken = 64 // bits
-    keys = _keys(places, tokens, 0, taken, bits)
+    keys = _keys(positions, tokens, 0, taken, bits)
     order = np.argsort(keys)
-    places[:], keys = places[order], keys[order]
-    where: npt.NDArray[np.int64] = np.arange(len(places))
+    positions[:], keys = positions[order], keys[order]
+    where: npt.NDArray[np.int64] = np.arange(len(positions))
     while taken < depth:
         first = np.ones(len(keys), dtype=np.bool_)
         np.not_equal(keys[1:], keys[:-1], out=first[1:])
@@ -78,18 +78,18 @@ def _sort(places: Places, tokens: Tokens, bits: int, depth: int) -> int:
             break
         where = where[equal]
         more = (64 - int(groups[-1]).bit_length()) // bits
-        among = places[where]
+        among = positions[where]
         keys = (groups.astype(np.uint64) << np.uint64(more * bits)) | _keys(among, tokens, taken, more, bits)
         order = np.argsort(keys)
-        places[where], keys = among[order], keys[order]
+        positions[where], keys = among[order], keys[order]
         taken += more
-    return len(places)
+    return len(positions)
 
 
-def _keys(places: Places, tokens: Tokens, offset: int, count: int, bits: int) -> npt.NDArray[np.uint64]:
-    """Of each place the `count` tokens from `offset` on, as one number."""
-    keys = np.zeros(len(places), dtype=np.uint64)
+def _keys(positions: Positions, tokens: Tokens, offset: int, count: int, bits: int) -> npt.NDArray[np.uint64]:
+    """Of each suffix the `count` tokens from `offset` on, as one number."""
+    keys = np.zeros(len(positions), dtype=np.uint64)
     for step in range(offset, offset + count):
         keys <<= np.uint64(bits)
-        keys |= tokens[places.astype(np.int64) + step]
+        keys |= tokens[positions.astype(np.int64) + step]
     return keys

@@ -189,7 +189,7 @@ class LanguageModel(ABC):
             parents: ``[B, N]`` int64, tentative node number of each token's parent, counted over all passes since
                 the last commit; -1 for a node that follows the committed prefix directly.
             counts: ``[B]`` int64, nodes that each row appends; 0 is allowed. Rows whose count is smaller than
-                another's leave gaps in nobody's numbering: row b's next node is the sum of its counts.
+                another's are not numbered: row b's next node is the sum of its counts.
             cache: from `open`.
             keep: which logits are wanted.
             hidden_layers: layers (0 = embeddings) whose output hidden states are wanted, the last one normalised;
@@ -201,7 +201,7 @@ class LanguageModel(ABC):
 
         Args:
             hidden_layers: None for a model that drafts: all that `chain` needs, greedy and drawn. Else layers whose
-                hidden states passes of a target will be asked for.
+                hidden states later passes of a target will return.
         """
         return
 
@@ -254,7 +254,7 @@ class LanguageModel(ABC):
             layers: at least 1, fewer than `num_layers`.
 
         Raises:
-            ModelError: the layers can't be told apart (the default).
+            ModelError: the model can't be split into layers (the default).
         """
         raise ModelError(f"{self.name} ({type(self).__name__}) can't be left early")
 

@@ -25,19 +25,19 @@ class SlotLayer(SlotBuffers, CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, cache: SlotCache) -> None:
         CacheLayerMixin.__init__(self)
         SlotBuffers.__init__(self)
-        # A cache that its layers held on to would keep its memory until the garbage collector looked for cycles.
+        # Weak: a reference cycle of cache and layers would keep the memory until the garbage collector runs.
         self.cache: Any = proxy(cache)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare: `write` allocates."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the pass's new nodes (``[B, H, N, D]``); all keys and values that attention may see."""
+        """Write the pass's new nodes (``[B, H, N, D]``); returns all keys and values that attention covers."""
         self.is_initialized = True
         return self.write(self.cache.plan, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Slots that attention sees, and the first of them."""
+        """The number of slots that attention covers, and the first of them."""
         return self.cache.plan.end, 0
 
     def get_seq_length(self) -> int:
@@ -122,7 +122,7 @@ class SlotCache(TransformersCache, Cache):  # type: ignore[misc]
             above, row_parents = old[row], parents[row]
             for i in range(width):
                 node = before + i
-                parent = row_parents[i] if i < added[row] else -1  # Padding sees the prefix and itself.
+                parent = row_parents[i] if i < added[row] else -1  # Padding attends to the prefix and itself.
                 above[node] = above[parent] if parent >= 0 else False
                 above[node, node] = True
 
@@ -139,7 +139,7 @@ class SlotCache(TransformersCache, Cache):  # type: ignore[misc]
         return self.plan.end - self.plan.width
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Slots that attention sees, and the first of them."""
+        """The number of slots that attention covers, and the first of them."""
         return self.plan.end, 0
 
     @torch.inference_mode()

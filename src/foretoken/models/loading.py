@@ -54,7 +54,7 @@ def load(
         name: what messages call the model; None means what it was loaded from.
         runner: "native" runs popular architectures (Llama, Mistral, Qwen2, Qwen3, Phi-3) faster than transformers
             does, "hf" runs any model with transformers, "auto" is "native" for checkpoints on the CPU where it can be.
-            A transformers model runs on "hf" unless "native" is asked for.
+            A transformers model runs on "hf" unless this is "native".
         quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; the model's
             distribution is then that of the rounded weights. "w8a8" rounds what they are multiplied with too, and is
             for drafters; so is "auto": "w8a8" where it is faster, else nothing. Native runner alone.
@@ -144,7 +144,7 @@ def _load_by_transformers_config(
     hub: dict[str, Any],
     kwargs: dict[str, Any],
 ) -> LanguageModel:
-    """A model that transformers knows: on the native runner where that is asked for and possible, else on its own."""
+    """A model of a type that transformers has: on the native runner if `runner` allows it, else on transformers."""
     from foretoken.models import transformers_loading
 
     config = transformers_loading.read_config(source, hub)

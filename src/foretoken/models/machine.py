@@ -38,7 +38,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
 
     info = cpuinfo()
     flags = info.get("flags", info.get("Features", "")).split()
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "cpu": info.get("model name") or platform.processor() or platform.machine(),
         "cores": cores(),
         "flags": [flag for flag in _FLAGS if flag in flags],
@@ -55,8 +55,8 @@ def describe(device: str = "cpu") -> dict[str, Any]:
     }
     if device.startswith("cuda") and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.device(device))
-        told["gpu"] = {"name": properties.name, "memory_bytes": properties.total_memory}
-    return told
+        described["gpu"] = {"name": properties.name, "memory_bytes": properties.total_memory}
+    return described
 
 
 def cores() -> int:

@@ -17,7 +17,7 @@ TEMPLATE_ROWS = 64
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which positions a layer lets a position see, itself and earlier ones.
+    """Which positions a position of a layer attends to, itself included.
 
     Attributes:
         window: only the last `window` positions, itself included; None for all.
@@ -28,7 +28,7 @@ class Pattern:
     chunk: int | None = None
 
     def trivial(self, end: int) -> bool:
-        """Whether positions below `end` all see each other, causality aside."""
+        """Whether each position below `end` attends to all earlier ones."""
         return (self.window is None or end <= self.window) and (self.chunk is None or end <= self.chunk)
 
 
@@ -102,7 +102,7 @@ class MaskBuilder:
 
         Args:
             plan: from `SlotCache.begin`.
-            pattern: what the layer lets positions see.
+            pattern: which positions the layer attends to.
             plain: the attention function is causal of its own where it gets no mask and no cached keys.
         """
         if plan.chain and plan.start is not None:
@@ -158,7 +158,7 @@ class MaskBuilder:
         return (self.steps(plan.end) - lengths + 1).clamp_(0, plan.ancestors.shape[1] + 1)
 
     def key_positions(self, plan: Append) -> Tensor:
-        """``[B, K]`` int64, the position of what each slot holds."""
+        """``[B, K]`` int64, the position of each slot's token."""
         keys = self.steps(plan.end)
         if plan.chain:
             return keys.expand(len(plan.lengths), -1)

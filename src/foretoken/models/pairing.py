@@ -7,7 +7,7 @@ from foretoken.models.base import LanguageModel
 
 
 def check_pair(target: LanguageModel, drafter: LanguageModel) -> None:
-    """See to it that a drafter's tokens mean what the target's mean, and that both or neither have an encoder.
+    """Check that a drafter's token ids mean the same as the target's, and that both or neither have an encoder.
 
     Output layers that differ only by padding are fine.
 
@@ -24,7 +24,7 @@ def check_pair(target: LanguageModel, drafter: LanguageModel) -> None:
 
 
 def check_kind(target: LanguageModel, drafter: LanguageModel) -> None:
-    """See to it that both or neither of two models have an encoder.
+    """Check that both or neither of two models have an encoder.
 
     Raises:
         ModelError: one has and the other has not.
@@ -37,7 +37,7 @@ def check_kind(target: LanguageModel, drafter: LanguageModel) -> None:
 
 
 def difference(target: LanguageModel, drafter: LanguageModel) -> str | None:
-    """How a drafter's vocabulary differs from the target's, as far as one can see; None if it doesn't."""
+    """How a drafter's vocabulary differs from the target's; None if no difference is found."""
     if target.tokenizer is None or drafter.tokenizer is None:
         if target.vocab_size == drafter.vocab_size:
             return None

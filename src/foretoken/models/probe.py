@@ -18,9 +18,9 @@ from foretoken.models.seq2seq import Seq2SeqModel
 Wrapper = type[HFModel] | type[Seq2SeqModel] | type[RecomputeModel]
 
 WINDOW = 4
-"""Sliding windows are this small while a model is tried, so that short texts reach beyond them."""
+"""Sliding windows are this small during the probe, so that short sequences exceed them."""
 
-_TEXTS = ([3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2])
+_PROMPTS = ([3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2])
 _SOURCES = ([1, 6, 1, 8], [2, 2, 3, 6, 0, 6])
 _TREE = [-1, 0, 0, 2]  # A branch of two tokens and one of three.
 _TREE_TOKENS = [6, 5, 3, 7]
@@ -68,18 +68,18 @@ def _error(module: Any, wrapper: Wrapper) -> float:
     """Mean difference between the two ways, in standard deviations of the logits."""
     model: LanguageModel = wrapper(module)
     ids = _ordinary_tokens(module, model.vocab_size)
-    room = max(1, model.max_length - len(_PATH) - 1)
-    texts = [[ids[token] for token in text[:room]] for text in _TEXTS]
-    sources = [[ids[token] for token in text[:room]] for text in _SOURCES]
+    longest = max(1, model.max_length - len(_PATH) - 1)
+    prompts = [[ids[token] for token in prompt[:longest]] for prompt in _PROMPTS]
+    sources = [[ids[token] for token in source[:longest]] for source in _SOURCES]
     tree = [ids[token] for token in _TREE_TOKENS]
-    batch_size, width = len(texts), max(map(len, texts))
+    batch_size, width = len(prompts), max(map(len, prompts))
     cache = model.open(batch_size)
     if module.config.is_encoder_decoder:
         for row, source in enumerate(sources):
             cache.encode(row, source)
     steps = torch.arange(width).expand(batch_size, width)
-    counts = torch.tensor([len(text) for text in texts])
-    padded = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+    counts = torch.tensor([len(prompt) for prompt in prompts])
+    padded = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts])
     found = [model.forward(padded, steps - 1, counts, cache, keep="last").logits]
     cache.commit(steps, counts)
     nodes = torch.tensor(tree).expand(batch_size, -1)
@@ -94,20 +94,22 @@ def _error(module: Any, wrapper: Wrapper) -> float:
 
     path = [tree[node] for node in _PATH]
     endings: list[list[int]] = [[], tree[:2], path, [*path, ids[_NEXT]]]
-    wanted = [text + ending for ending in endings for text in texts]
+    wanted = [prompt + ending for ending in endings for prompt in prompts]
     sources = sources * len(endings)
     if issubclass(wrapper, RecomputeModel):  # Which relies on padding being harmless, so that none is used here.
-        expected = torch.cat([_plain(module, [text], [source]) for text, source in zip(wanted, sources, strict=True)])
+        expected = torch.cat(
+            [_plain(module, [prompt], [source]) for prompt, source in zip(wanted, sources, strict=True)]
+        )
     else:
         expected = _plain(module, wanted, sources)
     actual = torch.cat([part[:, 0].float() for part in found if part is not None]).to(expected.device)
     return float((actual - expected).abs().mean() / expected.std())
 
 
-def _plain(module: Any, texts: list[list[int]], sources: list[list[int]]) -> Tensor:
-    """Logits ``[R, V]`` after each text, from a pass without a cache."""
+def _plain(module: Any, prompts: list[list[int]], sources: list[list[int]]) -> Tensor:
+    """Logits ``[R, V]`` after each sequence, from a pass without a cache."""
     device = traits.device_of(module)
-    ids, used = _padded(texts, device)
+    ids, used = _padded(prompts, device)
     arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if module.config.is_encoder_decoder:
         source_ids, source_used = _padded(sources, device)
@@ -120,7 +122,7 @@ def _plain(module: Any, texts: list[list[int]], sources: list[list[int]]) -> Ten
     with torch.inference_mode():
         logits = module(**arguments, use_cache=False).logits.float()
     last = used.sum(-1) - 1
-    return logits[torch.arange(len(texts), device=logits.device), last.to(logits.device)]
+    return logits[torch.arange(len(prompts), device=logits.device), last.to(logits.device)]
 
 
 def _padded(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:

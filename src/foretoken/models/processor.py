@@ -26,7 +26,7 @@ def multiplies_int8() -> bool:
 
 
 def features() -> list[str]:
-    """What tells this processor's instructions from another's: code that was made for one may not run on the other."""
+    """A name of this processor's instruction set: code that was compiled for another one may not run here."""
     info = cpuinfo()
     return [platform.machine(), torch.backends.cpu.get_cpu_capability(), info.get("flags") or platform.processor()]
 

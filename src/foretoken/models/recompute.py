@@ -1,4 +1,4 @@
-"""RecomputeModel: for models whose state can't be rolled back. Its cache is the text, read anew in every pass."""
+"""RecomputeModel: for models whose state can't be rolled back. It has no KV cache: each pass recomputes all tokens."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from foretoken.models import traits
 from foretoken.models.base import Cache, Keep, Scores, kept_lengths
 
 MAX_TOKENS = 8192
-"""Most tokens, padding included, that one pass of the model reads; more are read in several."""
+"""Most tokens, padding included, of one call of the model; more are split into several calls."""
 
 
 class TokenCache(Cache):
     """The committed tokens of each row, and its tentative nodes with their parents."""
 
     def __init__(self, batch_size: int) -> None:
-        self.texts: list[list[int]] = [[] for _ in range(batch_size)]
+        self.committed: list[list[int]] = [[] for _ in range(batch_size)]
         self._forget()
 
     def _forget(self) -> None:
-        self.nodes: list[list[int]] = [[] for _ in self.texts]
-        self.parents: list[list[int]] = [[] for _ in self.texts]
-        self._lengths = torch.tensor([len(text) for text in self.texts], dtype=torch.int64)
+        self.nodes: list[list[int]] = [[] for _ in self.committed]
+        self.parents: list[list[int]] = [[] for _ in self.committed]
+        self._lengths = torch.tensor([len(sequence) for sequence in self.committed], dtype=torch.int64)
 
     @property
     def lengths(self) -> Tensor:
@@ -55,18 +55,20 @@ class TokenCache(Cache):
     def commit(self, path: Tensor, counts: Tensor) -> None:
         """See `foretoken.models.Cache`."""
         for row, (nodes, count) in enumerate(zip(path.tolist(), counts.tolist(), strict=True)):
-            self.texts[row] += [self.nodes[row][node] for node in nodes[:count]]
+            self.committed[row] += [self.nodes[row][node] for node in nodes[:count]]
         self._forget()
 
     def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:
         """See `foretoken.models.Cache`."""
-        lengths = kept_lengths([len(text) for text in self.texts], rows, keep)
-        self.texts = [self.texts[row][:length] if row >= 0 else [] for row, length in zip(rows, lengths, strict=True)]
+        lengths = kept_lengths([len(sequence) for sequence in self.committed], rows, keep)
+        self.committed = [
+            self.committed[row][:length] if row >= 0 else [] for row, length in zip(rows, lengths, strict=True)
+        ]
         self._forget()
 
 
 class RecomputeModel(traits.Wrapped):
-    """A `LanguageModel` that reads each row's whole text in every pass; each path of a tree is a row of its own."""
+    """A `LanguageModel` that recomputes each row's sequence in every pass; each path of a tree is a row of its own."""
 
     def __init__(self, module: Any, tokenizer: Any | None = None, name: str | None = None) -> None:
         super().__init__(module, tokenizer, name)
@@ -78,7 +80,7 @@ class RecomputeModel(traits.Wrapped):
         return TokenCache(batch_size)
 
     def cache_bytes(self, lengths: Sequence[int]) -> int:
-        """Nothing: what is kept is the text."""
+        """Zero: only tokens are stored."""
         return 0
 
     def forward(
@@ -97,7 +99,7 @@ class RecomputeModel(traits.Wrapped):
         if keep == "none" and not hidden_layers:
             return Scores(None)
         paths: list[tuple[int, list[int]]] = []  # Row, and the nodes of one of its branches.
-        places: list[tuple[int, int, int, int]] = []  # Row, column of the result, path, place in its text.
+        outputs: list[tuple[int, int, int, int]] = []  # Row and column of the result, path, position in its sequence.
         for row, nodes in enumerate(new):
             wanted = nodes[-1:] if keep == "last" and not hidden_layers else nodes
             inner = {cache.parents[row][node] for node in wanted}
@@ -105,18 +107,18 @@ class RecomputeModel(traits.Wrapped):
             for leaf in [node for node in wanted if node not in inner]:
                 branch = cache.path(row, leaf)
                 for depth, node in enumerate(branch):
-                    seen.setdefault(node, (len(paths), len(cache.texts[row]) + depth))
+                    seen.setdefault(node, (len(paths), len(cache.committed[row]) + depth))
                 paths.append((row, branch))
-            places += [(row, node - nodes[0], *seen[node]) for node in wanted]
-        texts = [cache.texts[row] + [cache.nodes[row][node] for node in branch] for row, branch in paths]
-        wanted_places = [(path, place) for _, _, path, place in places]
-        found = self._score(texts, [row for row, _ in paths], wanted_places, cache, hidden_layers)
+            outputs += [(row, node - nodes[0], *seen[node]) for node in wanted]
+        sequences = [cache.committed[row] + [cache.nodes[row][node] for node in branch] for row, branch in paths]
+        wanted_positions = [(path, position) for _, _, path, position in outputs]
+        scores = self._score(sequences, [row for row, _ in paths], wanted_positions, cache, hidden_layers)
         targets = (
-            torch.tensor([row for row, *_ in places], dtype=torch.int64, device=self.device),
-            torch.tensor([column for _, column, *_ in places], dtype=torch.int64, device=self.device),
+            torch.tensor([row for row, *_ in outputs], dtype=torch.int64, device=self.device),
+            torch.tensor([column for _, column, *_ in outputs], dtype=torch.int64, device=self.device),
         )
         spread = []
-        for values in found:
+        for values in scores:
             result = values.new_zeros((batch_size, width, values.shape[-1]))
             result[targets] = values
             spread.append(result)
@@ -128,29 +130,29 @@ class RecomputeModel(traits.Wrapped):
 
     def _score(
         self,
-        texts: list[list[int]],
+        sequences: list[list[int]],
         rows: list[int],
         wanted: list[tuple[int, int]],
         cache: TokenCache,
         hidden_layers: Sequence[int],
     ) -> list[Tensor]:
-        """Logits ``[W, V]``, then hidden states ``[W, H]``, at the wanted (text, place) pairs, in their order.
+        """Logits ``[W, V]``, then hidden states ``[W, H]``, at the wanted positions, in their order.
 
         Args:
-            texts: what to read.
-            rows: the row of the cache that each text belongs to.
-            wanted: W pairs of a text's number and a place in it.
-            cache: where the rows are from.
-            hidden_layers: whose hidden states are wanted.
+            sequences: tokens to score.
+            rows: of each sequence, its row of the cache.
+            wanted: W pairs of a sequence's index and a position in it.
+            cache: whose rows these are.
+            hidden_layers: whose hidden states are returned.
         """
-        longest = max((len(text) for text in texts), default=1)
+        longest = max((len(sequence) for sequence in sequences), default=1)
         size = max(1, MAX_TOKENS // longest)
         parts: list[list[Tensor]] = []
         order: list[int] = []
-        for first in range(0, len(texts), size) or [0]:
-            chosen = [i for i, (text, _) in enumerate(wanted) if first <= text < first + size]
+        for first in range(0, len(sequences), size) or [0]:
+            chosen = [i for i, (sequence, _) in enumerate(wanted) if first <= sequence < first + size]
             order += chosen
-            part = texts[first : first + size] or [[0]]
+            part = sequences[first : first + size] or [[0]]
             pairs = [(wanted[i][0] - first, wanted[i][1]) for i in chosen]
             parts.append(self._pass(part, rows[first : first + size] or [0], pairs, cache, hidden_layers))
         if order == list(range(len(wanted))):
@@ -160,19 +162,19 @@ class RecomputeModel(traits.Wrapped):
 
     def _pass(
         self,
-        texts: list[list[int]],
-        text_rows: list[int],
+        sequences: list[list[int]],
+        sequence_rows: list[int],
         wanted: list[tuple[int, int]],
         cache: TokenCache,
         hidden_layers: Sequence[int],
     ) -> list[Tensor]:
-        longest = max(len(text) for text in texts)
-        # Causal models don't see padding to the right of a text.
-        padded = [text + [0] * (longest - len(text)) for text in texts]
+        longest = max(len(sequence) for sequence in sequences)
+        # Causal models don't attend to padding on the right.
+        padded = [sequence + [0] * (longest - len(sequence)) for sequence in sequences]
         rows = torch.tensor([row for row, _ in wanted], dtype=torch.int64, device=self.device)
         columns = torch.tensor([column for _, column in wanted], dtype=torch.int64, device=self.device)
         with torch.inference_mode():
-            arguments = self._arguments(torch.tensor(padded, device=self.device), text_rows, cache)
+            arguments = self._arguments(torch.tensor(padded, device=self.device), sequence_rows, cache)
             if hidden_layers:
                 arguments["output_hidden_states"] = True
             output, logits = self._output.run(
@@ -182,7 +184,7 @@ class RecomputeModel(traits.Wrapped):
             return [logits[0], *(states[layer][rows, columns] for layer in hidden_layers)]
 
     def _arguments(self, input_ids: Tensor, rows: list[int], cache: TokenCache) -> dict[str, Any]:
-        """What the model is called with for texts ``[R, L]`` of these rows of the cache."""
+        """Keyword arguments of the model for sequences ``[R, L]`` of these rows of the cache."""
         arguments: dict[str, Any] = {"input_ids": input_ids, "use_cache": False}
         if "attention_mask" in self._accepts:
             arguments["attention_mask"] = torch.ones_like(input_ids)

@@ -44,7 +44,7 @@ class Sources:
         self._padded = None
 
     def arguments(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
-        """What the model is called with to see the sources of some rows, or of all of them."""
+        """Keyword arguments of the model for the sources of some rows, or of all of them."""
         if rows is not None:
             states, used = pad_sources([self._rows[row] for row in rows])
         else:
@@ -52,14 +52,14 @@ class Sources:
         return {"encoder_outputs": self._encoder.output_type(last_hidden_state=states), "attention_mask": used}
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """Encoder outputs ``[B, S, H]`` and the mask ``[B, S]`` int64 of their used places."""
+        """Encoder outputs ``[B, S, H]`` and the mask ``[B, S]`` int64, 1 where there is a token."""
         if self._padded is None:
             self._padded = pad_sources(self._rows)
         return self._padded
 
 
 def pad_sources(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Encoder outputs ``[S_b, H]`` as one ``[B, S, H]``, and the mask ``[B, S]`` of used places."""
+    """Encoder outputs ``[S_b, H]`` as one ``[B, S, H]``, and the mask ``[B, S]``, 1 where there is a token."""
     if not rows:
         return torch.zeros((0, 0, 0)), torch.zeros((0, 0), dtype=torch.int64)
     used = [row.new_ones(row.shape[0], dtype=torch.int64) for row in rows]
@@ -67,11 +67,11 @@ def pad_sources(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class Encoder:
-    """Runs a model's encoder on one source after another; what rows still hold of an equal source is theirs too.
+    """Runs a model's encoder on one source after another; rows with equal sources share the encoder's output.
 
     Args:
         module: the whole model.
-        name: what messages call it.
+        name: its name in messages.
         limit: most tokens of a source.
     """
 
@@ -79,8 +79,8 @@ class Encoder:
         self._encoder = module.get_encoder()
         self._name, self._limit, self._device = name, limit, device
         self._blank: Tensor | None = None
-        # Weakly: what nobody decodes any more may have been computed with weights that have changed since.
-        self._held = WeakValueDictionary[tuple[int, ...], Tensor]()
+        # Weak: outputs without a running row are dropped, so that weights may change between requests.
+        self._outputs = WeakValueDictionary[tuple[int, ...], Tensor]()
         self.output_type: type[Any] = BaseModelOutput
 
     def __call__(self, source: Sequence[int]) -> Tensor:
@@ -90,18 +90,18 @@ class Encoder:
             PromptError: the source is empty or too long.
         """
         if not source:
-            raise PromptError(f"the source is empty: {self._name} needs at least one token to read")
+            raise PromptError(f"the source is empty: {self._name} needs at least one token")
         if len(source) > self._limit:
             raise PromptError(
                 f"the source has {len(source):,} tokens, the encoder of {self._name} takes {self._limit:,}: shorten it"
             )
         key = tuple(source)
-        held = self._held.get(key)
-        if held is None:
-            held = self._held[key] = self._read(key)
-        return held
+        output = self._outputs.get(key)
+        if output is None:
+            output = self._outputs[key] = self._encode(key)
+        return output
 
-    def _read(self, source: tuple[int, ...]) -> Tensor:
+    def _encode(self, source: tuple[int, ...]) -> Tensor:
         ids = torch.tensor([source], device=self._device)
         with torch.inference_mode():
             output = self._encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
@@ -110,9 +110,9 @@ class Encoder:
         return states
 
     def blank(self) -> Tensor:
-        """``[1, H]``, what a row without a source attends to: attention must see something."""
+        """``[1, H]``, the encoder output of rows without a source: cross attention needs at least one position."""
         if self._blank is None:
-            self._blank = self._read((0,))
+            self._blank = self._encode((0,))
         return self._blank
 
 
@@ -172,10 +172,10 @@ class Seq2SeqModel(traits.Wrapped):
         super().__init__(module, tokenizer, name)
         config = traits.text_config(module)
         self.decoder_start_token_id = traits.decoder_start_token_id(module)
-        found = patterns_of(config)
-        if found is None:
+        patterns = patterns_of(config)
+        if patterns is None:
             raise NotImplementedError(f"layers that are not attention: {sorted(set(config.layer_types))}")
-        self._patterns = found
+        self._patterns = patterns
         self._masks = MaskBuilder(self.dtype, self.device)
         self._output = traits.OutputLayer(module)
         self._encoder = Encoder(module, self.name, self.max_length, self.device)
@@ -188,7 +188,7 @@ class Seq2SeqModel(traits.Wrapped):
 
     def cache_bytes(self, lengths: Sequence[int]) -> int:
         """See `LanguageModel.cache_bytes`."""
-        # The sources' keys and values are as large as the texts', and what the encoder gave of them lies beside.
+        # Cross attention's keys and values are as large as the decoder's own, and the encoder's outputs come on top.
         width = getattr(traits.text_config(self.module), "d_model", 0) * self.dtype.itemsize
         return slots_bytes(lengths, 2 * traits.slot_bytes(self.module) + 2 * width)
 
@@ -265,7 +265,7 @@ class OwnPositions:
         return positions
 
     def use(self, queries: Tensor, keys: Tensor) -> None:
-        """Set positions: of the new nodes ``[B, N]``, and of what each slot holds ``[B, K]``."""
+        """Set positions: of the new nodes ``[B, N]``, and of each slot's token ``[B, K]``."""
         self._queries, self._keys = queries, keys
 
     def clear(self) -> None:
@@ -333,7 +333,7 @@ class SourceTokenCache(TokenCache):
 
 
 class RecomputeSeq2SeqModel(RecomputeModel):
-    """A `LanguageModel` over an encoder-decoder model whose decoder reads each row's whole text in every pass."""
+    """A `LanguageModel` over an encoder-decoder model whose decoder recomputes each row's sequence in every pass."""
 
     def __init__(self, module: Any, tokenizer: Any | None = None, name: str | None = None) -> None:
         super().__init__(module, tokenizer, name)

@@ -25,10 +25,10 @@ class Append:
         lengths: committed tokens of each row.
         done: tentative nodes that each row had before the pass.
         start: slot of the pass's first node where all rows agree on it, else None.
-        end: slots that attention sees, K.
+        end: number of slots that attention covers, K.
         chain: every tentative node, of this pass and of those before, follows the one before it.
         ancestors: ``[B, T, T]`` bool, ``[b, i, j]``: tentative node j is i or above it. None for chains.
-        slots: ``[B, N]`` int64, the slot of each new node; None where `start` says it.
+        slots: ``[B, N]`` int64, the slot of each new node; None if `start` gives it.
     """
 
     width: int
@@ -126,6 +126,6 @@ def _select(buffer: Tensor, rows: Sequence[int], used: int, kept: int) -> Tensor
         new[targets, :, :used] = buffer[sources, :, :used]
     for i in range(buffer_rows):
         if rows[i] == -1:
-            # A row that left may have held NaN, which no mask hides.
+            # A row that left may have had NaN, which no mask hides.
             new[i, :, :used] = 0
     return new[: len(rows)]

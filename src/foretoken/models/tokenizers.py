@@ -26,7 +26,7 @@ _GENERIC_FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """See to it that a tokenizer option is None, a tokenizer, or a place to load one from.
+    """Check that a tokenizer option is None, a tokenizer, or a path or hub id to load one from.
 
     Raises:
         ModelError: it is not.

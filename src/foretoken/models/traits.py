@@ -1,4 +1,4 @@
-"""What a transformers model's config tells: limits, end tokens, how its attention looks."""
+"""Traits of a transformers model, by its config: limits, end tokens, kinds of attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def max_length(config: Any) -> int:
 
 
 def eos_token_ids(module: Any) -> tuple[int, ...]:
-    """The tokens that end a text, as `generate` would see them."""
+    """The end tokens, as `generate` uses them."""
     for holder in (getattr(module, "generation_config", None), module.config, text_config(module)):
         value = getattr(holder, "eos_token_id", None)
         if value is not None:
@@ -72,7 +72,7 @@ def vocab_size(module: Any) -> int:
 
 
 def device_of(module: Any) -> torch.device:
-    """Where the model wants its token ids."""
+    """The device of the model's token ids."""
     embeddings = module.get_input_embeddings()
     weight = getattr(embeddings, "weight", None)
     return weight.device if isinstance(weight, Tensor) else module.device
@@ -88,7 +88,7 @@ def hidden_states(output: Any) -> Any:
 
 
 def turns_by_length(config: Any) -> bool:
-    """Whether a text's keys are turned by frequencies that depend on how long the text is."""
+    """Whether rotary frequencies depend on the sequence's length."""
     settings = [getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)]
     while settings:
         one = settings.pop()
@@ -227,10 +227,10 @@ class OutputLayer:
         return output, output.logits if applied else pick(output.logits)
 
     def score(self, arguments: dict[str, Any], keep: Keep, counts: Tensor, width: int) -> tuple[Any, Tensor | None]:
-        """Run the model on `width` nodes a row and keep the logits that `keep` says.
+        """Run the model on `width` nodes a row and return the logits that `keep` names.
 
         Returns:
-            What the model returned, and the logits as `Scores` wants them.
+            The model's output, and the logits in the form of `Scores`.
         """
         if keep == "none":
             return self.run(arguments, lambda nodes: nodes[:, : self._fewest])[0], None

@@ -17,14 +17,14 @@ _EXACT_ATTENTION = ("eager", "sdpa", attention.NAME)
 
 
 class SlowModelWarning(UserWarning):
-    """A model works, but each pass reads the whole text again."""
+    """A model works, but each pass recomputes the whole sequence."""
 
 
 def wrap(module: Any, tokenizer: Any | None = None, name: str | None = None) -> LanguageModel:
     """A `LanguageModel` over a transformers model; it is put in evaluation mode.
 
     Raises:
-        ModelError: the model writes no text, or can't be scored exactly.
+        ModelError: the model has no output layer over tokens, or can't be scored exactly.
     """
     if not hasattr(module, "config"):
         raise ModelError(f"{name or 'the model'} is a {type(module).__name__}: give a transformers language model")
@@ -32,11 +32,11 @@ def wrap(module: Any, tokenizer: Any | None = None, name: str | None = None) -> 
     module.eval().requires_grad_(False)
     if not hasattr(module, "get_output_embeddings") or not module.can_generate():
         raise ModelError(
-            f"{name} is a {type(module).__name__}, which writes no text: "
+            f"{name} is a {type(module).__name__}, which generates no tokens: "
             "load a causal or an encoder-decoder language model"
         )
     if getattr(module.config, "_attn_implementation", None) not in _EXACT_ATTENTION:
-        # Flash kernels take no mask of ours, so that they could score neither trees nor ragged rows.
+        # Flash kernels take no arbitrary masks, which trees and rows of different lengths need.
         try:
             module.set_attn_implementation("sdpa")
         except ValueError:
@@ -64,7 +64,7 @@ def _slow(wrapper: type[RecomputeModel], module: Any, tokenizer: Any, name: str,
         cure = "Its weights hold NaN: take an unbroken checkpoint" if broken else "Load a model of another architecture"
         raise ModelError(f"{name} ({kind}) can't be scored exactly: {problem}. {cure}")
     warnings.warn(
-        f"{name} ({kind}) is slow here: each pass reads the whole text again, because {reason}",
+        f"{name} ({kind}) is slow here: each pass recomputes the whole sequence, because {reason}",
         SlowModelWarning,
         stacklevel=4,
     )

@@ -208,8 +208,8 @@ def train(
     used_prompts = min(len(prompts), corpus.num_samples)
     if used_prompts < 2:
         raise ParameterError(
-            f"num_samples is {corpus.num_samples:,}, and there are {len(prompts):,} prompts: some are trained on and some "
-            "held out, so both numbers must be at least 2; give more data, or raise num_samples"
+            f"num_samples is {corpus.num_samples:,}, and there are {len(prompts):,} prompts: both must be at least 2, "
+            "since some sequences are trained on and some held out; give more data, or raise num_samples"
         )
     _claim(out, _identity(teacher, shape, corpus, course))
     samples = _samples(target, teacher, prompts, corpus, work / "samples", watch, load_options)

@@ -32,7 +32,7 @@ from foretoken.models.native.widths import PassWidths
 
 
 def free(pool: BlockPool) -> int:
-    return len(pool._free)
+    return pool.num_free
 
 
 def filled(texts: list[list[int]], model):

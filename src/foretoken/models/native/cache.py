@@ -171,37 +171,37 @@ class NativeCache(Cache):
         Before a tree that is soon the case: the cost of a pass over a tree can grow with all that it computes.
         """
         return [
-            Feed(place, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
-            for place, row in enumerate(self.rows)
+            Feed(index, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
+            for index, row in enumerate(self.rows)
             if row.nodes and len(row.tokens) - row.kept > (most if row.chain else _FEW)
         ]
 
     def lagging(self, most: int) -> list[Feed]:
         """Feeds of up to `most` tokens for rows whose KV cache lags behind their committed tokens."""
         return [
-            Feed(place, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
-            for place, row in enumerate(self.rows)
+            Feed(index, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
+            for index, row in enumerate(self.rows)
             if row.kept < len(row.tokens)
         ]
 
     def feeds(self) -> list[Feed]:
         """Feeds that bring the KV cache up to the tentative nodes.
 
-        A tree that takes more than one pass is fed from its beginning, so that a pass's tokens see all of the row that
-        came before, and of each other their ancestors.
+        A tree that takes more than one pass is fed from its beginning: the tokens of a pass attend to all tokens of the
+        row before it, and among each other to their ancestors.
         """
         feeds = []
-        for place, row in enumerate(self.rows):
+        for index, row in enumerate(self.rows):
             if len(row.nodes) == row.scored:
                 continue
             behind = row.tokens[row.kept :]
             if row.chain:
                 start = row.kept + row.scored
-                feeds.append(Feed(place, start, behind + row.nodes[row.scored :], row.regime, None))
+                feeds.append(Feed(index, start, behind + row.nodes[row.scored :], row.regime, None))
                 continue
             offset = len(behind)
             parents = [*range(-1, offset - 1), *(parent + offset for parent in row.parents)]
-            feeds.append(Feed(place, row.kept, behind + row.nodes, row.regime, parents))
+            feeds.append(Feed(index, row.kept, behind + row.nodes, row.regime, parents))
         return feeds
 
     def fed(self, feeds: Sequence[Feed]) -> None:
@@ -217,14 +217,14 @@ class NativeCache(Cache):
         rows: list[int] = []
         sources: list[int] = []
         targets: list[int] = []
-        for place, (row, nodes, count) in enumerate(zip(self.rows, path.tolist(), counts.tolist(), strict=True)):
+        for index, (row, nodes, count) in enumerate(zip(self.rows, path.tolist(), counts.tolist(), strict=True)):
             length = len(row.tokens)
             row.tokens += [row.nodes[node] for node in nodes[:count]]
             if row.kept == length and all(node < row.scored for node in nodes[:count]):
                 row.kept += count
                 for i, node in enumerate(nodes[:count]):
                     if node != i:
-                        rows.append(place)
+                        rows.append(index)
                         sources.append(length + node)
                         targets.append(length + i)
             row.forget()

@@ -61,7 +61,7 @@ Names = Callable[[str], Tensor]
 
 
 class Weights:
-    """The weights of a checkpoint, read when they are asked for, so that no two copies of a model are in memory.
+    """The weights of a checkpoint, read when they are used, so that memory never holds two copies of a model.
 
     Args:
         spec: the model's shape.
@@ -131,7 +131,7 @@ class Weights:
         )
 
     def _joined(self, parts: list[str], bias: bool) -> Matrix:
-        """One matrix of the rows of several: one product in place of two or three."""
+        """Several matrices concatenated by rows: one product instead of two or three."""
         weights = [self._get(f"{part}.weight") for part in parts]
         biases = [self._get(f"{part}.bias") for part in parts] if bias else None
         return Matrix(_join(weights), None if biases is None else _join(biases))
@@ -190,7 +190,7 @@ def _layer_shapes(spec: Spec, queries: int, keys: int, inner: int) -> Iterator[t
 
 
 class TensorSource:
-    """Named tensors, each given when it is asked for."""
+    """Named tensors, each read on access."""
 
     names: tuple[str, ...]
 
@@ -224,7 +224,7 @@ class Module(TensorSource):
 
 
 class Folder(TensorSource):
-    """The safetensors files of a checkpoint, mapped into memory: what is not asked for is not read.
+    """The safetensors files of a checkpoint, mapped into memory: unused tensors are not read.
 
     Args:
         folder: holds `SINGLE`, or `INDEX` and the files that it names.

@@ -98,7 +98,7 @@ class CompiledGraph:
         for number, name in enumerate(self._names):
             array, bound = arrays[name], self._inputs[number]
             if bound is not None and bound.shape == array.shape:
-                np.copyto(bound, array)  # a tenth of the time that another tensor would take
+                np.copyto(bound, array)  # takes a tenth of the time of making a tensor
             else:
                 request.set_input_tensor(number, ov.Tensor(array, shared_memory=True))
                 self._inputs[number] = array
@@ -107,15 +107,15 @@ class CompiledGraph:
 
 
 class CompiledGraphs:
-    """A model's graphs, each compiled once, when it is first asked for.
+    """A model's graphs, each compiled once, when it is first used.
 
-    Compiled blobs are not kept on disk: OpenVINO's own cache (``CACHE_DIR``) tells models by the addresses of weights
-    in memory, so that it found none again, and a blob read back took as long as compiling and held the weights twice.
+    Compiled graphs are not kept on disk. OpenVINO's own cache (``CACHE_DIR``) was tried: a second run found none of the
+    cached graphs again.
 
     Args:
         build: makes the graph of a key.
         pool: the keys and values that they share.
-        options: how those are compiled that have not been yet.
+        options: of the graphs that are not compiled yet.
     """
 
     def __init__(self, build: Callable[[GraphKey], DecoderGraph], pool: BlockPool, options: CompileOptions) -> None:
@@ -132,7 +132,7 @@ class CompiledGraphs:
         return self._found[key]
 
     def prepare(self, keys: Iterable[GraphKey]) -> None:
-        """Compile graphs now, side by side: a first request would wait for them."""
+        """Compile graphs now, in parallel, so that no request waits for them."""
         missing = [key for key in keys if key not in self._found]
         if missing:
             with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as threads:
@@ -143,8 +143,8 @@ class CompiledGraphs:
 def _core() -> ov.Core:
     """OpenVINO's runtime, one for as long as the process lives.
 
-    Its CPU plugin gives the thread that loads it a stack for signal handlers, and takes the memory back when the
-    runtime goes. With several that go in another order than they came, the thread is left without: its next signal,
+    Its CPU plugin gives the thread that loads it a stack for signal handlers, and frees that memory with the runtime.
+    If several runtimes are freed in another order than they were made, the thread's stack is gone: its next signal,
     such as Ctrl-C, ends the process with a segmentation fault.
     """
     return ov.Core()

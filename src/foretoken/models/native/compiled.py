@@ -108,7 +108,7 @@ def compiled(spec: Spec, dtype: torch.dtype) -> Compiled | None:
 
     Args:
         spec: of the model.
-        dtype: of what goes from layer to layer.
+        dtype: of the hidden states between layers.
     """
     shape = (
         spec.hidden_size,
@@ -122,8 +122,8 @@ def compiled(spec: Spec, dtype: torch.dtype) -> Compiled | None:
         str(dtype),
     )
     sources = [Path(str(module.__file__)).read_bytes() for module in (decoder, linear)]
-    told = json.dumps([shape, torch.__version__, features()]).encode()
-    name = hashlib.sha256(b"".join([told, Path(__file__).read_bytes(), *sources])).hexdigest()[:24]
+    described = json.dumps([shape, torch.__version__, features()]).encode()
+    name = hashlib.sha256(b"".join([described, Path(__file__).read_bytes(), *sources])).hexdigest()[:24]
     paths = [cache_folder("compiled") / f"{name}-{rows}.pt2" for rows in ("one", "several")]
     found = _loaded(paths)
     if found is not None or not _can_keep(paths[0].parent):
@@ -137,7 +137,7 @@ def compiled(spec: Spec, dtype: torch.dtype) -> Compiled | None:
         for path, rows in zip(paths, (1, 4), strict=True):
             _make(spec, dtype, rows, path)
         return Compiled(*map(_load, paths))
-    except Exception as error:  # whatever torch's exporter, its compiler or the system's says
+    except Exception as error:  # torch's exporter, its compiler and the system's raise errors of many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         warnings.warn(
             f"torch can't compile the model's layers here ({reason}), and runs them operation by operation: install "
@@ -148,7 +148,7 @@ def compiled(spec: Spec, dtype: torch.dtype) -> Compiled | None:
 
 
 def _can_keep(folder: Path) -> bool:
-    """Whether there is a place to keep code: without one, every process would make it anew."""
+    """Whether compiled code can be kept on disk: otherwise every process would compile it anew."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -162,7 +162,7 @@ def _loaded(paths: list[Path]) -> Compiled | None:
         return None
     try:
         return Compiled(*map(_load, paths))
-    except Exception:  # a broken file; torch says so in many ways
+    except Exception:  # a broken file: torch raises errors of many kinds
         return None
 
 

@@ -25,7 +25,7 @@ _NEEDED: dict[str, type] = {
 """Fields that config.json must state itself: transformers' defaults for them have changed from release to release."""
 
 _OTHER_WAYS = ("auto_map", "quantization_config", "text_config", "rope_scaling", "partial_rotary_factor")
-"""Fields that stand for more than this reader knows, unless they are null."""
+"""Fields that mean an architecture which is not supported here, unless they are null."""
 
 
 def read_config(folder: Path) -> Any | None:
@@ -79,7 +79,7 @@ def read_eos_token_ids(folder: Path, config: Any) -> tuple[int, ...] | None:
     found: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if not all(_is_a(token, int) for token in found):
         return None
-    return tuple(token for token in found if token >= 0)  # some configs say -1 where there is none
+    return tuple(token for token in found if token >= 0)  # some configs have -1 for none
 
 
 def _is_a(value: object, kind: type) -> bool:

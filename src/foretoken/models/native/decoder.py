@@ -15,7 +15,7 @@ from foretoken.models.native.linear import Linear, Quantize, make
 from foretoken.models.native.spec import Spec
 
 Remember = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes a layer's number and its new keys and values ``[B, G, N, D]``; gives all that attention may see, ``K`` long."""
+"""Takes a layer's index and its new keys and values ``[B, G, N, D]``; returns all that attention covers, K long."""
 
 MOST_PACKED_ROWS = 512
 """With more queries a head than this, attention is arithmetic, and the mask for packed heads grows large."""
@@ -90,7 +90,7 @@ class Decoder:
             tokens: ``[B, N]`` int64.
             rotation: cosines and sines of their positions, ``[B * N, 1, R]`` each, in the model's dtype.
             masks: by window size of a layer: ``[B, 1, N, K]``, added to attention's scores; None for causal attention
-                among the new tokens, and for one token that sees all.
+                among the new tokens, and for a single token that attends to all.
             remember: the cache.
             hidden_layers: layers whose output is wanted, 0 being the embeddings, the last one normalised.
             layers: how many are run, the first ones; None for all.
@@ -199,17 +199,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
 def _layer(weights: Weights, number: int, device: torch.device, quantize: Quantize | None) -> Layer:
     stored = weights.layer(number)
 
-    def place(vector: Tensor | None) -> Tensor | None:
+    def moved(vector: Tensor | None) -> Tensor | None:
         return None if vector is None else vector.to(device)
 
     def prepare(matrix: Matrix) -> Linear:
-        return make(Matrix(matrix.weight.to(device), place(matrix.bias)), quantize)
+        return make(Matrix(matrix.weight.to(device), moved(matrix.bias)), quantize)
 
     return Layer(
         attention_norm=stored.attention_norm.to(device),
         qkv=prepare(stored.qkv),
-        query_norm=place(stored.query_norm),
-        key_norm=place(stored.key_norm),
+        query_norm=moved(stored.query_norm),
+        key_norm=moved(stored.key_norm),
         output=prepare(stored.output),
         mlp_norm=stored.mlp_norm.to(device),
         gate_up=prepare(stored.gate_up),

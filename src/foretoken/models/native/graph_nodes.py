@@ -33,7 +33,7 @@ class WeightNodes:
         return product if matrix.bias is None else ops.add(product, self.vector(matrix.bias))
 
     def matrix(self, weight: Tensor) -> Any:
-        """``[out, in]``, rounded to eight bits where that is asked for."""
+        """``[out, in]``, quantized to int8 if `quantize` is set."""
         return self.vector(weight) if self._quantize is None else self._once(weight, "matrix", self._quantised)
 
     def vector(self, values: Tensor) -> Any:

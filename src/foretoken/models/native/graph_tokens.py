@@ -16,7 +16,7 @@ UNITS = 2**24
 def best_tokens(x: Any, logits: Any, vocab_size: int) -> Any:
     """``[S]`` int32: the tokens of the highest logits, the lowest id of equal ones; `vocab_size` where any is NaN.
 
-    OpenVINO's own operation for this (TopK) goes over the logits with one thread, and without vector instructions.
+    OpenVINO's own operation for this (TopK) uses one thread and no vector instructions.
 
     Args:
         x: ``[S, hidden]``, what the logits were computed from: NaN there means NaN in the logits.

@@ -24,7 +24,7 @@ _FEW_ROWS = 4
 
 
 def check_quantize(value: str | None) -> None:
-    """See to it that a model is to be rounded in a known way, or in the one that is fastest, "auto".
+    """Check that a `quantize` option is known, and resolve "auto" to the fastest one.
 
     Raises:
         ModelError: it is not.

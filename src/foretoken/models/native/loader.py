@@ -107,7 +107,7 @@ def build(
         dtype: of weights that are not quantised.
         device: where the model runs.
         tokenizer: its tokenizer, if it has one.
-        eos_token_ids: the tokens that end a text.
+        eos_token_ids: the end tokens.
         options: how the model is to run.
 
     Raises:
@@ -138,7 +138,7 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
         try:
             return OpenVinoBackend(weights, dtype, chosen)
         except RuntimeError as error:
-            # What its compiler says of processors that it has no kernels for.
+            # The error of its compiler on processors without kernels.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             reason = f"it can't compile the model ({lines[-1][:200]})"
             if options.backend == "auto":

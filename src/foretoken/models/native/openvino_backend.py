@@ -200,11 +200,11 @@ class OpenVinoBackend:
                 arrays = self._chain_arrays(cache, feeds, size)
                 if draws is not None:
                     arrays |= draw_arrays(draws, slice(done, done + size))
-                found, *outputs = graph.run(arrays)
+                drafted, *outputs = graph.run(arrays)
             if draws is not None:
                 probs.append(torch.stack(outputs[:size], dim=1))
                 outputs = outputs[size:]
-            for feed, tokens in zip(feeds, found.T.tolist(), strict=True):
+            for feed, tokens in zip(feeds, drafted.T.tolist(), strict=True):
                 chains[feed.row] += tokens
                 feed.start += len(feed.tokens) + size - 1
                 go_on(feed, tokens[-1], outputs)
@@ -287,7 +287,7 @@ class OpenVinoBackend:
         for feed in feeds if self._layers is None else ():
             missing -= feed.begin_earlier(cache.rows[feed.row].tokens, missing)
 
-    def _arrays(self, cache: NativeCache, feeds: Sequence[Feed], room: int = 0) -> dict[str, Any]:
+    def _arrays(self, cache: NativeCache, feeds: Sequence[Feed], margin: int = 0) -> dict[str, Any]:
         """A graph's inputs for feeds, all but `picks`; the rows get blocks for so many more slots."""
         store = cache.store
         assert isinstance(store, PagedStore)
@@ -295,10 +295,10 @@ class OpenVinoBackend:
         starts = [feed.start for feed in feeds]
         ends = [start + size for start, size in zip(starts, sizes, strict=True)]
         tables = [
-            store.reserve(feed.row, end + room) if feed.row >= 0 else self._scratch
+            store.reserve(feed.row, end + margin) if feed.row >= 0 else self._scratch
             for feed, end in zip(feeds, ends, strict=True)
         ]
-        used = [table[: -(-(end + room) // BLOCK)] for table, end in zip(tables, ends, strict=True)]
+        used = [table[: -(-(end + margin) // BLOCK)] for table, end in zip(tables, ends, strict=True)]
         cosines, sines = self._rotation(feeds)
         trees, tree_begins = _trees(feeds)
         return {
@@ -317,7 +317,7 @@ class OpenVinoBackend:
 
 
 def _trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:
-    """For each feed the square of which token sees which, and where the squares begin; nothing for chains."""
+    """For each feed the square mask among its new tokens, and where the squares begin; empty for chains."""
     if all(feed.parents is None for feed in feeds):
         return np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32)
     squares = [np.array(feed.ancestors(), dtype=np.uint8).ravel() for feed in feeds]

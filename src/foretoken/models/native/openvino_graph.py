@@ -31,7 +31,7 @@ INPUTS = {
     "block_indices": (ov.Type.i32, [-1]),  # the rows' blocks, one row's after another's
     "block_indices_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's blocks begin
     "max_context_len": (ov.Type.i32, []),  # most slots of a row, the new ones included
-    "tree": (ov.Type.u8, [-1]),  # each row's square of which new token sees which, one after another; empty for chains
+    "tree": (ov.Type.u8, [-1]),  # each row's square mask among its new tokens, one after another; empty for chains
     "tree_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's square begins; empty for chains
     "picks": (ov.Type.i32, [-1]),  # [P]: tokens whose logits are wanted
 }
@@ -214,7 +214,7 @@ class DecoderGraph:
         turned, rest = x, None
         if rotated < size:
             turned, rest = ops.variadic_split(x, integers(3), integers([rotated, size - rotated])).outputs()
-        # In just this form the runtime knows what it is, and does it in one operation.
+        # The runtime recognises exactly this form and fuses it into one operation.
         first, second = ops.variadic_split(turned, integers(3), integers([rotated // 2, rotated // 2])).outputs()
         minus = ops.constant(np.full((1, 1, 1, 1), -1.0, dtype=np.float32))
         swapped = ops.concat([ops.multiply(second, minus), first], -1)
@@ -240,16 +240,16 @@ class DecoderGraph:
         return [self._logits(self.scored(last)), *hidden, *self.carried(last)]
 
     def _chain(self, steps: int) -> list[Any]:
-        """Passes one after another, which see each other's keys and values because each waits for a token."""
+        """Passes one after another; each needs the token of the one before, so it attends to its keys and values."""
         turns = self._turns(steps)
         state = self.pick(self.run()[-1])
-        found = [self._choose(state, 0)]
+        chosen = [self._choose(state, 0)]
         for step, turn in enumerate(turns, start=1):
-            self.now |= {**self.next_inputs(found[-1][0], state), **turn}
+            self.now |= {**self.next_inputs(chosen[-1][0], state), **turn}
             state = self.run()[-1]
-            found.append(self._choose(state, step))
-        tokens = ops.concat([ops.unsqueeze(token, integers(0)) for token, _ in found], 0)
-        return [tokens, *(cumulative for _, cumulative in found if cumulative is not None), *self.carried(state)]
+            chosen.append(self._choose(state, step))
+        tokens = ops.concat([ops.unsqueeze(token, integers(0)) for token, _ in chosen], 0)
+        return [tokens, *(cumulative for _, cumulative in chosen if cumulative is not None), *self.carried(state)]
 
     def _choose(self, state: Any, step: int) -> tuple[Any, Any | None]:
         """Tokens ``[S]`` int32 after states ``[S, hidden]``, and the cumulative distribution where they are drawn."""

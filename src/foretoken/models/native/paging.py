@@ -36,6 +36,11 @@ class BlockPool:
         self._free = list(range(FIRST_BLOCKS))
         self._lock = RLock()  # the garbage collector may give blocks back at any time, within `take` too
 
+    @property
+    def num_free(self) -> int:
+        """Blocks that no row has."""
+        return len(self._free)
+
     def take(self) -> int:
         """Reserve a block."""
         with self._lock:

@@ -11,11 +11,11 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 class Rotary:
-    """Cosines and sines of all positions, computed as far as texts have reached.
+    """Cosines and sines of all positions, computed up to the longest sequence so far.
 
-    A model with "longrope" has two sets of frequencies: one for texts of up to `switch` tokens, another, for *all* of
-    their positions, for longer ones. "dynamic" scaling begins beyond the longest text that is admitted here, so that it
-    is the default one.
+    A model with "longrope" has two sets of frequencies: one for sequences of up to `switch` tokens, another, for *all*
+    positions of longer ones. "dynamic" scaling begins beyond the longest sequence that is admitted here, so it equals
+    the default frequencies.
 
     Args:
         config: transformers' config.
@@ -26,7 +26,7 @@ class Rotary:
         parameters = config.rope_parameters
         rope_type = parameters["rope_type"]
         self.switch: int | None = None
-        """Longest text, in tokens, of the first set of frequencies; None where there is but one set."""
+        """Longest sequence, in tokens, of the first set of frequencies; None if there is one set only."""
         if rope_type in ("default", "dynamic"):
             steps = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
             self._frequencies, self._scale = [1.0 / parameters["rope_theta"] ** steps], 1.0
@@ -43,7 +43,7 @@ class Rotary:
         self._tables: list[Tensor] = [torch.empty(2, 0, rotary_dim) for _ in self._frequencies]
 
     def regime(self, length: int) -> int:
-        """Which set of frequencies a text of so many tokens is read with, 0 or 1."""
+        """The set of frequencies of a sequence of so many tokens, 0 or 1."""
         return int(self.switch is not None and length > self.switch)
 
     def table(self, regime: int, length: int) -> Tensor:

@@ -53,7 +53,7 @@ class Backend(Protocol):
         """See `LanguageModel.warm_up`."""
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
-        """Of each row that is given tokens, so many after them: each the likeliest one, or drawn.
+        """Append a chain of tokens to each row that is given new ones: each token the most probable one, or drawn.
 
         The vocabulary's size stands for scores that are no numbers.
         """
@@ -68,7 +68,7 @@ class NativeModel(LanguageModel):
         dtype: of the weights, eight-bit ones aside.
         device: where it runs.
         tokenizer: its tokenizer, if it has one.
-        eos_token_ids: the tokens that end a text.
+        eos_token_ids: the end tokens.
         quantize: how the weights were quantised: the model's distribution is that of the rounded weights.
     """
 
@@ -145,11 +145,11 @@ class NativeModel(LanguageModel):
         self.backend.warm_up(hidden_layers)
 
     def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
-        """Commit text to rows, and append a chain to each: a token, then one that follows it, ….
+        """Commit tokens to rows, and append a chain to each: a token, then one that follows it, ….
 
-        The same as `forward` and a commit of the text, then `forward` with one node a row, each node the best token of
-        the one before (the lowest id of equal ones) or drawn; but in one call of the backend. Only for models that say
-        so: `drafts_chains`.
+        The same as `forward` and a commit of the tokens, then `forward` with one node a row, each node the most
+        probable token after the one before (the lowest id of equal ones) or drawn; but in one call of the backend. Only
+        for models with `drafts_chains`.
 
         Args:
             rows: new tokens of each row; rows without any get no chain, and stay as they are.
@@ -161,7 +161,7 @@ class NativeModel(LanguageModel):
             Each row's chain; all but its last token are tentative nodes now.
         """
         assert isinstance(cache, NativeCache)
-        self.read_up(cache)
+        self.catch_up(cache)
         chains = self.backend.chain(cache, rows, steps, draws)
         for row, tokens, chain in zip(cache.rows, rows, chains.tokens, strict=True):
             if tokens:
@@ -175,7 +175,7 @@ class NativeModel(LanguageModel):
         """See `LanguageModel.exit_after`."""
         return _Exit(self, layers)
 
-    def read_up(self, cache: NativeCache) -> None:
+    def catch_up(self, cache: NativeCache) -> None:
         """Bring the KV cache up to the committed tokens."""
         while lagging := cache.lagging(current_limits().prefill_tokens):
             self.backend.score(cache, lagging, [], ())
@@ -191,16 +191,16 @@ class NativeModel(LanguageModel):
         feeds = cache.feeds()
         spec = self.backend.spec
         picks: list[tuple[int, int]] = []
-        places: list[int] = []
+        indices: list[int] = []
         last = keep == "last" and not hidden_layers
         for number, feed in enumerate(feeds):
             first = len(feed.tokens) - counts[feed.row]
             if last:
                 picks.append((number, len(feed.tokens) - 1))
-                places.append(feed.row)
+                indices.append(feed.row)
             elif keep != "none" or hidden_layers:
                 picks.extend((number, first + i) for i in range(counts[feed.row]))
-                places.extend(range(feed.row * width, feed.row * width + counts[feed.row]))
+                indices.extend(range(feed.row * width, feed.row * width + counts[feed.row]))
         rows, columns = len(counts), 1 if last else width
         if feeds:
             logits, hidden = self.backend.score(cache, feeds, picks, hidden_layers)
@@ -208,34 +208,35 @@ class NativeModel(LanguageModel):
         else:
             logits = torch.zeros(0, spec.vocab_size, dtype=self.dtype, device=self.device)
             hidden = [logits.new_zeros(0, spec.hidden_size) for _ in hidden_layers]
-        states = tuple(spread(layer, places, rows, columns) for layer in hidden)
+        states = tuple(spread(layer, indices, rows, columns) for layer in hidden)
         if keep == "none":
             return Scores(None, states)
-        placed = spread(logits, places, rows, columns)
+        padded = spread(logits, indices, rows, columns)
         if keep == "last" and not last:
-            placed = _last(placed, counts)
-        return Scores(placed, states)
+            padded = _last(padded, counts)
+        return Scores(padded, states)
 
     def _score_long(
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int], switch: int
     ) -> Scores:
-        """The same for a model that reads long texts with other frequencies than short ones.
+        """The same for a model whose rotary frequencies differ for long and short sequences.
 
-        A row that becomes long, or short again, is read anew. Where some of its new nodes end short texts and others
-        long ones, both readings are made, and each node's scores are taken from its own.
+        The KV cache of a row that becomes long, or short again, is recomputed. If some new nodes of a row end short
+        sequences and others long ones, both kinds of frequencies are used, one pass each, and each node's logits are
+        taken from the pass that fits its length.
         """
         lengths = [row.lengths() for row in cache.rows]
         long = [int(max(row, default=0) > switch) for row in lengths]
         new = [row[len(row) - count :] for row, count in zip(lengths, counts, strict=True)]
         split = [bool(is_long and row and min(row) <= switch) for is_long, row in zip(long, new, strict=True)]
         if not any(split) or (keep == "none" and not hidden_layers):
-            _read_as(cache, long, counts)
+            _set_regimes(cache, long, counts)
             return self._score(cache, counts, width, keep, hidden_layers)
-        _read_as(cache, [is_long and not both for is_long, both in zip(long, split, strict=True)], counts)
+        _set_regimes(cache, [is_long and not both for is_long, both in zip(long, split, strict=True)], counts)
         early = self._score(cache, counts, width, "all", hidden_layers)
         for row, count in zip(cache.rows, counts, strict=True):  # all are scored a second time
             row.scored = len(row.nodes) - count if row.chain else 0
-        _read_as(cache, long, counts)
+        _set_regimes(cache, long, counts)
         late = self._score(cache, counts, width, "all", hidden_layers)
         is_short = torch.tensor([[length <= switch for length in row] + [False] * (width - len(row)) for row in new])
         is_short = is_short.to(self.device)[:, :, None]
@@ -270,20 +271,20 @@ class _Exit(NativeModel):
         self._model = model
 
     def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
-        """As of the whole model, but nothing is committed or appended: the text in `rows` is drafted from alone."""
+        """As of the whole model, but nothing is committed or appended."""
         assert isinstance(cache, NativeCache)
-        self._model.read_up(cache)
+        self._model.catch_up(cache)
         return self.backend.chain(cache, rows, steps, draws).below(self.vocab_size)
 
     def _score(
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]
     ) -> Scores:
-        self._model.read_up(cache)  # text that these layers read would count as read by all
+        self._model.catch_up(cache)  # tokens cached by these layers alone would count as cached by all layers
         return super()._score(cache, counts, width, keep, hidden_layers)
 
 
-def _read_as(cache: NativeCache, regimes: Sequence[int], counts: list[int]) -> None:
-    """Have rows that get new nodes read from the beginning where their frequencies become others."""
+def _set_regimes(cache: NativeCache, regimes: Sequence[int], counts: list[int]) -> None:
+    """Mark rows that get new nodes for recomputation from their beginning if their frequencies change."""
     for row, regime, count in zip(cache.rows, regimes, counts, strict=True):
         if count and row.regime != regime:
             row.regime, row.kept, row.scored = regime, 0, 0
@@ -295,10 +296,10 @@ def _last(logits: Tensor, counts: list[int]) -> Tensor:
     return logits[torch.arange(len(counts), device=logits.device), ends][:, None]
 
 
-def spread(values: Tensor, places: list[int], rows: int, columns: int) -> Tensor:
-    """``[R, C, …]`` with the values at the places ``row * C + column``, zeros elsewhere."""
-    if places == list(range(rows * columns)):
+def spread(values: Tensor, indices: list[int], rows: int, columns: int) -> Tensor:
+    """``[R, C, …]`` with the values at the indices ``row * C + column``, zeros elsewhere."""
+    if indices == list(range(rows * columns)):
         return values.view(rows, columns, -1)
     spread = values.new_zeros(rows * columns, values.shape[-1])
-    spread[torch.tensor(places, dtype=torch.int64, device=values.device)] = values
+    spread[torch.tensor(indices, dtype=torch.int64, device=values.device)] = values
     return spread.view(rows, columns, -1)

@@ -1,4 +1,4 @@
-"""Spec: what a checkpoint's config.json says about a Llama-family decoder, and whether it is one."""
+"""Spec: the shape of a Llama-family decoder by a checkpoint's config.json; refuses other architectures."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Spec:
         mlp_bias: the MLP's layers have one.
         head_norms: queries and keys are normalised head by head.
         tied: the output layer is the embedding table.
-        windows: of each layer: how many positions it sees, itself included; None for all.
-        max_length: most positions of a text.
+        windows: of each layer: how many positions a position attends to, itself included; None for all.
+        max_length: most positions of a sequence.
     """
 
     family: str

@@ -37,7 +37,7 @@ class DenseStore:
         self._used = max(self._used, plan.end)
 
     def remember(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's new keys and values ``[B, G, N, D]``; all that attention may see."""
+        """Write a layer's new keys and values ``[B, G, N, D]``; returns all that attention covers."""
         return self.layers[number].write(self.plan, keys, values)
 
     def move(self, rows: list[int], sources: list[int], targets: list[int]) -> None:
@@ -121,7 +121,7 @@ class TorchBackend:
         assert isinstance(store, DenseStore)
         rows, width = len(cache.rows), max(len(feed.tokens) for feed in feeds)
         tokens, depths = np.zeros((2, rows, width), dtype=np.int64)
-        # Rows without a feed write behind what they keep; nobody reads it.
+        # Rows without a feed write past their last token, where nothing is read.
         starts = [row.kept + row.scored for row in cache.rows]
         regimes = [0] * rows
         chain = all(feed.parents is None for feed in feeds)
@@ -158,10 +158,10 @@ class TorchBackend:
                 hidden_layers,
                 self._layers,
             )
-            places = torch.tensor([feeds[feed].row * width + node for feed, node in picks], dtype=torch.int64)
-            places = places.to(self._device)
-            logits = self._decoder.head(_pick(states, places))
-            return logits, [_pick(layer, places) for layer in hidden]
+            indices = torch.tensor([feeds[feed].row * width + node for feed, node in picks], dtype=torch.int64)
+            indices = indices.to(self._device)
+            logits = self._decoder.head(_pick(states, indices))
+            return logits, [_pick(layer, indices) for layer in hidden]
 
     def warm_up(self, hidden_layers: Sequence[int] | None) -> None:
         """Nothing to do: layers are compiled when the model is loaded."""
@@ -190,7 +190,7 @@ class TorchBackend:
         return table
 
 
-def _pick(states: Tensor, places: Tensor) -> Tensor:
-    """Rows `places` of ``[B, N, hidden]``; the states themselves where these are all of them, in order."""
+def _pick(states: Tensor, indices: Tensor) -> Tensor:
+    """Rows `indices` of ``[B, N, hidden]``; the states themselves where these are all of them, in order."""
     flat = states.reshape(-1, states.shape[-1])
-    return flat if len(places) == len(flat) and len(flat) == 1 else flat[places]
+    return flat if len(indices) == len(flat) and len(flat) == 1 else flat[indices]
