@@ -391,3 +391,9 @@ def test_what_was_measured_is_kept_for_the_next_process(monkeypatch, tmp_path):
     file.write_text(file.read_text().replace('"target"', '"other"'))  # another version's
     assert engine("dear").policy.as_json()["costs"] == engine("another").policy.as_json()["costs"]
     assert Engine(tiny_gpt2(seed=1), Cascade([Fixed("cheap", [1], match=2)])).policy is not first.policy
+
+
+def test_sizes_of_weights_stand_for_seconds_where_the_clock_has_no_say():
+    target, small = load(tiny_llama(seed=1)), load(tiny_llama(seed=2, num_hidden_layers=1))
+    cascade = Engine(target, small).policy
+    assert 0.1 < cascade.fixed_costs.draft(0, 1, 1, 0) / cascade.fixed_costs.target(1) < 0.9

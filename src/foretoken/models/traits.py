@@ -157,6 +157,7 @@ class Wrapped(LanguageModel):
         self.dtype: torch.dtype = module.dtype
         self.num_layers = int(getattr(text_config(module), "num_hidden_layers", 1))
         self.eos_token_ids = eos_token_ids(module)
+        self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in module.parameters())
 
     @property
     def hidden_size(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from foretoken.limits import current_limits
 from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
+from foretoken.models.native.checkpoint import expected_shapes
 from foretoken.models.native.rope import Rotary
 from foretoken.models.native.spec import Spec
 
@@ -95,6 +97,8 @@ class NativeModel(LanguageModel):
         self.quantize = quantize
         self.vocab_size = backend.spec.vocab_size
         self.num_layers = backend.spec.layers
+        numbers = sum(prod(shape) for shape in expected_shapes(backend.spec).values())
+        self.weight_bytes = numbers * (1 if quantize else dtype.itemsize)
         self.max_length = backend.spec.max_length
         self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
         self.own_threads, self.backend_name = backend.own_threads, backend.name
