@@ -1,7 +1,7 @@
-"""Milliseconds of a target pass: the native runner's backends against transformers, and against the memory's speed.
+"""Milliseconds of a target pass: the native runner's backends against transformers, and against the memory bandwidth.
 
-The shipped target, and a random Llama of 468 million parameters, which is made first. Every way takes its turn in every
-repeat, so that a slow spell of the machine meets them all; medians of one run, with the fastest pass in brackets.
+The shipped target, and a random Llama of 468 million parameters, which is created first. All runners take turns in
+every repeat, so that a slow phase of the machine affects all of them; medians, with the fastest pass in brackets.
 
 Run with: python benchmarks/native.py [--models shipped,468M] [--repeats 5] [--threads 2] [--folder FOLDER]
 """
@@ -32,7 +32,7 @@ CASES = ((1, 1), (1, 6), (1, 8), (1, 16), (4, 1), (4, 6), (16, 1), (16, 6))
 
 
 def make_468m(folder: Path) -> Path:
-    """A checkpoint with random weights in bfloat16; nothing is done where it is there already."""
+    """A checkpoint with random weights in bfloat16; an existing one is kept."""
     path = folder / "468M"
     if not (path / "config.json").is_file():
         config = LlamaConfig(
@@ -50,8 +50,8 @@ def make_468m(folder: Path) -> Path:
     return path
 
 
-def ways(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Options of `load` by what the table calls them."""
+def runners(names: list[str]) -> dict[str, dict[str, Any]]:
+    """Options of `load` by the runner's name in the table; all available ones if `names` is empty."""
     every: dict[str, dict[str, Any]] = {
         "hf": {"runner": "hf"},
         "torch": {"runner": "native", "backend": "torch"},
@@ -65,7 +65,7 @@ def ways(names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def read_speed(block: torch.Tensor) -> float:
-    """Bytes a second that all threads together read from memory, the best of a few tries."""
+    """Memory bandwidth of all threads together in bytes a second, the best of a few tries."""
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
@@ -75,21 +75,21 @@ def read_speed(block: torch.Tensor) -> float:
 
 
 class Case:
-    """A batch of one size, ready to score drafts again and again."""
+    """A batch of one size with a filled KV cache, which scores the same draft repeatedly."""
 
     def __init__(self, model: LanguageModel, rows: int, nodes: int) -> None:
         generator = torch.Generator().manual_seed(0)
-        text = torch.randint(3, model.vocab_size, (rows, CONTEXT), generator=generator)
+        tokens = torch.randint(3, model.vocab_size, (rows, CONTEXT), generator=generator)
         steps = torch.arange(CONTEXT).expand(rows, -1)
         self._model, self._cache = model, model.open(rows)
-        model.forward(text, steps - 1, torch.full((rows,), CONTEXT), self._cache, keep="none")
+        model.forward(tokens, steps - 1, torch.full((rows,), CONTEXT), self._cache, keep="none")
         self._cache.commit(steps, torch.full((rows,), CONTEXT))
-        self._tokens, self._parents = text[:, :nodes].contiguous(), steps[:, :nodes] - 1
+        self._tokens, self._parents = tokens[:, :nodes].contiguous(), steps[:, :nodes] - 1
         self._counts = torch.full((rows,), nodes)
         self._path, self._none = steps[:, :0], torch.zeros(rows, dtype=torch.int64)
 
     def seconds(self) -> float:
-        """Of one pass, which leaves the cache as it was."""
+        """The time of one pass, which leaves the cache unchanged."""
         start = time.perf_counter()
         self._model.forward(self._tokens, self._parents, self._counts, self._cache)
         self._cache.commit(self._path, self._none)
@@ -97,9 +97,9 @@ class Case:
 
 
 def measure(path: Path, dtype: str, arguments: argparse.Namespace, block: torch.Tensor, console: Console) -> None:
-    """One table."""
+    """Measure one model and print a table."""
     sizes = arguments.cases or CASES
-    models = {name: load(path, dtype=dtype, **options) for name, options in ways(arguments.ways).items()}
+    models = {name: load(path, dtype=dtype, **options) for name, options in runners(arguments.runners).items()}
     cases = {name: [Case(model, *case) for case in sizes] for name, model in models.items()}
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
     speeds = []
@@ -108,12 +108,12 @@ def measure(path: Path, dtype: str, arguments: argparse.Namespace, block: torch.
         for number in range(len(sizes)):
             for name in models:
                 passes = [cases[name][number].seconds() for _ in range(arguments.passes)]
-                if repeat:  # the first turn warms up
+                if repeat:  # the first repeat is a warm-up
                     times[name, number] += passes
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     weights *= 2 if dtype == "float32" else 1  # both were stored in bfloat16
     if path.name == "468M":
-        weights -= 32_000 * 1024 * 2  # of the embedding table a pass reads a few rows
+        weights -= 32_000 * 1024 * 2  # a pass reads a few rows of the embedding table only
     table = Table("batch × nodes", *models, title=f"{path.name}, {dtype}: ms a pass, median [fastest]")
     for number, (rows, nodes) in enumerate(sizes):
         found = [times[name, number] for name in models]
@@ -136,7 +136,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="shipped,468M")
-    parser.add_argument("--ways", type=lambda text: text.split(","), default=[], help="default: all that can run")
+    parser.add_argument("--runners", type=lambda text: text.split(","), default=[], help="default: all that can run")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="of the shipped model; 468M runs in bfloat16")
     parser.add_argument("--cases", type=sizes_of, help="batches times nodes, 1x1,1x6 for example; default: many")
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,9 +1,9 @@
-"""What a proposal of `suffix` takes, by the length of the text, and the memory of its automaton.
+"""Time of a draft by `suffix`, by the length of the sequence, and the memory of its automaton.
 
-A text grows by four tokens before each proposal of sixteen, as in a round that accepts three; times include reading
-them. Medians and 99th percentiles in microseconds: of the automaton's part alone (reading, and the chain or tree), and
-of the whole call, which also makes tensors of it. `code` is this package's source in the shipped pair's tokens,
-`random` draws tokens from a Zipf law, `periodic` repeats fifty of them.
+The sequence grows by four tokens before each draft of sixteen, as in a round that accepts three; times include adding
+them to the automaton. Medians and 99th percentiles in microseconds: of the automaton alone (adding tokens, and finding
+the chain or tree), and of the whole `propose` call, which also makes tensors. `code` is this package's source in the
+shipped pair's tokens, `random` draws tokens from a Zipf distribution, `periodic` repeats fifty tokens.
 
 Run with: python benchmarks/suffix.py [--rounds 500]
 """
@@ -35,8 +35,8 @@ NEW = 4
 NODES = 16
 
 
-def texts(length: int) -> dict[str, list[int]]:
-    """A text of each kind, at least that long."""
+def sequences(length: int) -> dict[str, list[int]]:
+    """Tokens of each kind, at least that many."""
     package = Path(foretoken.__file__).parent
     source = "".join(file.read_text(encoding="utf-8") for file in sorted(package.rglob("*.py")))
     tokenizer = AutoTokenizer.from_pretrained(package / "assets" / "tiny_pair" / "target")
@@ -48,29 +48,29 @@ def texts(length: int) -> dict[str, list[int]]:
     }
 
 
-def bytes_a_token(text: list[int]) -> float:
-    """Memory of the automaton, by the allocator's count."""
+def bytes_per_token(tokens: list[int]) -> float:
+    """Memory of the automaton, as counted by the allocator."""
     tracemalloc.start()
     automaton, end = SuffixAutomaton(), ROOT
-    for token in text:
+    for token in tokens:
         end = automaton.append(end, token)
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    return used / len(text)
+    return used / len(tokens)
 
 
-def automaton_alone(text: list[int], length: int, trees: bool, rounds: int) -> list[float]:
+def automaton_alone(tokens: list[int], length: int, trees: bool, rounds: int) -> list[float]:
     """Microseconds of each round."""
     automaton, end = SuffixAutomaton(), ROOT
-    for token in text[:length]:
+    for token in tokens[:length]:
         end = automaton.append(end, token)
-    place = length
+    position = length
 
     def call() -> None:
-        nonlocal end, place
-        for token in text[place : place + NEW]:
+        nonlocal end, position
+        for token in tokens[position : position + NEW]:
             end = automaton.append(end, token)
-        place += NEW
+        position += NEW
         state, match = automaton.context(end)
         if trees:
             automaton.tree(state, match, NODES)
@@ -80,18 +80,18 @@ def automaton_alone(text: list[int], length: int, trees: bool, rounds: int) -> l
     return timed(call, rounds)
 
 
-def whole_call(text: list[int], length: int, trees: bool, rounds: int) -> list[float]:
+def whole_call(tokens: list[int], length: int, trees: bool, rounds: int) -> list[float]:
     """Microseconds of each `propose`."""
     params = SamplingParams(temperature=0.0)
-    sequence = Sequence(text[:length], length, params, 0)
+    sequence = Sequence(tokens[:length], length, params, 0)
     sampler = Sampler([params], [0], vocab_size=1 << 30)
     batch = Batch([sequence], sampler, sampler.seeds, sampler.positions([sequence]), 1 << 30, (False,), (trees,))
     drafter = Suffix(growth=NODES)
     drafter.propose(batch, [NODES])
     times = []
     for _ in range(rounds):
-        place = len(sequence.tokens)
-        sequence.tokens.extend(text[place : place + NEW])
+        position = len(sequence.tokens)
+        sequence.tokens.extend(tokens[position : position + NEW])
         times += timed(lambda: drafter.propose(batch, [NODES]), 1)
     return times
 
@@ -112,15 +112,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=500)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    table = Table("text", "tokens", "bytes a token", "chain", "tree", "propose, chain", "propose, tree")
-    for name, text in texts(max(LENGTHS) + rounds * NEW).items():
+    table = Table("sequence", "tokens", "bytes a token", "chain", "tree", "propose, chain", "propose, tree")
+    for name, tokens in sequences(max(LENGTHS) + rounds * NEW).items():
         for length in LENGTHS:
             cells = []
             for measure in (automaton_alone, whole_call):
                 for trees in (False, True):
-                    times = measure(text, length, trees, rounds)
+                    times = measure(tokens, length, trees, rounds)
                     cells.append(f"{median(times):.0f} / {quantiles(times, n=100)[-1]:.0f}")
-            table.add_row(name, f"{length:,}", f"{bytes_a_token(text[:length]):.0f}", *cells)
+            table.add_row(name, f"{length:,}", f"{bytes_per_token(tokens[:length]):.0f}", *cells)
     Console(width=110).print(table)
 
 

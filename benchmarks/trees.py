@@ -1,10 +1,10 @@
 """Mean acceptance length of the shipped pair's best trees against its best chains, at equal node budgets.
 
 Temperature 1, verifier `traversal` (block verification on chains). Trees are drawn without replacement; their shapes
-are the best ones for rates that were measured on other prompts. Neither depends on how fast anything is.
+are optimal for acceptance rates measured on other prompts. The results do not depend on the machine's speed.
 
-Run with: python benchmarks/trees.py --data DIR [--out DIR], DIR as for recipes/tiny_pair/train.py; the plot is made by
-matplotlib, which is to be installed for it.
+Run with: python benchmarks/trees.py --data DIR [--out DIR], DIR as for recipes/tiny_pair/train.py; the plot needs
+matplotlib.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ SEED = 11
 
 @dataclass
 class Run:
-    """Emitted tokens and rounds of each prompt."""
+    """Emitted tokens and rounds, one entry for each prompt."""
 
     emitted: np.ndarray
     rounds: np.ndarray
 
     @classmethod
     def of(cls, completions: list[Completion]) -> Run:
-        """Those of some completions."""
+        """The run that gave these completions."""
         return cls(*(np.array([getattr(c.stats, name) for c in completions], float) for name in ("emitted", "rounds")))
 
     @property
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def influence(self) -> np.ndarray:
-        """By how much each prompt moves the mean: the sum of their squares is its variance (of a ratio of sums)."""
+        """Influence of each prompt on the mean, a ratio of sums: the sum of their squares is the mean's variance."""
         return (self.emitted - self.length * self.rounds) / self.rounds.sum()
 
     @property
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def _prompts(data: Path, tokenizer, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts to compare on, and others to measure rates on: of texts that the pair was not trained on."""
+    """Prompts to compare on, and others to measure acceptance rates on, all from held-out text."""
     tests, others = [], []
     for source in load_sources(data):
         documents = encode(tokenizer, source.held_out)

@@ -1,8 +1,8 @@
 """Time from logits to tokens, against transformers' logits processors and its `_speculative_sampling`.
 
-One row (and sixteen), k = 5, a vocabulary of 128,256: the drafter's logits, as its tokens were drawn from them, and the
-target's raw logits go in, the round's tokens come out. Both sides do the same work on the same numbers, in turns;
-medians in milliseconds, and ratios. transformers verifies one row at a time, so that sixteen rows are a loop there.
+One row (and sixteen), k = 5, a vocabulary of 128,256. Input: the drafter's logits that its tokens were drawn from, and
+the target's raw logits; output: the round's tokens. Both sides do the same work on the same numbers, in turns; medians
+in milliseconds, and ratios. transformers verifies one row at a time, so that sixteen rows are a loop there.
 
 Run with: python benchmarks/verification.py [--threads 2] [--repeats 30]
 """
@@ -39,7 +39,7 @@ SETTINGS = {
 
 
 def logits_of(shape: str, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Target ``[B, K+1, V]`` and drafter ``[B, K, V]`` logits that agree about as well as a real pair's."""
+    """Target ``[B, K+1, V]`` and drafter ``[B, K, V]`` logits that are about as similar as a real pair's."""
     size = (rows, K + 1, VOCAB_SIZE)
     if shape == "flat":
         target = torch.randn(size, generator=generator)
@@ -89,8 +89,8 @@ def _case(
     q = torch.cat([sampler.probabilities(raw[:, i : i + 1], sequences, Draft.empty(rows)) for i in range(K)], dim=1)
     positions = sampler.positions(sequences)[:, None].expand(-1, K)
     tokens = draw(q, uniforms(sampler.seeds, positions, Stream.DRAFT + torch.arange(K)))
-    # transformers takes the drafter's processed logits and makes q of them itself; so do we here, by a softmax. The
-    # memory of q is a drafter's own, there from one round to the next.
+    # transformers takes the drafter's processed logits and computes q from them; so does our side here, by a softmax.
+    # The memory of q belongs to a drafter, which reuses it in every round, so that it is not allocated here.
     drafted_logits, memory = q.log(), torch.empty_like(q)
 
     def ours(name: str) -> Callable[[], object]:
@@ -110,20 +110,20 @@ def _case(
                 scores = scores.clone()
                 for i in range(K + 1):
                     scores[:, i] = processors(tokens[row : row + 1, :i], scores[:, i])
-            text, count = _speculative_sampling(tokens[row : row + 1], drafted_logits[row : row + 1], K, scores)
-            result.append((text.tolist(), int(count)))
+            accepted, count = _speculative_sampling(tokens[row : row + 1], drafted_logits[row : row + 1], K, scores)
+            result.append((accepted.tolist(), int(count)))
         return result
 
     return _interleaved([theirs, ours("token"), ours("block")], repeats)
 
 
 def _interleaved(calls: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Medians in milliseconds; the calls take turns, so that a machine's moods hit all of them."""
+    """Medians in milliseconds; the calls take turns, so that a slow phase of the machine affects all of them."""
     seconds: list[list[float]] = [[] for _ in calls]
     order = list(zip(calls, seconds, strict=True))
     with torch.inference_mode():
         for turn in range(repeats + 2):
-            # Whoever comes after another finds the logits in the cache: each is first, second and third in turn.
+            # Later calls find the logits in the processor's cache: each call is first, second and third in turn.
             order.append(order.pop(0))
             for call, times in order:
                 start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What a pass costs whose number of tokens is another than the last one's: OpenVINO's runtime gets ready anew for it.
+"""The cost of a pass with another number of tokens than the last one's, for which OpenVINO's runtime prepares anew.
 
-For pairs of widths: milliseconds of passes that are all of one width, and of passes that change between the two, as
-they are and padded by `foretoken.models.native.widths.PassWidths`. Medians.
+For pairs of widths (tokens in a pass): median milliseconds of passes of one width only, and of passes that alternate
+between the two, without and with padding by `foretoken.models.native.widths.PassWidths`.
 
 Run with: python benchmarks/widths.py [--target DIR] [--dtype bfloat16] [--passes N]
 """
@@ -26,15 +26,15 @@ from foretoken.models.native.widths import PassWidths
 
 PAIRS = ((1, 4), (1, 6), (3, 4), (4, 8), (6, 7), (6, 9), (8, 16))
 LENGTH = 200
-"""Tokens that the text has before."""
+"""Tokens in the KV cache before each pass."""
 
 
 class Meter:
     """Times passes of a model.
 
     Args:
-        backend: of the model.
-        passes: of each kind.
+        backend: the model's backend.
+        passes: timed passes for each width.
     """
 
     def __init__(self, backend: OpenVinoBackend, passes: int) -> None:
@@ -42,7 +42,7 @@ class Meter:
         self._cache = backend.open(1)
 
     def alternating(self, widths: tuple[int, ...], patience: int) -> dict[int, float]:
-        """Median milliseconds of passes over each number of tokens, one number after another."""
+        """Median milliseconds of passes of each width; the widths alternate."""
         self._backend.graphs(GraphKey()).widths = PassWidths(patience)
         found: dict[int, list[float]] = {width: [] for width in widths}
         for number in range(self._passes + 3):
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=40)
     arguments = parser.parse_args()
     backend = load(arguments.target, runner="native", backend="openvino", dtype=arguments.dtype).backend
-    backend.pads = False  # which changes the width as well
+    backend.pads = False  # this padding would change the width as well
     meter, console = Meter(backend, arguments.passes), Console()
     table = Table(box=SIMPLE_HEAD, title="milliseconds a pass")
     for column in ("tokens", "one width", "changing", "changing, padded"):

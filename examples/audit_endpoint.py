@@ -36,8 +36,8 @@ def serve(world, verifier):
                 "max_new_tokens": body["max_tokens"],
             }
             params = [SamplingParams(seed=seed, **options) for seed in seeds]
-            texts = engine.generate([body["prompt"]] * body["n"], params)
-            self.answer({"choices": [{"text": "", "token_ids": text.token_ids} for text in texts]})
+            completions = engine.generate([body["prompt"]] * body["n"], params)
+            self.answer({"choices": [{"text": "", "token_ids": one.token_ids} for one in completions]})
 
         def answer(self, data):
             payload = json.dumps(data).encode()

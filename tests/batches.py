@@ -1,4 +1,4 @@
-"""Batches without an engine: sequences of given tokens, and what a drafter proposes for them."""
+"""Batches without an engine: sequences of given tokens, and a drafter's drafts for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCAB_SIZE = 32
 
 
 def sequence_of(tokens: list[int], source: list[int] | None = None, **params) -> Sequence:
-    """A request whose prompt these tokens are; greedy unless `params` say otherwise."""
+    """A request with these prompt tokens; greedy unless `params` set a temperature."""
     sampling = SamplingParams(**{"temperature": 0.0, **params})
     return Sequence(list(tokens), len(tokens), sampling, sampling.seed or 0, source)
 
@@ -34,14 +34,14 @@ def batch_of(*sequences: Sequence, trees: bool = False, vocab_size: int = VOCAB_
 
 
 def chain_of(drafter: Drafter, sequence: Sequence, limit: int = 8, **options) -> list[int]:
-    """What is drafted where a chain is wanted."""
+    """The tokens drafted for a row that takes chains."""
     draft = drafter.propose(batch_of(sequence, **options), [limit])
     assert draft.is_chain
     return draft.tokens[0, : int(draft.counts[0])].tolist()
 
 
 def paths(draft: Draft, row: int = 0) -> list[list[int]]:
-    """The tokens on the way to each node of a row, the root's none included."""
+    """The tokens on the path to each node of a row; an empty list for the root."""
     found: list[list[int]] = [[]]
     count = int(draft.counts[row])
     for token, parent in zip(draft.tokens[row, :count].tolist(), draft.parents[row, :count].tolist(), strict=True):
@@ -50,14 +50,14 @@ def paths(draft: Draft, row: int = 0) -> list[list[int]]:
 
 
 def paths_of(drafter: Drafter, sequence: Sequence, limit: int) -> list[list[int]]:
-    """What is drafted where a tree is wanted: the path of each node."""
+    """The paths of all nodes drafted for a row that takes trees."""
     return paths(drafter.propose(batch_of(sequence, trees=True), [limit]))[1:]
 
 
 def follow(drafter: Drafter, sequence: Sequence, following: dict[int, list[int]], draft: Draft, trees: bool) -> None:
-    """A round of a target that says after each token, whatever came before it, these tokens, the likeliest first.
+    """Run one greedy round: after token t the target predicts ``following[t]``, the likeliest token first.
 
-    The drafter is told of it, and the sequence is extended.
+    The drafter observes the verdict, and the sequence is extended.
     """
     found = paths(draft)
     logits = torch.zeros((1, len(found), VOCAB_SIZE))
@@ -66,9 +66,9 @@ def follow(drafter: Drafter, sequence: Sequence, following: dict[int, list[int]]
             logits[0, node, token] = 9.0 - rank
     picks = logits[0].argmax(-1).tolist()
     node, path = 0, []
-    while (below := [*found[node], picks[node]]) in found:
-        node = found.index(below)
+    while (longer := [*found[node], picks[node]]) in found:
+        node = found.index(longer)
         path.append(node)
     verdict = Verdict(torch.tensor([path], dtype=torch.int64), torch.tensor([len(path)]), torch.tensor([picks[node]]))
     drafter.observe(batch_of(sequence, trees=trees), draft, verdict, logits)
-    sequence.tokens += below
+    sequence.tokens += longer

@@ -14,7 +14,7 @@ CHAT_TEMPLATE = (
 def byte_tokenizer(chat: bool = True) -> PreTrainedTokenizerFast:
     """256 bytes, the merges ``th`` and ``the``, and ``<end>``, the end token (id 258)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: place for place, symbol in enumerate([*alphabet, "th", "the"])}
+    vocabulary = {symbol: token for token, symbol in enumerate([*alphabet, "th", "the"])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("t", "h"), ("th", "e")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

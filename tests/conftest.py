@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread (tiny models run faster so), and `tests` importable as plain modules."""
+"""Shared by all tests: one thread (tiny models run faster with one), and `tests` on the import path."""
 
 import gc
 import os
@@ -12,10 +12,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-# What one test learns about costs must not steer the next one: nothing can be kept below a file.
+# Costs measured in one test must not influence the next: no folder can be created below a file.
 os.environ["FORETOKEN_CACHE"] = os.path.join(os.devnull, "nowhere")
 
-# Started in the background, a shell's child is deaf to Ctrl-C, and so would be the programs that the tests interrupt.
+# A background process of a shell ignores SIGINT, and so would the programs that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -25,6 +25,6 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: the garbage collector need not look through it again and again (a tenth of the time)."""
+    """Exempt imported objects from garbage collection: scanning them takes a tenth of the time."""
     gc.collect()
     gc.freeze()

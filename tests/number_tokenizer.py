@@ -1,10 +1,10 @@
-"""A tokenizer whose tokens are numbers with spaces between: texts that can be read off a test."""
+"""A tokenizer whose tokens are numbers separated by spaces, so that strings in tests are easy to read."""
 
 from __future__ import annotations
 
 
 class NumberTokenizer:
-    """Tokens 0 … size - 1; what transformers' slow tokenizers do, as far as an index asks for it."""
+    """Tokens 0 … size - 1, with the part of transformers' tokenizer interface that an index uses."""
 
     def __init__(self, size: int, name: str = "numbers") -> None:
         self.name_or_path = name

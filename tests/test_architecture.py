@@ -1,4 +1,4 @@
-"""The source's layout: which module may import which, and what nobody does."""
+"""The source's layout: which module may import which, lengths of files, and what no module does."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def tree(module: str) -> ast.Module:
 
 
 def imported(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Of an import statement: each module and the name taken from it, empty for the module itself."""
+    """Each module that an import statement imports, with the name taken from it; empty for the module itself."""
     if isinstance(node, ast.Import):
         yield from ((alias.name, "") for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -97,7 +97,7 @@ def target(module: str, name: str) -> str:
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """By module, the modules of this package that its import imports."""
+    """For each module, the modules of this package that are imported when it is."""
     return {
         module: {
             target(*pair)
@@ -116,7 +116,7 @@ def package(module: str) -> str:
 
 
 def all_imports(module: str) -> set[str]:
-    """Whatever a module imports of this package, wherever."""
+    """All modules of this package that a module imports, in functions too."""
     return {
         target(*pair)
         for node in ast.walk(tree(module))
@@ -144,7 +144,7 @@ def test_a_circle_is_found():
 
 
 @pytest.mark.parametrize(
-    ("room", "never"),
+    ("name", "never"),
     [
         ("verify", ("models", "drafters", "engine", "policy", "heads")),
         ("sampling", ("models", "drafters", "engine", "verify")),
@@ -163,13 +163,13 @@ def test_a_circle_is_found():
         ("train", ("audit", "bench", "cli", "tune", "peers")),
     ],
 )
-def test_arrows_point_down(room, never):
+def test_arrows_point_down(name, never):
     wrong = {
         (module, other)
         for module in FILES
-        if package(module) == f"foretoken.{room}"
+        if package(module) == f"foretoken.{name}"
         for other in all_imports(module)
-        if package(other) in {f"foretoken.{name}" for name in never}
+        if package(other) in {f"foretoken.{one}" for one in never}
     }
     assert not wrong
 
@@ -208,7 +208,7 @@ def defaults() -> Iterator[tuple[str, int, str | None]]:
                 yield module, node.lineno, attribute.value if isinstance(attribute, ast.Constant) else None
 
 
-def test_what_is_read_of_parts_of_this_package_has_its_default_in_their_contract():
+def test_attributes_of_this_packages_classes_have_their_defaults_in_the_contract():
     """`getattr` with a default is for objects of other libraries."""
     contracts = {
         name

@@ -1,4 +1,4 @@
-"""The wheel, as a user gets it: built, installed into an empty folder, run from somewhere else."""
+"""The wheel as a user gets it: built, installed into an empty folder, run from another folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wheel(tmp_path_factory) -> Path:
     return next(folder.glob("foretoken-*.whl"))
 
 
-def test_it_holds_the_pair_and_stays_small(wheel):
+def test_it_contains_the_pair_and_stays_small(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for part in ("target", "drafter"):
         for file in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -42,8 +42,8 @@ def test_it_installs_and_runs(wheel, tmp_path):
     site = tmp_path / "site"
     run("-m", "pip", "install", "--no-deps", "--quiet", "--no-compile", "--target", site, wheel)
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    place = run("-c", "import foretoken; print(foretoken.__file__)", env=environment, cwd=tmp_path)
-    assert Path(place.strip()).is_relative_to(site)
+    path = run("-c", "import foretoken; print(foretoken.__file__)", env=environment, cwd=tmp_path)
+    assert Path(path.strip()).is_relative_to(site)
     options = ("--raw", "--temperature", "0", "-n", "8")
     text = run("-m", "foretoken", "generate", "def add(a, b):", *options, env=environment, cwd=tmp_path)
     assert text.strip()

@@ -65,7 +65,7 @@ def sentencepiece(size: int = 420) -> PreTrainedTokenizerFast:
         ]
     )
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    words = [word for text in TEXT[:2] for word in text.split()]  # pieces don't reach over white space
+    words = [word for text in TEXT[:2] for word in text.split()]  # pieces don't span white space
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(words, trainer)
     described = json.loads(tokenizer.to_str())
@@ -92,7 +92,7 @@ def unigram(size: int = 130) -> PreTrainedTokenizerFast:
 def letters(alphabet: str, merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
     """One token a letter, in this order, and one for each merge."""
     names = [*alphabet, *("".join(pair) for pair in merges)]
-    tokenizer = Tokenizer(models.BPE({name: place for place, name in enumerate(names)}, list(merges)))
+    tokenizer = Tokenizer(models.BPE({name: token for token, name in enumerate(names)}, list(merges)))
     tokenizer.decoder = decoders.Fuse()
     return _wrapped(tokenizer)
 

@@ -21,7 +21,7 @@ def encode(tokenizer, one: Task) -> tuple[list[int], list[int]]:
 class TaskRows:
     """An endless stream of batches of training tasks; `state` is all that a restart needs.
 
-    What `loop.fit` takes for its rows. No task comes twice: the next number makes the next one.
+    The `rows` argument of `loop.fit`. No task occurs twice: each is made from the next number.
     """
 
     def __init__(self, tokenizer) -> None:
@@ -45,7 +45,7 @@ class TaskRows:
         room = length
         while True:
             number = self.state["next"][0]
-            # Shorter texts in shorter rows: there they are learnt sooner.
+            # Shorter tasks in shorter rows, in which they are learnt sooner.
             prompt, answer = encode(self.tokenizer, task(number, "training", (2, max(3, length // 48))))
             needed = len(prompt) + len(answer)
             if needed > room and room < length:

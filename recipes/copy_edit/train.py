@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from foretoken import Engine, SamplingParams, tiny_pair_path
 from foretoken.workloads.copy_edit import COUNT, task
 
-# A skill for a model that can read already: gentler steps than from scratch, rows as long as their texts need.
+# The base model is trained already: lower learning rates than from scratch, rows as long as their tasks need.
 LENGTHS = ((0.0, 256), (0.25, 384), (0.6, 640))
 MUON_LR, ADAM_LR = 0.01, 1e-3
 

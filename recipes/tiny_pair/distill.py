@@ -1,8 +1,8 @@
 """The draft model: distilled from the target, on sequences that the target itself generated.
 
-A draft model is only asked after sequences of the target's own, hence its samples. The loss is the measure of
-verification: a draft token is accepted with probability `sum_x min(p(x), q(x))`, which is one minus the total variation
-distance between the target's distribution p and the drafter's q.
+A draft model always drafts after sequences that the target generated, so it is trained on such samples. The loss is
+what verification measures: a draft token is accepted with probability `sum_x min(p(x), q(x))`, which is one minus the
+total variation distance between the target's distribution p and the drafter's q.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def write_samples(
             rng = np.random.default_rng([seed, index])
             prompts = prompts_from(documents[chosen[index]], plan.batch_size, tokenizer, rng)
             temperature = plan.temperatures[int(rng.integers(len(plan.temperatures)))]
-            texts = continue_prompts(model, prompts, tokenizer, plan.max_new_tokens, temperature, seed + index)
+            sequences = continue_prompts(model, prompts, tokenizer, plan.max_new_tokens, temperature, seed + index)
             temporary = path.with_suffix(".tmp")
             with open(temporary, "wb") as file:
-                np.savez(file, tokens=np.concatenate(texts), lengths=[len(t) for t in texts])
+                np.savez(file, tokens=np.concatenate(sequences), lengths=[len(s) for s in sequences])
             temporary.replace(path)
         part = np.load(path)
         return np.split(part["tokens"], np.cumsum(part["lengths"])[:-1])
@@ -115,8 +115,8 @@ def write_samples(
     workers = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
     with workers, Progress(*columns) as bar:
         try:
-            for texts in bar.track(workers.map(one_batch, range(plan.batches)), total=plan.batches):
-                samples += texts
+            for batch in bar.track(workers.map(one_batch, range(plan.batches)), total=plan.batches):
+                samples += batch
         except BaseException:
             workers.shutdown(cancel_futures=True)  # Ctrl-C: finish the batches at hand, begin no other
             raise
@@ -124,12 +124,12 @@ def write_samples(
 
 
 def start_from_target(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
-    """Set the drafter's embeddings to the principal components of the target's: words begin where they belong."""
+    """Initialise the drafter's embeddings with the principal components of the target's."""
     wide = target.get_input_embeddings().weight.detach().float()  # [V, H]
     narrow = drafter.get_input_embeddings().weight  # [V, h]
     directions = torch.linalg.svd(wide - wide.mean(0), full_matrices=False).Vh[: narrow.shape[1]]
     with torch.no_grad():
-        # Halved: the layers between are still noise, and logits at full size would be sure of it.
+        # Halved: the layers between are still random, and with full-size embeddings logits would be too confident.
         narrow.copy_(0.5 * (wide - wide.mean(0)) @ directions.T)
 
 

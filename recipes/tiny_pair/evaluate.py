@@ -1,8 +1,9 @@
-"""What the pair is worth on held-out text: loss of each source, and the mean acceptance length of chain drafts.
+"""Evaluation of the pair on held-out text: loss of each source, and the mean acceptance length of chain drafts.
 
-Acceptance needs no speculative loop. Along a text that the target wrote, a drafted token that turned out to be x was
-accepted with probability min(1, q(x) / p(x)) (greedy: when the drafter's best token is x); a refusal emits x all the
-same, and ends the round. The expected number of rounds is then a sum over the text, with no dice thrown.
+Acceptance is computed without speculative decoding. Given that the target emitted x, a draft token was accepted there
+with probability min(1, q(x) / p(x)) (greedy: 1 if the drafter's best token is x, else 0); if it was rejected, x was
+emitted as the replacement and ended the round. So the expected number of rounds follows from the target's output by a
+recursion, without sampling drafts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from transformers import LlamaForCausalLM
 
 @torch.no_grad()
 def log_probs(model: LlamaForCausalLM, tokens: np.ndarray) -> Tensor:
-    """Log probabilities [T - 1, V] of what follows each token but the last."""
+    """Log probabilities [T - 1, V] of the token after each token but the last."""
     ids = torch.from_numpy(tokens.astype(np.int64))[None]
     return model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
 
@@ -57,16 +58,16 @@ def acceptance(
     target: LlamaForCausalLM,
     drafter: LlamaForCausalLM,
     prompts: list[np.ndarray],
-    texts: list[np.ndarray],
+    sequences: list[np.ndarray],
     temperature: float,
     num_speculative_tokens: int = 5,
 ) -> dict[str, float]:
-    """Mean acceptance length, and the chance that a single drafted token is accepted, along the target's `texts`."""
+    """Mean acceptance length, and the acceptance rate of a single draft token, along the target's `sequences`."""
     tokens, rounds, single = 0, 0.0, 0.0
-    for prompt, text in zip(prompts, texts, strict=True):
+    for prompt, sequence in zip(prompts, sequences, strict=True):
         first = len(prompt) - 1
-        log_p, log_q = log_probs(target, text)[first:], log_probs(drafter, text)[first:]
-        new = torch.from_numpy(text[first + 1 :].astype(np.int64))[:, None]
+        log_p, log_q = log_probs(target, sequence)[first:], log_probs(drafter, sequence)[first:]
+        new = torch.from_numpy(sequence[first + 1 :].astype(np.int64))[:, None]
         if temperature:
             log_p, log_q = (log_p / temperature).log_softmax(-1), (log_q / temperature).log_softmax(-1)
             accept = (log_q - log_p).gather(1, new).exp().clamp(max=1)[:, 0].double().numpy()
@@ -101,10 +102,10 @@ def evaluate(
         prompts = prompts_from(held_out, num_prompts, tokenizer, rng)
         report["acceptance"][name] = {}
         for label, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
-            texts = continue_prompts(target, prompts, tokenizer, max_new_tokens, temperature, seed)
-            report["acceptance"][name][label] = acceptance(target, drafter, prompts, texts, temperature)
+            sequences = continue_prompts(target, prompts, tokenizer, max_new_tokens, temperature, seed)
+            report["acceptance"][name][label] = acceptance(target, drafter, prompts, sequences, temperature)
             if name == "gsm8k" and not temperature:
-                report["example"] = tokenizer.decode(texts[0])
+                report["example"] = tokenizer.decode(sequences[0])
     for label in ("greedy", "temperature 1"):
         parts = [by_label[label] for name, by_label in report["acceptance"].items() if name != "all"]
         tokens = sum(part["tokens"] for part in parts)

@@ -1,4 +1,4 @@
-"""One training loop for both models: batches in, checkpoints out, a bar with loss and time left on screen."""
+"""The training loop of both models, with checkpoints and a progress bar that shows loss and time left."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def fit(
 ) -> dict:
     """Train `model` in place and return the totals; goes on from `folder`'s checkpoint where there is one.
 
-    Each of torch's threads takes whole micro-batches on its own view of the weights: threads then meet once a step, not
-    at every operator, which matters where they share the cores with other work.
+    Each of torch's threads takes whole micro-batches on its own view of the weights: threads then synchronise once a
+    step, not at every operator, which matters where they share the cores with other work.
 
     Ctrl-C ends the step at hand, saves, and exits with code 130.
     """

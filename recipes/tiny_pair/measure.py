@@ -49,13 +49,13 @@ def main(
             cells.append(f"{length(completions):.2f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append(f"| all | {' | '.join(f'{length(c):.2f}' for c in everything.values())} |")
-    told = (
+    section = (
         f"{SECTION}\n\nMean acceptance length over {num_prompts} held-out prompts of each text, verifier `token`, "
         f"{num_speculative_tokens} draft tokens.\n\n" + "\n".join(lines) + "\n"
     )
-    typer.echo(told)
+    typer.echo(section)
     card = drafter / "README.md" if drafter else out / "pair" / "MODEL_CARD.md"
-    card.write_text(card.read_text(encoding="utf-8").split(SECTION)[0].rstrip() + "\n\n" + told, encoding="utf-8")
+    card.write_text(card.read_text(encoding="utf-8").split(SECTION)[0].rstrip() + "\n\n" + section, encoding="utf-8")
 
 
 def length(completions: list[Completion]) -> float:
