@@ -23,7 +23,6 @@ FILES = {
 
 MOST_LINES = 450
 LONGER = {  # to be split; a file that has become shorter leaves the list
-    "foretoken.drafters.cascade": 840,
     "foretoken.integrations.transformers": 455,
 }
 
