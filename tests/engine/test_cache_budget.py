@@ -40,7 +40,7 @@ def taken(model, cache):
     layers = getattr(getattr(cache, "slots", cache), "layers", None)
     if layers is None and hasattr(cache.store, "layers"):
         layers = cache.store.layers
-    tensors = model.backend._pool.tensors if layers is None else [t for one in layers for t in (one.keys, one.values)]
+    tensors = model.backend.pool.tensors if layers is None else [t for one in layers for t in (one.keys, one.values)]
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
