@@ -1,4 +1,4 @@
-"""Early exit: the law of the first layers, and a target's cache that does not show what was drafted in it."""
+"""Early exit: the distribution of the first layers, and that drafting leaves no trace in the target's KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of the engine with heads as drafters against the exactly enumerated law of the target."""
+"""Samples of the engine with heads as drafters against the exactly enumerated distribution of the target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiny_heads import tiny_eagle3, tiny_medusa
 VOCAB_SIZE = 8
 LENGTH = 3
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
-ERROR_LEVEL = 0.01  # that any of the tests of a law fails a correct engine, before the choice of fixed seeds
+ERROR_LEVEL = 0.01  # probability that any of these tests fails for a correct engine, over the choice of seeds
 
 OPTIONS = {
     "plain": {},
@@ -75,7 +75,7 @@ def target(name: str):
 
 
 @cache
-def law(kind: str, option: str) -> np.ndarray:
+def target_distribution(kind: str, option: str) -> np.ndarray:
     return joint_distribution(model(kind), PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
 
 
@@ -85,7 +85,7 @@ def drafter(name: str, runner: str, tree: str):
 
 
 def check(case: tuple, draws: int, tests: int) -> None:
-    """The law in batches; and that some requests, sent alone, get the very tokens that they got in a batch."""
+    """The distribution in batches; and that some requests, sent alone, get the same tokens as in a batch."""
     name, runner, tree, verifier, option = case
     first = 1_000_003 * (GRID.index(case) + 1)
 
@@ -99,7 +99,7 @@ def check(case: tuple, draws: int, tests: int) -> None:
         for number in range(draws)
     ]
     samples = [one.token_ids[:LENGTH] for one in engine(256).generate([PROMPT] * draws, wanted)]
-    assert g_test(samples, law(runner.split("-")[0], option)) > ERROR_LEVEL / tests
+    assert g_test(samples, target_distribution(runner.split("-")[0], option)) > ERROR_LEVEL / tests
     single = engine(1)
     assert [single.generate(PROMPT, one).token_ids[:LENGTH] for one in wanted[:20]] == samples[:20]
 
@@ -131,4 +131,4 @@ def test_a_draft_law_that_is_not_what_was_drawn_from_is_caught(monkeypatch):
     params = [SamplingParams(seed=seed, max_new_tokens=LENGTH + 1, ignore_eos=True) for seed in range(2_000)]
     engine = Engine(target("llama-hf"), made, "token", 3, max_batch_size=64)
     samples = [one.token_ids[:LENGTH] for one in engine.generate([PROMPT] * len(params), params)]
-    assert g_test(samples, law("llama", "plain")) < 1e-6
+    assert g_test(samples, target_distribution("llama", "plain")) < 1e-6
