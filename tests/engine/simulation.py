@@ -2,7 +2,7 @@
 
 A history is a setting and a list of operations, all plain data, so that it can be repeated and shortened. Prompts share
 prefixes of all lengths around the limits, and the limits are so small that chunks, copies and split batches happen all
-the time. The reference runs with default limits, one request at a time, without shared prefixes.
+the time. What is compared with what: see `simulated`.
 """
 
 from __future__ import annotations
@@ -10,88 +10,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import torch
+from simulated import DRAFTERS, PAIRS, SMALL, VERIFIERS, Ask, Use, fits, make_drafter, model, reference
 
-from foretoken.drafters import DraftModel, Eagle3, Medusa, NgramStorage
 from foretoken.engine.engine import Engine
 from foretoken.errors import NumericalError, OutOfMemory
-from foretoken.limits import Limits
-from foretoken.models import load
-from foretoken.sampling import SamplingParams
-from tiny import tiny_gpt2, tiny_llama, tiny_mamba, tiny_t5
-from tiny_heads import tiny_eagle3, tiny_medusa
 
-VOCAB = 24
 MOST_PASSES = 500  # target passes in one operation, and steps until all requests are finished
-SMALL = Limits(
-    prefill_tokens=5,
-    shortest_shared_prefix=4,
-    verify_entries=3 * VOCAB,
-    one_thread_logits=1,
-    scalar_uniforms=2,
-    noise_blocks=2,
-    noise_numbers=40,
-    block=8,
-    topk_block=4,
-    topk_ties=1,
-    window=3,
-    window_ties=1,
-)
-SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-TARGETS: dict[str, Callable[[int], Any]] = {
-    "hf": lambda seed: load(tiny_llama(seed=seed, **SIZES), runner="hf"),
-    "gpt2": lambda seed: load(tiny_gpt2(seed=seed, vocab_size=VOCAB, n_embd=16, n_head=2)),
-    "native": lambda seed: load(tiny_llama(seed=seed, **SIZES), runner="native"),
-    "native-torch": lambda seed: load(tiny_llama(seed=seed, **SIZES), runner="native", backend="torch", eager=True),
-    "seq2seq": lambda seed: load(tiny_t5(seed=seed, vocab_size=VOCAB, d_model=16, num_layers=1)),
-    "recompute": lambda seed: load(tiny_mamba(seed=seed, vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1)),
-}
-DRAFTERS = (
-    "none",
-    "draft-model",
-    "draft-tree",
-    "prompt-lookup",
-    "lookup",
-    "ngram-storage",
-    "suffix",
-    "recycling",
-    "lookahead",
-    "early-exit",
-    "eagle3",
-    "medusa",
-    "cascade",
-)
-INSIDE = ("early-exit", "eagle3", "medusa")
-"""Drafters of a decoder's hidden states: not for every target."""
-CHAINS = ("token", "block", "coupled")
-TREES = ("traversal", "coupled")
-
-
-@cache
-def model(kind: str, seed: int) -> Any:
-    return TARGETS[kind](seed)
-
-
-@cache
-def _heads() -> tuple[Any, Any]:
-    module = tiny_llama(seed=1, **SIZES)
-    return tiny_eagle3(module), tiny_medusa(module)
-
-
-def make_drafter(name: str, kind: str) -> Any:
-    made: dict[str, Callable[[], Any]] = {
-        "none": lambda: None,
-        "draft-model": lambda: model(kind, 2),
-        "draft-tree": lambda: DraftModel(model(kind, 2), tree="static"),
-        "ngram-storage": lambda: NgramStorage(3, stop_if_unknown=False),
-        "eagle3": lambda: Eagle3(_heads()[0], model(kind, 1)),
-        "medusa": lambda: Medusa(_heads()[1], model(kind, 1)),
-        "cascade": lambda: ["prompt-lookup", model(kind, 2)],
-    }
-    return made.get(name, lambda: name)()
 
 
 @dataclass(frozen=True)
@@ -108,36 +35,6 @@ class Setting:
     """Rows of 60 tokens that fit into `cache_memory`; 0 for no limit."""
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A request."""
-
-    base: int
-    length: int
-    ending: tuple[int, ...]
-    temperature: float
-    seed: int
-    max_new_tokens: int
-    logprobs: int | None
-    top_k: int = 0
-
-    @property
-    def prompt(self) -> list[int]:
-        generator = random.Random(self.base)
-        return [generator.randrange(VOCAB) for _ in range(self.length)] + list(self.ending)
-
-    @property
-    def params(self) -> SamplingParams:
-        return SamplingParams(
-            temperature=self.temperature,
-            seed=self.seed,
-            max_new_tokens=self.max_new_tokens,
-            logprobs=self.logprobs,
-            top_k=self.top_k,
-            ignore_eos=True,
-        )
-
-
 History = tuple[Setting, list[tuple[Any, ...]]]
 
 
@@ -145,77 +42,113 @@ class Violation(AssertionError):
     """A request got something else than alone, or waited for too long."""
 
 
-@cache
-def alone(target: str, drafter: str, verifier: str, k: int | str, ask: Ask) -> tuple[list[int], list[float] | None]:
-    """Output tokens and their log-probabilities of a request that has an engine to itself."""
-    engine = Engine(model(target, 1), make_drafter(drafter, target), verifier, k, reuse_prefixes=False)
-    completion = engine.generate(ask.prompt, ask.params)
-    return completion.token_ids, completion.logprobs and [one.logprob for one in completion.logprobs]
+ENDINGS = ((), (), (3,), (17,), (3, 5), (20, 1, 7, 3, 5, 9, 2))
 
 
-def reference(setting: Setting, ask: Ask) -> tuple[list[int], list[float] | None]:
-    if ask.temperature == 0 or setting.verifier == "coupled":  # the output is the target's own, whatever drafts
-        return alone(setting.target, "none", "coupled", 0, ask)
-    return alone(setting.target, setting.drafter, setting.verifier, setting.k, ask)
+def make_ask(chance: random.Random, bases: list[int]) -> Ask:
+    """A request whose prompt may begin as others of these bases do."""
+    return Ask(
+        chance.choice(bases),
+        chance.choice((1, 3, 4, 5, 6, 9, 10, 11, 14, 15, 16, 22)),
+        chance.choice(ENDINGS),
+        chance.choice((0.0, 0.0, 0.7, 1.0)),
+        chance.randrange(3),
+        chance.choice((1, 1, 2, 3, 5, 9)),
+        chance.choice((None, 0, 2)),
+        chance.choice((0, 0, 4)),
+        chance.choice((None, None, *VERIFIERS)),
+        chance.choice((None,) * 6 + (0, 1, 4, "auto")),
+    )
 
 
-def fits(target: str, drafter: str) -> bool:
-    """Whether the drafter can draft for the target."""
-    if drafter in INSIDE:
-        return target in ("hf", "native", "native-torch")
-    return drafter not in ("draft-tree", "lookahead") or target not in ("recompute", "seq2seq")
+def copied_prefix_is_spoilt(chance: random.Random) -> list[tuple[Any, ...]]:
+    """A request that copied a prefix gets NaN with its first round, so that it is computed again."""
+    base, length = chance.randrange(4), chance.choice((9, 14, 22))
+    first, second = (replace(make_ask(chance, [base]), length=length, max_new_tokens=9) for _ in range(2))
+    before = [("generate", (first,), None)] if chance.random() < 0.7 else [("submit", first), ("step",)]
+    return [*before, ("submit", second), ("spoil", len(before) - 1), *[("step",)] * chance.randrange(4)]
 
 
-PAIRS = [(target, drafter) for target in TARGETS for drafter in DRAFTERS if fits(target, drafter)]
+def donor_leaves(chance: random.Random) -> list[tuple[Any, ...]]:
+    """A request in prefill, whose prefix another one waits for, is cancelled while a third one decodes."""
+    base, decodes = chance.randrange(4), replace(make_ask(chance, [chance.randrange(4)]), length=1, max_new_tokens=9)
+    first, second = (replace(make_ask(chance, [base]), length=22) for _ in range(2))
+    return [
+        *(("submit", decodes), ("step",), ("submit", first), ("submit", second), ("step",)),
+        *(("cancel", 1), ("step",), ("step",)),
+    ]
+
+
+def donors_have_left(chance: random.Random) -> list[tuple[Any, ...]]:
+    """A batch shares prefixes with requests that have left, and among its own."""
+    bases = chance.sample(range(4), 2)
+    first, *others = (replace(make_ask(chance, bases), length=chance.choice((14, 16, 22))) for _ in range(4))
+    before = tuple(replace(first, base=base) for base in bases[: chance.randrange(1, 3)])
+    return [("generate", before, None), ("generate", (replace(first, base=bases[0], ending=(1,)), *others), None)]
+
+
+PATTERNS = (copied_prefix_is_spoilt, donor_leaves, donors_have_left)
+KINDS = {
+    "generate": 3,
+    "submit": 9,
+    "step": 16,
+    "stream": 2,
+    "next": 5,
+    "cancel": 2,
+    "close": 1,
+    "fail": 0.6,
+    "spoil": 0.6,
+    "drafter": 0.6,
+    "length": 0.6,
+    "release": 0.5,
+    "pattern": 0.4,
+}
 
 
 def make_history(seed: int, operations: int = 40) -> History:
     """A history, as a function of its seed."""
     chance = random.Random(seed)
     target, drafter = PAIRS[seed % len(PAIRS)]
-    trees = drafter in ("draft-tree", "recycling", "medusa")
     setting = Setting(
         target,
         drafter,
-        chance.choice(TREES if trees else CHAINS),
-        chance.choice((1, 3, 5, "auto")),
+        chance.choice(VERIFIERS),
+        chance.choice((1, 3, 3, 5, 5, "auto")),
         chance.choice((1, 2, 3, 5)),
         chance.random() < 0.8,
         chance.choice((0, 0, 2, 4)),
     )
     bases = [chance.randrange(4) for _ in range(2)]
-
-    def ask() -> Ask:
-        return Ask(
-            chance.choice(bases),
-            chance.choice((1, 3, 4, 5, 6, 9, 10, 11, 14, 15, 16, 22)),
-            tuple(chance.randrange(VOCAB) for _ in range(chance.choice((0, 0, 1, 1, 2, 7)))),
-            chance.choice((0.0, 0.7, 1.0)),
-            chance.randrange(3),
-            chance.choice((1, 2, 5, 9, 14)),
-            chance.choice((None, 0, 2)),
-            chance.choice((0, 0, 4)),
-        )
-
     done: list[tuple[Any, ...]] = []
-    for _ in range(operations):
-        kind = chance.choices(
-            ("generate", "submit", "step", "stream", "next", "cancel", "close", "fail", "spoil", "drafter", "release"),
-            (4, 9, 16, 2, 5, 2, 1, 0.6, 0.6, 0.6, 0.5),
-        )[0]
+    while len(done) < operations:
+        kind = chance.choices([*KINDS], [*KINDS.values()])[0]
         if kind == "generate":
-            done.append((kind, tuple(ask() for _ in range(chance.choice((1, 2, 3, 6))))))
+            n = chance.choice((None, None, None, 1, 3))
+            asks = tuple(make_ask(chance, bases) for _ in range(chance.choice((1, 2, 3, 6) if n is None else (1, 2))))
+            done.append((kind, asks, n))
         elif kind in ("submit", "stream"):
-            done.append((kind, ask()))
+            done.append((kind, make_ask(chance, bases)))
         elif kind in ("next", "cancel", "close", "spoil"):
             done.append((kind, chance.randrange(6)))
         elif kind == "drafter":
-            # Another one where the output does not depend on what drafts; a new one of the same kind elsewhere.
-            others = [name for name in DRAFTERS if fits(target, name)]
-            done.append((kind, chance.choice(others) if setting.verifier == "coupled" else drafter))
+            done.append((kind, chance.choice([drafter, *(name for name in DRAFTERS if fits(target, name))])))
+        elif kind == "length":
+            done.append((kind, chance.choice((0, 1, 3, 5, "auto"))))
+        elif kind == "pattern":
+            done += chance.choice(PATTERNS)(chance)
         else:
             done.append((kind,))
     return setting, done
+
+
+@dataclass
+class Streamed:
+    """An open stream: what it asked, with what it is decoded (None before its first round), and the tokens so far."""
+
+    events: Any
+    ask: Ask
+    use: Use | None = None
+    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -223,18 +156,23 @@ class Life:
     """An engine while a history runs.
 
     Attributes:
-        submitted: requests that are not finished, and what they asked.
-        streams: open streams, what they asked, and the tokens that came.
-        steps: operations so far.
+        submitted: requests that are not finished, what they asked, and with what they are decoded.
+        streams: open streams.
+        failures: errors that had a reason.
+        passes: of the target, in this operation.
+        broken: what happens in the next pass: "fail" or "spoil".
+        spoilt: the row for it.
+        operations: so far.
     """
 
     setting: Setting
-    submitted: list[tuple[Any, Ask]] = field(default_factory=list)
-    streams: list[tuple[Any, Ask, list[int]]] = field(default_factory=list)
+    submitted: list[tuple[Any, Ask, Use]] = field(default_factory=list)
+    streams: list[Streamed] = field(default_factory=list)
     failures: set[type[Exception]] = field(default_factory=set)
     passes: int = 0
     broken: str = ""
     spoilt: int = 0
+    operations: int = 0
 
     def __post_init__(self) -> None:
         target = self.target = model(self.setting.target, 1)
@@ -252,6 +190,8 @@ class Life:
             cache_memory=memory,
             limits=SMALL,
         )
+        self.use = Use(self.setting.target, self.setting.drafter, self.setting.verifier, self.setting.k)
+        self.batch_use = self.use  # that of the submitted requests: what was set when the first of them came
 
     def run(self, operations: list[tuple[Any, ...]]) -> None:
         """Carry out the operations, then finish everything.
@@ -282,6 +222,7 @@ class Life:
                 self.broken = ""
                 getattr(self, f"do_{operation[0]}")(*operation[1:])
                 self.check()
+                self.operations += 1
             self.broken = ""
             for _ in range(MOST_PASSES):
                 self.passes = 0
@@ -307,39 +248,49 @@ class Life:
                 raise Violation(f"an error out of nothing: {error!r}") from error
             return None
 
-    def compare(self, ask: Ask, completion: Any) -> None:
+    def compare(self, ask: Ask, use: Use, completion: Any) -> None:
         if completion.error is not None:
             if type(completion.error) not in self.failures and "cache_memory" not in str(completion.error):
                 raise Violation(f"{ask} failed: {completion.error!r}") from completion.error
             return
-        tokens, logprobs = reference(self.setting, ask)
+        output = completion.token_ids
+        tokens, logprobs = reference(use, ask, output)
         if completion.finish_reason == "cancelled":
-            tokens = tokens[: len(completion.token_ids)]
-        if completion.token_ids != tokens:
-            raise Violation(f"{ask} got {completion.token_ids}, alone {tokens}")
-        if logprobs is not None:
+            tokens = tokens[: len(output)]
+        elif len(output) != ask.max_new_tokens:
+            raise Violation(f"{ask} got {len(output)} tokens")
+        if output != tokens:
+            raise Violation(f"{ask} of {use} got {output}, alone {tokens}")
+        if ask.logprobs is not None:
             for place, (got, wanted) in enumerate(zip(completion.logprobs, logprobs, strict=False)):
                 if not abs(got.logprob - wanted) < 1e-4:
-                    raise Violation(f"{ask}: log-probability {place} is {got.logprob}, alone {wanted}")
+                    raise Violation(f"{ask} of {use}: log-probability {place} is {got.logprob}, alone {wanted}")
 
     def check(self) -> None:
         """Compare all requests that are finished, and let go of them."""
-        for request, ask in self.submitted:
+        for request, ask, use in self.submitted:
             if request.finished:
-                self.compare(ask, request.completion)
-        self.submitted = [(request, ask) for request, ask in self.submitted if not request.finished]
+                self.compare(ask, use, request.completion)
+        self.submitted = [one for one in self.submitted if not one[0].finished]
 
-    def do_generate(self, asks: tuple[Ask, ...]) -> None:
+    def do_generate(self, asks: tuple[Ask, ...], n: int | None) -> None:
         def call() -> Any:
-            return self.engine.generate([ask.prompt for ask in asks], [ask.params for ask in asks])
+            return self.engine.generate([ask.prompt for ask in asks], [ask.params for ask in asks], n=n)
 
-        for ask, completion in zip(asks, self.attempt(call) or (), strict=False):
-            self.compare(ask, completion)
+        for ask, completions in zip(asks, self.attempt(call) or (), strict=False):
+            for i, completion in enumerate([completions] if n is None else completions):
+                self.compare(replace(ask, seed=ask.seed + i), self.use, completion)
 
     def do_submit(self, ask: Ask) -> None:
-        request = self.attempt(lambda: self.engine.submit(ask.prompt, ask.params))
+        if not self.engine.busy:
+            self.batch_use = self.use
+        request = self.attempt(
+            lambda: self.engine.submit(ask.prompt, ask.params, verifier=ask.verifier, num_speculative_tokens=ask.k)
+        )
         if request is not None:
-            self.submitted.append((request, ask))
+            k = self.batch_use.k if ask.k is None else ask.k
+            use = replace(self.batch_use, verifier=ask.verifier or self.use.verifier, k=k)
+            self.submitted.append((request, ask, use))
 
     def do_step(self) -> None:
         self.attempt(self.engine.step)
@@ -347,21 +298,22 @@ class Life:
     def do_stream(self, ask: Ask) -> None:
         stream = self.attempt(lambda: self.engine.stream(ask.prompt, ask.params))
         if stream is not None:
-            self.streams.append((stream, ask, []))
+            self.streams.append(Streamed(stream, ask))
 
     def do_next(self, number: int) -> None:
         if not self.streams:
             return
-        stream, ask, tokens = self.streams[number % len(self.streams)]
-        event = self.attempt(lambda: next(stream, None))
+        stream = self.streams[number % len(self.streams)]
+        use = stream.use = stream.use or self.use
+        event = self.attempt(lambda: next(stream.events, None))
         if event is not None:
-            tokens += [piece.token_id for piece in event.pieces]
+            stream.tokens += [piece.token_id for piece in event.pieces]
             if event.completion is None:
                 return
-            self.compare(ask, event.completion)
-            if tokens != event.completion.token_ids:
-                raise Violation(f"{ask} streamed {tokens}, and has {event.completion.token_ids}")
-        self.streams = [one for one in self.streams if one[0] is not stream]
+            self.compare(stream.ask, use, event.completion)
+            if stream.tokens != event.completion.token_ids:
+                raise Violation(f"{stream.ask} streamed {stream.tokens}, and has {event.completion.token_ids}")
+        self.streams.remove(stream)
 
     def do_cancel(self, number: int) -> None:
         if self.submitted:
@@ -369,7 +321,7 @@ class Life:
 
     def do_close(self, number: int) -> None:
         if self.streams:
-            self.streams.pop(number % len(self.streams))[0].close()
+            self.streams.pop(number % len(self.streams)).events.close()
 
     def do_fail(self) -> None:
         """A round runs out of memory."""
@@ -385,6 +337,11 @@ class Life:
 
     def do_drafter(self, name: str) -> None:
         self.engine.drafter = make_drafter(name, self.setting.target)
+        self.use = replace(self.use, drafter=name)
+
+    def do_length(self, k: int | str) -> None:
+        self.engine.num_speculative_tokens = k  # type: ignore[assignment]
+        self.use = replace(self.use, k=k)
 
     def do_release(self) -> None:
         self.engine.release()
@@ -424,13 +381,18 @@ def shrink(history: History, tries: int = 300) -> History:
                 (
                     one
                     for one in parts
-                    if fault((setting, [*operations[:place], ("generate", one), *operations[place + 1 :]]))
+                    if fault(
+                        (
+                            setting,
+                            [*operations[:place], (*operation[:1], one, *operation[2:]), *operations[place + 1 :]],
+                        )
+                    )
                 ),
                 None,
             )
             if found is None:
                 break
-            operation = ("generate", found)
+            operation = ("generate", found, operation[2])
             operations = [*operations[:place], operation, *operations[place + 1 :]]
     simpler = replace(setting, drafter="none", verifier="coupled", k=0)
     return (simpler, operations) if fault((simpler, operations)) else (setting, operations)
