@@ -51,11 +51,18 @@ SMALL = Limits(
     window_ties=1,
 )
 SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+
+
+def _llama(seed: int) -> Any:
+    """The target (1), whose layers a drafter can leave early; a draft model (2) needs one layer alone."""
+    return tiny_llama(seed=seed, num_hidden_layers=2 if seed == 1 else 1, **SIZES)
+
+
 TARGETS: dict[str, Callable[[int], Any]] = {
-    "hf": lambda seed: load(tiny_llama(seed=seed, **SIZES), runner="hf"),
-    "gpt2": lambda seed: load(tiny_gpt2(seed=seed, vocab_size=VOCAB, n_embd=16, n_head=2)),
-    "native": lambda seed: load(tiny_llama(seed=seed, **SIZES), runner="native"),
-    "native-torch": lambda seed: load(tiny_llama(seed=seed, **SIZES), runner="native", backend="torch", eager=True),
+    "hf": lambda seed: load(_llama(seed), runner="hf"),
+    "gpt2": lambda seed: load(tiny_gpt2(seed=seed, vocab_size=VOCAB, n_embd=16, n_head=2, n_layer=1)),
+    "native": lambda seed: load(_llama(seed), runner="native"),
+    "native-torch": lambda seed: load(_llama(seed), runner="native", backend="torch", eager=True),
     "seq2seq": lambda seed: load(tiny_t5(seed=seed, vocab_size=VOCAB, d_model=16, num_layers=1)),
     "recompute": lambda seed: load(tiny_mamba(seed=seed, vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1)),
 }
