@@ -282,7 +282,7 @@ def shown(report, width):
 
 
 def test_a_report_says_whether_there_was_speculation(passed):
-    assert "not known: the subject does not tell" in " ".join(shown(passed, 200).split())
+    assert "not known: the subject does not report" in " ".join(shown(passed, 200).split())
     told = replace(passed, speculation=Speculation(200, 150))
     assert "200 tokens drafted, 150 accepted (75%)" in shown(told, 100)
     assert "200 tokens drafted, 150 accepted (75%)" in told.to_html()

@@ -11,7 +11,7 @@ import scipy.stats
 
 from foretoken.audit import statistics as st
 
-LAW = np.array([0.6, 0.25, 0.1, 0.05])
+P = np.array([0.6, 0.25, 0.1, 0.05])
 
 
 def counts_of(size: int, total: int):
@@ -24,16 +24,16 @@ def counts_of(size: int, total: int):
 @pytest.mark.parametrize("total", [1, 2, 7])
 def test_dirichlet_evidence_has_mean_one(total):
     mean = np.zeros(len(st.DISTANCES))
-    for counts, log_ways in counts_of(len(LAW), total):
-        chance = math.exp(log_ways + float(counts @ np.log(LAW)))
-        mean += chance * np.exp(st.dirichlet_log_e(counts, LAW))
+    for counts, log_ways in counts_of(len(P), total):
+        chance = math.exp(log_ways + float(counts @ np.log(P)))
+        mean += chance * np.exp(st.dirichlet_log_e(counts, P))
     assert np.abs(mean - 1).max() < 1e-9
 
 
 def test_dirichlet_evidence_is_a_martingale():
     counts = np.array([3, 2, 0, 1])
-    before = st.dirichlet_log_e(counts, LAW)
-    after = sum(LAW[i] * np.exp(st.dirichlet_log_e(counts + np.eye(4, dtype=int)[i], LAW)) for i in range(4))
+    before = st.dirichlet_log_e(counts, P)
+    after = sum(P[i] * np.exp(st.dirichlet_log_e(counts + np.eye(4, dtype=int)[i], P)) for i in range(4))
     assert np.abs(after - np.exp(before)).max() < 1e-9
 
 
@@ -42,40 +42,38 @@ def test_an_impossible_cell_settles_it():
 
 
 def test_tilts_have_mean_one():
-    factors = np.exp(st.tilt_log_e(np.tile(LAW, (4, 1)), np.arange(4)))
-    assert np.abs(LAW @ factors - 1).max() < 1e-12
+    factors = np.exp(st.tilt_log_e(np.tile(P, (4, 1)), np.arange(4)))
+    assert np.abs(P @ factors - 1).max() < 1e-12
 
 
 def test_swaps_have_mean_one():
     ratio = np.array([0.5, -1.0, 0.0, 2.0])
     mean = sum(
-        LAW[i] * LAW[j] * math.exp(st.swap_log_e(np.array([i]), np.array([j]), ratio))
-        for i in range(4)
-        for j in range(4)
+        P[i] * P[j] * math.exp(st.swap_log_e(np.array([i]), np.array([j]), ratio)) for i in range(4) for j in range(4)
     )
     assert abs(mean - 1) < 1e-12
 
 
 def test_log_likelihood_score_is_centred():
-    score, variance = st.log_likelihood_score(np.tile(LAW, (4, 1)), np.arange(4))
-    assert abs(LAW @ score) < 1e-12
-    assert abs(LAW @ score**2 - variance[0]) < 1e-12
+    score, variance = st.log_likelihood_score(np.tile(P, (4, 1)), np.arange(4))
+    assert abs(P @ score) < 1e-12
+    assert abs(P @ score**2 - variance[0]) < 1e-12
 
 
 def test_the_transform_is_uniform():
     order = np.tile(np.array([2, 0, 3, 1]), (4, 1))
-    low = st.pit(np.tile(LAW, (4, 1)), np.arange(4), order, np.zeros(4))
-    high = st.pit(np.tile(LAW, (4, 1)), np.arange(4), order, np.full(4, 1 - 1e-12))
+    low = st.pit(np.tile(P, (4, 1)), np.arange(4), order, np.zeros(4))
+    high = st.pit(np.tile(P, (4, 1)), np.arange(4), order, np.full(4, 1 - 1e-12))
     # Each token fills an interval as long as its probability, and together they fill [0, 1].
-    assert np.allclose(high - low, LAW)
-    assert np.allclose(np.sort(low), np.r_[0.0, LAW[[2, 0, 3]].cumsum()])
+    assert np.allclose(high - low, P)
+    assert np.allclose(np.sort(low), np.r_[0.0, P[[2, 0, 3]].cumsum()])
 
 
 def test_g_test_agrees_with_scipy():
     counts = np.array([130, 45, 17, 8])
-    expected = scipy.stats.power_divergence(counts, LAW * 200, lambda_="log-likelihood")
-    correction = 1 + ((1 / LAW).sum() - 1) / (6 * 200 * 3)
-    assert st.g_test(counts, LAW).g * correction == pytest.approx(expected.statistic)
+    expected = scipy.stats.power_divergence(counts, P * 200, lambda_="log-likelihood")
+    correction = 1 + ((1 / P).sum() - 1) / (6 * 200 * 3)
+    assert st.g_test(counts, P).g * correction == pytest.approx(expected.statistic)
     assert st.chi2_sf(expected.statistic, 3) == pytest.approx(expected.pvalue)
 
 
@@ -111,6 +109,6 @@ def test_looking_often_does_not_make_false_alarms():
     counts = np.zeros((400, 4), dtype=np.int64)
     peak = np.zeros(400)
     for _ in range(60):
-        counts += rng.multinomial(10, LAW, size=400)
-        peak = np.maximum(peak, [st.log_mean_exp(row) for row in st.dirichlet_log_e(counts, LAW)])
+        counts += rng.multinomial(10, P, size=400)
+        peak = np.maximum(peak, [st.log_mean_exp(row) for row in st.dirichlet_log_e(counts, P)])
     assert (peak >= math.log(10)).mean() <= 0.1

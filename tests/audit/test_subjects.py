@@ -101,14 +101,14 @@ def test_transformers_modes_answer(world, mode):
     assert isinstance(subject, TransformersSubject)
     samples = subject.sample(SampleRequest(world.prompts[0], 3, 5))
     assert [len(sample.tokens) for sample in samples] == [5, 5, 5]
-    # What was heard of the rounds adds up; afterwards the model is as it was.
+    # The recorded rounds add up; afterwards the model is unchanged.
     assert [sum(sample.rounds) for sample in samples] == [5, 5, 5]
     assert subject.speculation.drafted > 0
     assert "_get_candidate_generator" not in vars(world.target)
 
 
 def test_transformers_that_tell_nothing_of_their_rounds(world, monkeypatch):
-    monkeypatch.setattr("foretoken.audit.transformers_subject._listening", lambda module: nullcontext([]))
+    monkeypatch.setattr("foretoken.audit.transformers_subject._recorded_rounds", lambda module: nullcontext([]))
     subject = transformers_subject(world.target, world.drafter, "assistant")
     (sample,) = subject.sample(SampleRequest(world.prompts[0], 1, 5))
     assert (subject.speculation, sample.rounds) == (None, None)

@@ -241,13 +241,13 @@ def test_logprobs_are_the_targets():
         PROMPT, SamplingParams(seed=1, temperature=0.5, max_new_tokens=9, logprobs=4)
     )
     assert len(completion.logprobs) == len(completion.token_ids) == 9
-    for place, entry in enumerate(completion.logprobs):
-        law = next_distributions(
-            target, PROMPT, torch.tensor([completion.token_ids[:place]], dtype=torch.int64), SamplingParams()
+    for index, entry in enumerate(completion.logprobs):
+        p = next_distributions(
+            target, PROMPT, torch.tensor([completion.token_ids[:index]], dtype=torch.int64), SamplingParams()
         )
-        assert entry.token_id == completion.token_ids[place]
-        assert entry.logprob == pytest.approx(float(torch.tensor(law[0, entry.token_id]).log()), abs=1e-4)
-        assert list(entry.top) == torch.tensor(law[0]).topk(4).indices.tolist()
+        assert entry.token_id == completion.token_ids[index]
+        assert entry.logprob == pytest.approx(float(torch.tensor(p[0, entry.token_id]).log()), abs=1e-4)
+        assert list(entry.top) == torch.tensor(p[0]).topk(4).indices.tolist()
 
 
 def test_stream_gives_what_generate_gives():

@@ -39,14 +39,14 @@ def watched(drafter):
     return drafter, seen
 
 
-def laws(logits: np.ndarray) -> np.ndarray:
+def softmax(logits: np.ndarray) -> np.ndarray:
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("draft_vocab_size", [None, 20])
-def test_the_laws_of_an_eagle3_chain_are_those_of_the_slow_reference(backend, draft_vocab_size):
+def test_the_distributions_of_an_eagle3_chain_are_those_of_the_slow_reference(backend, draft_vocab_size):
     model = tiny_llama(seed=1)
     head = tiny_eagle3(model, draft_vocab_size=draft_vocab_size)
     tokens = head.draft_tokens().numpy()
@@ -54,12 +54,12 @@ def test_the_laws_of_an_eagle3_chain_are_those_of_the_slow_reference(backend, dr
     drafter, seen = watched(Eagle3(head, target, backend=backend))
     Engine(target, drafter, "token", 3).generate([1, 2, 3, 4], SAMPLED)
     compared = 0
-    for (text,), draft in seen:
+    for (sequence,), draft in seen:
         count = int(draft.counts[0])
         if count == 0:
             continue
         drafted = draft.tokens[0, :count].tolist()
-        slow = laws(slow_eagle3(head, model, text, drafted[:-1]))
+        slow = softmax(slow_eagle3(head, model, sequence, drafted[:-1]))
         found = draft.probs[0, :count].double().numpy()
         assert np.abs(found[:, tokens] - slow).max() < 1e-5
         assert np.delete(found, tokens, axis=1).sum() == 0.0
@@ -68,20 +68,20 @@ def test_the_laws_of_an_eagle3_chain_are_those_of_the_slow_reference(backend, dr
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_tree_of_eagle3_has_the_laws_of_the_slow_reference_at_every_node(backend):
+def test_a_tree_of_eagle3_has_the_distributions_of_the_slow_reference_at_every_node(backend):
     model = tiny_llama(seed=1)
     head, target = tiny_eagle3(model), load(model)
     drafter, seen = watched(Eagle3(head, target, "static", backend))
     Engine(target, drafter, "traversal", 12).generate([1, 2, 3, 4], SAMPLED)
     branching = 0
-    for (text,), draft in seen[:4]:
+    for (sequence,), draft in seen[:4]:
         count, parents = int(draft.counts[0]), draft.parents[0].tolist()
         for node in sorted(set(parents[:count])):
             path, at = [], node
             while at:
                 path.insert(0, int(draft.tokens[0, at - 1]))
                 at = parents[at - 1]
-            slow = laws(slow_eagle3(head, model, text, path))[-1]
+            slow = softmax(slow_eagle3(head, model, sequence, path))[-1]
             assert np.abs(draft.probs[0, node].double().numpy() - slow).max() < 1e-5
             branching += parents[:count].count(node) > 1
     assert branching
@@ -94,12 +94,12 @@ def test_a_rounded_head_is_close_to_the_head(quantize):
     head, target = tiny_eagle3(model), load(model)
     drafter, seen = watched(Eagle3(head, target, quantize=quantize))
     Engine(target, drafter, "token", 3).generate([1, 2, 3, 4], SAMPLED)
-    drafts = [(text, draft) for (text,), draft in seen if draft.counts[0]]
+    drafts = [(sequence, draft) for (sequence,), draft in seen if draft.counts[0]]
     assert len(drafts) >= 3
     far = []
-    for text, draft in drafts:
+    for sequence, draft in drafts:
         count = int(draft.counts[0])
-        slow = laws(slow_eagle3(head, model, text, draft.tokens[0, : count - 1].tolist()))
+        slow = softmax(slow_eagle3(head, model, sequence, draft.tokens[0, : count - 1].tolist()))
         far.append(np.abs(draft.probs[0, :count].double().numpy() - slow).max())
     assert 1e-5 < max(far) < 0.03
 
@@ -145,14 +145,14 @@ def test_torch_runs_heads_as_they_are(monkeypatch):
         assert Eagle3(head, target, quantize="int8").quantize is None
 
 
-def test_the_laws_of_medusa_are_those_of_the_state_before_the_root():
+def test_the_distributions_of_medusa_are_those_of_the_state_before_the_root():
     model = tiny_llama(seed=1)
     heads, target = tiny_medusa(model, num_heads=3, num_layers=2), load(model)
     drafter, seen = watched(Medusa(heads, target))
     Engine(target, drafter, "token", 5).generate([1, 2, 3, 4], SAMPLED)
     assert max(draft.width for _, draft in seen) == 3
-    for (text,), draft in seen:
-        state = hidden_states(model, text)[-1][len(text) - 2]
+    for (sequence,), draft in seen:
+        state = hidden_states(model, sequence)[-1][len(sequence) - 2]
         for number in range(int(draft.counts[0])):
             x = state
             for layer in list(heads[number])[:-1]:
@@ -167,8 +167,8 @@ def test_a_tree_of_medusa_is_a_product_of_the_heads_best_tokens():
     heads, target = tiny_medusa(model), load(model)
     drafter, seen = watched(Medusa(heads, target, "dynamic"))
     Engine(target, drafter, "traversal", 12).generate([1, 2, 3, 4], GREEDY)
-    (text,), draft = seen[0]
-    state = hidden_states(model, text)[-1][len(text) - 2]
+    (sequence,), draft = seen[0]
+    state = hidden_states(model, sequence)[-1][len(sequence) - 2]
     depths = draft.depths()[0, 1 : int(draft.counts[0]) + 1].tolist()
     for depth in set(depths):
         best = heads[depth - 1](state).topk(8).indices.tolist()
@@ -233,14 +233,16 @@ def test_long_prompts_are_read_in_chunks(backend):
     texts, draft = next(
         (texts, draft) for texts, draft in seen if len(texts) == 2 and len(texts[0]) > 1100 and draft.counts[0]
     )
-    text = torch.tensor([texts[0]])
-    with torch.inference_mode():  # the whole text in one pass: its slots are those of a text that is read at once
-        states = model(text, output_hidden_states=True).hidden_states
+    sequence = torch.tensor([texts[0]])
+    with (
+        torch.inference_mode()
+    ):  # the whole sequence in one pass: its slots are those of a sequence that is read at once
+        states = model(sequence, output_hidden_states=True).hidden_states
         features = torch.cat([states[layer][:, :-1] for layer in head.config.target_layers], dim=-1)
-        embedded = model.get_input_embeddings()(text[:, 1:])
-        outputs = head(embedded, head.fuse(features), torch.arange(text.shape[1] - 1)[None])
-        law = head.logits(outputs[0, -1]).softmax(-1)
-    assert (draft.probs[0, 0] - law).abs().max() < 1e-4
+        embedded = model.get_input_embeddings()(sequence[:, 1:])
+        outputs = head(embedded, head.fuse(features), torch.arange(sequence.shape[1] - 1)[None])
+        probs = head.logits(outputs[0, -1]).softmax(-1)
+    assert (draft.probs[0, 0] - probs).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -256,10 +258,10 @@ def test_text_that_was_written_without_drafts_is_caught_up_with(backend):
 
     drafter.propose = seldom
     Engine(target, drafter, "token", 3).generate([1, 2, 3, 4], SAMPLED)
-    drafts = [(text, draft) for (text,), draft in seen if draft.counts[0]]
+    drafts = [(sequence, draft) for (sequence,), draft in seen if draft.counts[0]]
     assert len(drafts) >= 2
-    for text, draft in drafts:
-        slow = laws(slow_eagle3(head, model, text, draft.tokens[0, :-1].tolist()))
+    for sequence, draft in drafts:
+        slow = softmax(slow_eagle3(head, model, sequence, draft.tokens[0, :-1].tolist()))
         assert np.abs(draft.probs[0].double().numpy() - slow).max() < 1e-5
 
 
@@ -380,15 +382,15 @@ def test_how_a_row_is_drafted_for_does_not_depend_on_the_others(kind, draft_voca
         return Engine(target, drafter, "token", 4), seen
 
     def of(prompt, seen):
-        """Its drafts: tokens, laws, and whether these are in whole units, as those of one call are."""
+        """Its drafts: tokens, distributions, and whether these are in whole units, as those of one call are."""
         found = []
         for texts, draft in seen:
-            for row, text in enumerate(texts):
-                if text[: len(prompt)] == prompt and int(draft.counts[row]):
+            for row, sequence in enumerate(texts):
+                if sequence[: len(prompt)] == prompt and int(draft.counts[row]):
                     count = int(draft.counts[row])
-                    law = draft.probs[row, :count]
-                    whole = bool((law.double() * 2**24 % 1 == 0).all())
-                    found.append((text, draft.tokens[row, :count].tolist(), law, whole))
+                    probs = draft.probs[row, :count]
+                    whole = bool((probs.double() * 2**24 % 1 == 0).all())
+                    found.append((sequence, draft.tokens[row, :count].tolist(), probs, whole))
         return found
 
     plain = SamplingParams(seed=7, max_new_tokens=14, ignore_eos=True)
@@ -403,8 +405,8 @@ def test_how_a_row_is_drafted_for_does_not_depend_on_the_others(kind, draft_voca
     first = alone.generate(prompts[0], plain)
     texts = [one.token_ids for one in together.generate(prompts, [plain, *others])]
     assert texts[0] == first.token_ids
-    for prompt, params, text in zip(prompts[1:], others, texts[1:], strict=True):
-        assert engine()[0].generate(prompt, params).token_ids == text
+    for prompt, params, sequence in zip(prompts[1:], others, texts[1:], strict=True):
+        assert engine()[0].generate(prompt, params).token_ids == sequence
     ours, theirs = of(prompts[0], seen_alone), of(prompts[0], seen_together)
     assert len(ours) > 3
     assert [one[:2] for one in ours] == [one[:2] for one in theirs]

@@ -147,7 +147,7 @@ def test_bad_options_are_no_broken_files(folder):
         ({"attn_implementation": "none"}, "these options"),
         ({"flavour": 1}, "these options.*flavour"),
         ({"tokenizer": 5}, "tokenizer is 5"),
-        ({"tokenizer": str(folder)}, "no tokenizer can be loaded"),  # it was asked for, so that a note won't do
+        ({"tokenizer": str(folder)}, "no tokenizer can be loaded"),  # it was given, so that a note won't do
     ]:
         with pytest.raises(ModelError, match=named):
             load(folder, **options)

@@ -123,7 +123,7 @@ def test_a_worker_that_does_not_start_says_why(fake: Path, behaviour: str, words
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("print('{}')", "should have said that it is ready"),
+        ("print('{}')", "instead of its ready message"),
         ("print('[' * 100_000)", "which is no JSON"),
         ("import os, time; os.close(1); time.sleep(600)", "ended with status unknown"),
     ],

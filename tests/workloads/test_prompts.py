@@ -82,9 +82,9 @@ def test_prompts_become_tokens_of_the_wanted_length(shipped: Path) -> None:
     (long,) = workloads.encode([text], tokenizer, 1000, 300)
     assert len(long.tokens) == 300
     assert long.tokens[-len(told.tokens) :] == told.tokens
-    for room, length in ((100, 101), (100, 0), (0, None)):
-        with pytest.raises(ParameterError, match="room"):
-            workloads.encode([text], tokenizer, room, length)
+    for max_tokens, length in ((100, 101), (100, 0), (0, None)):
+        with pytest.raises(ParameterError, match="the target's context"):
+            workloads.encode([text], tokenizer, max_tokens, length)
 
 
 def prompts(*categories: str) -> list[Prompt]:

@@ -109,7 +109,7 @@ class Cells:
         )
 
     def _plot(self, strata: Sequence[tuple[Ints, Floats]]) -> dict[str, Any]:
-        """All of a few cells in order; of many, the likeliest, and those too far out to be chance."""
+        """All of a few cells in order; of many, the most probable ones, and those with significant deviations."""
         rows: list[dict[str, Any]] = []
         for number, (counts, p) in enumerate(strata):
             total = int(counts.sum())
@@ -202,7 +202,7 @@ def joint_cells(observed: SequenceCounts, scope: str) -> Cells:
         scope,
         f"Do the first {depth} tokens together have the distribution that was written down for them?",
         labels,
-        "Share of sequences after the first prompt: the likeliest ones, and any that are far off",
+        "Share of sequences after the first prompt: the most probable ones, and any that are far off",
     )
 
 

@@ -33,7 +33,7 @@ class EndpointSubject:
     Args:
         url: base address, with or without ``/v1``.
         model: name of the model there; None asks the server for its first one.
-        tokenizer: a transformers tokenizer; needed where the server tells no ids.
+        tokenizer: a transformers tokenizer; needed if the server returns no token ids.
         api_key: sent as a bearer token.
         timeout_seconds: for each request.
         concurrency: requests under way at once.
@@ -144,8 +144,8 @@ class EndpointSubject:
             with urllib.request.urlopen(request, timeout=self._seconds) as response:
                 answer = json.loads(response.read())
         except urllib.error.HTTPError as error:
-            said = error.read().decode("utf-8", "replace").strip()[:300]
-            raise AuditError(f"{self.url}{path} answered with status {error.code}: {said or error.reason}") from error
+            reply = error.read().decode("utf-8", "replace").strip()[:300]
+            raise AuditError(f"{self.url}{path} answered with status {error.code}: {reply or error.reason}") from error
         except TimeoutError as error:
             raise self._slow() from error
         except urllib.error.URLError as error:
@@ -167,14 +167,14 @@ class EndpointSubject:
         )
 
     def _sample(self, choice: dict[str, Any], request: SampleRequest) -> Sample:
-        told = choice.get("logprobs") or {}
-        ids = choice.get("token_ids") or told.get("token_ids")
+        reported = choice.get("logprobs") or {}
+        ids = choice.get("token_ids") or reported.get("token_ids")
         if ids is None:
-            strings = told.get("tokens")
+            strings = reported.get("tokens")
             if not strings:
                 raise AuditError(
-                    f"{self.url} returns neither token ids nor logprobs with their tokens: tokens can't be told from a "
-                    "text without guessing; switch one of them on in the server"
+                    f"{self.url} returns neither token ids nor logprobs with their tokens: a string's tokens are "
+                    "ambiguous; switch one of them on in the server"
                 )
             ids = [self._id(str(text)) for text in strings]
         tokens = [int(token) for token in ids]
@@ -182,7 +182,7 @@ class EndpointSubject:
         if ended and self._end_token is not None and tokens[-1:] != [self._end_token]:
             tokens.append(self._end_token)
         logprobs = None
-        values = told.get("token_logprobs")
+        values = reported.get("token_logprobs")
         if request.logprobs is not None and values is not None and len(values) == len(tokens):
             logprobs = [{t: float(v)} if v is not None else {} for t, v in zip(tokens, values, strict=True)]
         return Sample(tokens, None, logprobs)
@@ -194,7 +194,7 @@ class EndpointSubject:
         if self._tokenizer is None:
             raise AuditError(
                 f"{self.url} names tokens by their text ({text!r}) and not by id: give a tokenizer with --target or "
-                "--world, or ask the server for ids"
+                "--world, or have the server return ids"
             )
         if self._ids is None:
             self._ids = {}
@@ -207,7 +207,7 @@ class EndpointSubject:
             raise AuditError(
                 f"the tokenizer does not round-trip: {self.url} sampled a token with the text {text!r}, which "
                 + (f"{len(found)} tokens have" if found else "no token has")
-                + "; ask the server for token ids"
+                + "; have the server return token ids"
             )
         return found[0]
 
@@ -217,10 +217,10 @@ class EndpointSubject:
 
 
 def check_url(url: str) -> None:
-    """See whether this is the address of a web server.
+    """Check that this is the address of a web server.
 
     Raises:
-        AuditError: it is not; the message says why.
+        AuditError: it is not.
     """
     example = "write it like http://127.0.0.1:8000/v1"
     if not url.startswith(("http://", "https://")):
@@ -240,9 +240,9 @@ def check_url(url: str) -> None:
 
 
 def reported_probs(choice: Mapping[str, Any], top: int, url: str) -> tuple[Floats, Ints]:
-    """A server's own distribution of each token of one choice, as far as it tells.
+    """A server's own distribution of each token of one choice, as far as it returns it.
 
-    Cells 0 … top - 1 are the likeliest tokens, likeliest first; the last one is all others together.
+    Cells 0 … top - 1 are the most probable tokens in order; the last one is all others together.
 
     Returns:
         probabilities ``[T, top + 1]``, and the cell ``[T]`` of each token.
@@ -250,8 +250,8 @@ def reported_probs(choice: Mapping[str, Any], top: int, url: str) -> tuple[Float
     Raises:
         AuditError: there are no logprobs, or they are not those of a distribution.
     """
-    told = choice.get("logprobs") or {}
-    tables, tokens, values = told.get("top_logprobs"), told.get("tokens"), told.get("token_logprobs")
+    reported = choice.get("logprobs") or {}
+    tables, tokens, values = reported.get("top_logprobs"), reported.get("tokens"), reported.get("token_logprobs")
     if not tables or not tokens or values is None or not len(tables) == len(tokens) == len(values):
         raise AuditError(
             f"{url} returns no logprobs: they are needed for its own distribution; switch them on in the server, "

@@ -1,4 +1,4 @@
-"""What evidence is: it gathers data, and says how strongly these speak against the claim.
+"""The interface of evidence: it gathers data and measures their evidence against the claim.
 
 Every kind of it is an e-process (see `statistics`): nonnegative, with a mean of at most 1 under the claim at any time.
 `cells` counts whole samples, `tokens` judges them token by token; `greedy` is about temperature 0, `pair` about two
@@ -20,7 +20,7 @@ class Finding:
     Attributes:
         name: which it is.
         scope: on what: a world, or a model.
-        question: what it asks, for people.
+        question: what it tests, for people.
         assumption: what must hold for the answer to mean something.
         log_e: natural logarithm of the e-value; the odds, so to speak, against the claim.
         samples: how much data.
@@ -58,4 +58,4 @@ class Evidence(Protocol):
         """Natural logarithm of the e-value so far."""
 
     def finding(self, threshold: float, power: float) -> Finding:
-        """The whole result; `threshold` and `power` are for what could have been found."""
+        """The result; `threshold` and `power` are for the deviation that could have been detected."""

@@ -138,9 +138,9 @@ def measured_noise(reference: ReferenceModel, prompt: Sequence[int], sample: Sam
     differences = []
     if sample.top_logprobs is not None:
         logs = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
-        for position, (token, told) in enumerate(zip(sample.tokens, sample.top_logprobs, strict=False)):
-            if token in told and np.isfinite(told[token]):
-                differences.append(abs(told[token] - float(logs[position, token])))
+        for position, (token, reported) in enumerate(zip(sample.tokens, sample.top_logprobs, strict=False)):
+            if token in reported and np.isfinite(reported[token]):
+                differences.append(abs(reported[token] - float(logs[position, token])))
     if not differences:
         with torch.inference_mode():
             ids = torch.tensor([[*prompt, *sample.tokens[:-1]]], device=reference.module.device)

@@ -1,4 +1,4 @@
-"""Audits of systems whose distribution nobody computes here: against a second system, or a server's own logprobs."""
+"""Audits of systems without a reference model here: against a second system, or a server's own logprobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def audit_pair(
         subject: the system.
         reference: the same model without speculation.
         prompts: token ids; few, because every prompt is a question of its own.
-        params: the sampling parameters that both are asked for.
+        params: sampling parameters of both.
         plan: error level, wanted power (of telling first tokens apart), budget.
         watch: called as the audit goes on.
         num_tokens: tokens of each sample.
@@ -100,7 +100,7 @@ def audit_own_logprobs(
         plan: error level, wanted power, budget.
         watch: called as the audit goes on.
         num_tokens: tokens of each sample.
-        top: log-probabilities to ask for at each position.
+        top: log-probabilities requested at each position.
 
     Raises:
         AuditError: see `audit_worlds`; also parameters that shape the distribution.

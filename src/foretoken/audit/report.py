@@ -37,7 +37,7 @@ class Report:
         tokens: tokens that were judged.
         seconds: wall-clock time.
         findings: all evidence.
-        speculation: what the subject drafted and accepted; None where it does not tell.
+        speculation: what the subject drafted and accepted; None if it does not report that.
     """
 
     verdict: AuditVerdict
@@ -144,7 +144,7 @@ HEADINGS = ("evidence", "data", "distance", "by chance", "can find", "p", "odds 
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """What a reader must know beside the numbers."""
+    """Remarks that qualify the numbers."""
     versions = [f"{name} {value}" for name, value in report.details.items()]
     return [
         ("subject", report.subject),
@@ -159,15 +159,15 @@ def facts(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def speculated(told: Speculation | None) -> str:
+def speculated(counts: Speculation | None) -> str:
     """Whether there was any speculation to audit."""
-    if told is None:
-        return "not known: the subject does not tell what it drafted"
-    if told.drafted is None:
-        return f"{told.accepted:,} drafted tokens accepted; how many were drafted is not told"
-    if told.drafted == 0:
+    if counts is None:
+        return "not known: the subject does not report what it drafted"
+    if counts.drafted is None:
+        return f"{counts.accepted:,} drafted tokens accepted; how many were drafted is not reported"
+    if counts.drafted == 0:
         return "none: 0 tokens drafted"
-    return f"{told.drafted:,} tokens drafted, {told.accepted:,} accepted ({told.accepted / told.drafted:.0%})"
+    return f"{counts.drafted:,} tokens drafted, {counts.accepted:,} accepted ({counts.accepted / counts.drafted:.0%})"
 
 
 def row(report: Report, finding: Finding) -> list[str]:

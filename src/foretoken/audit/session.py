@@ -18,20 +18,20 @@ SECONDS_PER_BATCH = 4.0
 """About how long a subject samples before all evidence is looked at."""
 
 PIECE_SECONDS = 2.0
-"""About how long a subject samples before the clock is looked at: so much later than told an audit may end."""
+"""About how long a subject samples between two looks at the clock: an audit may exceed its time limit by that."""
 
 FIRST_PIECE = 8
-"""Samples asked for at first, while nobody knows how fast a subject is."""
+"""Samples of the first request, before a subject's speed is known."""
 
 PER_DECIMAL = 1 / math.log(10)
 
 
 class Run:
-    """An audit that is going on.
+    """A running audit.
 
     Args:
         ledger: where evidence is kept.
-        watch: who is told of progress.
+        watch: called with the progress.
         parts: worlds, or 1.
         wanted: samples that are wanted in all, as far as that is known beforehand; 0 if it is not.
     """
@@ -99,7 +99,7 @@ class Run:
         samples = subject.sample(request)
         check(samples, request, vocab_size, ends)
         tokens = sum(len(sample.tokens) for sample in samples)
-        if not request.rounds:  # where these are told, samples come one by one: that says little about the others
+        if not request.rounds:  # with rounds, samples are generated one by one, which is slower
             self._tokens_per_second = tokens / max(time.monotonic() - began, 1e-6)
         self.samples += len(samples)
         self.tokens += tokens

@@ -115,7 +115,7 @@ class GTest:
 def pool(probs: Floats, total: int, least: float = EXPECTED) -> Ints:
     """A cell number for each outcome, so that every cell expects at least `least` of `total` samples.
 
-    Outcomes that expect enough keep a cell of their own; the others share cells, likeliest first.
+    Outcomes with a sufficient expected count have a cell of their own; the others share cells, most probable first.
     """
     cells = np.zeros(len(probs), dtype=np.int64)
     order = np.argsort(-probs, kind="stable")
@@ -234,7 +234,7 @@ def swap_log_e(first: Ints, second: Ints, log_ratio: Floats) -> float:
 
 
 def worst_case(probs: Floats, distance: float, rng: np.random.Generator) -> Floats:
-    """A distribution at that total variation distance from p, as hard to tell from p as any.
+    """A distribution at that total variation distance from p that is as hard to distinguish from p as any.
 
     Half of p's mass, picked at random, grows by the factor ``1 + 2d``, the other half shrinks by ``1 - 2d``: the
     chi-squared divergence is then ``4 d²``, the least that a distance of d can have. A sharp distribution that does not

@@ -19,9 +19,9 @@ class Sample:
 
     Attributes:
         tokens: its token ids; an end token, if one ended it, included.
-        rounds: how many tokens each round of speculation added, where the subject tells.
-        top_logprobs: for each token, the subject's own log-probabilities of the likeliest tokens and of itself, where
-            it tells.
+        rounds: how many tokens each round of speculation added, if the subject reports it.
+        top_logprobs: for each token, the subject's own log-probabilities of the most probable tokens and of itself, if
+            it reports them.
     """
 
     tokens: list[int]
@@ -31,7 +31,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What a subject is asked for: `count` independent continuations of one prompt.
+    """A request to a subject: `count` independent continuations of one prompt.
 
     Attributes:
         prompt: token ids.
@@ -70,7 +70,7 @@ class Speculation:
     """How much a subject speculated: a PASS of one that never did says nothing about speculation.
 
     Attributes:
-        drafted: tokens that were proposed and scored; None where only the accepted ones are told.
+        drafted: tokens that were proposed and scored; None if only the accepted ones are reported.
         accepted: those of them that were accepted.
     """
 
@@ -94,10 +94,10 @@ class Subject(Protocol):
     """What a reader needs to find the same system again: versions, options."""
 
     speculation: Speculation | None
-    """What it drafted and accepted so far; None where it does not tell."""
+    """What it drafted and accepted so far; None if it does not report that."""
 
     def sample(self, request: SampleRequest) -> list[Sample]:
-        """Independent samples, as many as asked for.
+        """Independent samples, as many as requested.
 
         Raises:
             AuditError: none can be had.
@@ -108,11 +108,11 @@ class Subject(Protocol):
 
 
 def check(samples: Sequence[Sample], request: SampleRequest, vocab_size: int | None, ends: Sequence[int] = ()) -> None:
-    """Make sure that samples are what was asked for.
+    """Check that samples fit their request.
 
     Args:
         samples: what the subject returned.
-        request: what it was asked.
+        request: to it.
         vocab_size: token ids are below it; None where that is not known.
         ends: tokens that may end a sample early.
 
@@ -210,7 +210,7 @@ class EngineSubject:
         self.speculation: Speculation | None = Speculation()
 
     def sample(self, request: SampleRequest) -> list[Sample]:
-        """Generate in batches, or sample by sample where rounds are wanted: only a stream tells them."""
+        """Generate in batches, or one sample at a time if rounds are recorded: only a stream reports them."""
         params = [
             replace(
                 request.params,

@@ -168,7 +168,7 @@ class Tokens:
         scope: on what.
         seed: of the randomisation of the transform.
         drafter: the drafter's distribution is known too: a second transform puts first what the drafter prefers.
-        width: positions of a round that are told apart; 0 for none.
+        width: positions of a round that are counted separately; 0 for none.
     """
 
     def __init__(self, scope: str, seed: int, drafter: bool, width: int) -> None:
@@ -176,7 +176,7 @@ class Tokens:
             "transform",
             scope,
             "Are probable and improbable tokens drawn as often as their distributions say?",
-            "Flat if they are; left: the likeliest tokens of each context, right: the least likely ones",
+            "Flat if they are; left: the most probable tokens of each context, right: the least probable ones",
         )
         self.leaning = (
             Pit(

@@ -32,7 +32,7 @@ class TransformersSubject:
         mode = "assistant model" if assistant is not None else ", ".join(f"{k}={v}" for k, v in self.options.items())
         self.name = name or f"transformers generate ({mode or 'plain'})"
         self.details = {"transformers": transformers.__version__, "torch": torch.__version__, "mode": mode or "plain"}
-        # Plain decoding drafts nothing; the speculative modes are not known to have told before they do.
+        # Plain decoding drafts nothing; for speculative modes None until their first rounds have been observed.
         self.speculation: Speculation | None = None if self.speculative else Speculation()
 
     @property
@@ -51,7 +51,7 @@ class TransformersSubject:
         devices = [device] if device.type == "cuda" else []
         samples: list[Sample] = []
         prompt = torch.tensor([request.prompt], device=device)
-        with torch.random.fork_rng(devices=devices), torch.inference_mode(), _listening(self.module) as rounds:
+        with torch.random.fork_rng(devices=devices), torch.inference_mode(), _recorded_rounds(self.module) as rounds:
             torch.manual_seed(request.seed)
             while len(samples) < request.count:
                 rows = min(size, request.count - len(samples))
@@ -67,28 +67,29 @@ class TransformersSubject:
                 except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
                     raise AuditError(f"{self.name} failed: {type(error).__name__}: {error}") from error
                 ends = _ends(self.module)
-                told = self._rounds(rounds)
+                emitted = self._rounds(rounds)
                 for row in output[:, prompt.shape[1] :].tolist():
                     tokens = _until_end(row, ends)
-                    samples.append(Sample(tokens, told if told and sum(told) == len(tokens) else None))
+                    samples.append(Sample(tokens, emitted if emitted and sum(emitted) == len(tokens) else None))
         return samples
 
     def _rounds(self, rounds: Sequence[Speculation]) -> list[int] | None:
-        """Tokens of each round of the last call, if these were heard of."""
+        """Tokens of each round of the last call, if rounds could be observed."""
         if not rounds:
             return None
         self.speculation = sum(rounds, self.speculation or Speculation())
         return [one.accepted + 1 for one in rounds]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
 
 @contextmanager
-def _listening(module: Any) -> Iterator[list[Speculation]]:
-    """Hear of every round of assisted generation, from what `generate` tells its candidate generator after each.
+def _recorded_rounds(module: Any) -> Iterator[list[Speculation]]:
+    """Record every round of assisted generation, by wrapping the candidate generator's method that is called after it.
 
-    That generator is no public part of transformers: where it is made, or told, in another way, nothing is heard.
+    That generator is no public part of transformers: if another version makes or calls it in another way, nothing is
+    recorded.
     """
     rounds: list[Speculation] = []
     make = getattr(module, "_get_candidate_generator", None)
@@ -96,19 +97,19 @@ def _listening(module: Any) -> Iterator[list[Speculation]]:
         yield rounds
         return
 
-    def listened(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         generator = make(*args, **kwargs)
-        tell = getattr(generator, "update_candidate_strategy", None)
-        if tell is not None:
+        update = getattr(generator, "update_candidate_strategy", None)
+        if update is not None:
 
-            def told(input_ids: Any, scores: Any, num_matches: Any) -> Any:
+            def recorded(input_ids: Any, scores: Any, num_matches: Any) -> Any:
                 rounds.append(Speculation(int(scores.shape[1]) - 1, int(num_matches)))  # one score for each, one more
-                return tell(input_ids, scores, num_matches)
+                return update(input_ids, scores, num_matches)
 
-            generator.update_candidate_strategy = told
+            generator.update_candidate_strategy = recorded
         return generator
 
-    module._get_candidate_generator = listened
+    module._get_candidate_generator = wrapped
     try:
         yield rounds
     finally:

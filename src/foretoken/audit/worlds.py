@@ -55,7 +55,7 @@ class World:
         path: a folder with the checkpoints ``target`` and ``drafter``, tokenizer included.
         params: the claimed sampling parameters.
         prompts: token ids.
-        depth: tokens whose joint distribution is tested: one whole round, k drafted tokens and the one after them.
+        depth: tokens whose joint distribution is tested: those of one round, k draft tokens and the one after them.
         num_speculative_tokens: k, what the subject should be set to.
     """
 
@@ -241,12 +241,12 @@ def describe(params: SamplingParams) -> str:
         return "greedy"
     default = SamplingParams()
     names = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
-    said = [f"temperature {params.temperature:g}"]
+    parts = [f"temperature {params.temperature:g}"]
     for name in names:
         value = getattr(params, name)
         if value != getattr(default, name):
-            said.append(f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}")
-    return ", ".join(said)
+            parts.append(f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}")
+    return ", ".join(parts)
 
 
 def _prompts(reference: ReferenceModel, params: SamplingParams, seed: int) -> tuple[tuple[int, ...], ...]:

@@ -15,17 +15,18 @@ def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwid
 
     Each target pass reads the target's weights once and the keys and values of every row; each step of a draft model
     reads the drafter's weights. Prompts are left out. Weights that fit into the processor's caches may give more
-    than 1. None where an engine does not tell its passes; one that does not tell its drafts drafts k tokens always.
+    than 1. None if an engine does not report its passes; one that does not report its drafts counts as always drafting
+    k tokens.
     """
     target, drafter = settings.get("target"), settings.get("drafter")
-    told = [run for run in runs if run.get("rounds", 0) > 1]
-    if bandwidth is None or not told or not target:
+    reporting = [run for run in runs if run.get("rounds", 0) > 1]
+    if bandwidth is None or not reporting or not target:
         return None
     size = _BYTES[settings["dtype"]]
-    weight = 1 if "quantize=int8" in told[0]["family"] else size
-    drafter_weight = 1 if told[0].get("drafter_quantize") else size
+    weight = 1 if "quantize=int8" in reporting[0]["family"] else size
+    drafter_weight = 1 if reporting[0].get("drafter_quantize") else size
     total = seconds = 0.0
-    for run in told:
+    for run in reporting:
         passes = run["rounds"] - 1  # the first token's is in what the prompt costs
         context = sum(run["prompt_tokens"]) + run["generated"] / 2
         total += passes * (target["read_parameters"] * weight + context * target["cached_per_token"] * size)
@@ -45,21 +46,23 @@ def limit_rate(settings: Mapping[str, Any], bandwidth: float | None) -> float | 
 
 
 def parts(runs: Sequence[Record]) -> dict[str, float]:
-    """Seconds by part of a round for each generated token; empty where the engine does not tell."""
-    told = [run for run in runs if run.get("parts")]
-    names = dict.fromkeys(name for run in told for name in run["parts"])
-    generated = sum(run["generated"] for run in told)
-    return {name: sum(run["parts"].get(name, 0.0) for run in told) / generated for name in names}
+    """Seconds by part of a round for each generated token; empty if the engine does not report it."""
+    reporting = [run for run in runs if run.get("parts")]
+    names = dict.fromkeys(name for run in reporting for name in run["parts"])
+    generated = sum(run["generated"] for run in reporting)
+    return {name: sum(run["parts"].get(name, 0.0) for run in reporting) / generated for name in names}
 
 
 def acceptance_by_position(runs: Sequence[Record]) -> list[float]:
     """Share of the drafts of which the token at depth 1, 2, … was accepted, all those before it included."""
-    told = [run for run in runs if run.get("drafted_by_position")]
-    if not told:
+    reporting = [run for run in runs if run.get("drafted_by_position")]
+    if not reporting:
         return []
-    drafts = sum(run["drafted_by_position"][0] for run in told)
-    depth = max(len(run["accepted_by_position"]) for run in told)
-    kept = [sum(sum(run["accepted_by_position"][position : position + 1]) for run in told) for position in range(depth)]
+    drafts = sum(run["drafted_by_position"][0] for run in reporting)
+    depth = max(len(run["accepted_by_position"]) for run in reporting)
+    kept = [
+        sum(sum(run["accepted_by_position"][position : position + 1]) for run in reporting) for position in range(depth)
+    ]
     return [count / drafts for count in kept] if drafts else []
 
 
@@ -76,12 +79,12 @@ def predicted_speed_up(accepted: Sequence[float], k: int, step_cost: float, pass
 
 
 def step_cost(runs: Sequence[Record], plain: Sequence[Record]) -> float | None:
-    """Drafter's seconds for each drafted token of a row, over the seconds of a plain token; None if not told."""
-    told = [run for run in runs if run.get("parts") and run.get("drafted")]
+    """Drafter's seconds for each drafted token of a row, over the seconds of a plain token; None if not reported."""
+    reporting = [run for run in runs if run.get("parts") and run.get("drafted")]
     known = [run for run in plain if run.get("parts")]
-    if not told or not known:
+    if not reporting or not known:
         return None
-    steps = sum(run["drafted"] / run["batch"] for run in told)
-    each = sum(run["parts"].get("drafter", 0.0) for run in told) / steps
+    steps = sum(run["drafted"] / run["batch"] for run in reporting)
+    each = sum(run["parts"].get("drafter", 0.0) for run in reporting) / steps
     passes = sum(run["rounds"] for run in known)
     return float(each / (sum(sum(run["parts"].values()) for run in known) / passes))

@@ -83,7 +83,7 @@ class DrafterPlan:
 def default_drafters(model: bool = True) -> list[str]:
     """Plain decoding and all drafters that `drafters.known` names.
 
-    One that can't be made of its name alone says so when it is tried, and is left out.
+    One that can't be made from its name alone raises an error when it is tried, and is left out.
 
     Args:
         model: there is a draft model: it and a cascade of prompt lookup and it are among them.
@@ -139,8 +139,8 @@ def prompts_of(name: str, plan: DrafterPlan, target: LanguageModel) -> list[Prom
         items = workloads.select(workloads.load("spec_bench", plan.spec_bench), plan.limit, [SPEC_BENCH[name]])
     else:
         raise ParameterError(f"unknown workload {name!r}: choose one of {', '.join(WORKLOADS)}")
-    room = target.max_length - plan.max_new_tokens - 32  # drafts may reach behind the end
-    return workloads.encode(items, target.tokenizer, room)
+    max_tokens = target.max_length - plan.max_new_tokens - 32  # drafts may exceed the end
+    return workloads.encode(items, target.tokenizer, max_tokens)
 
 
 def one_output(engine: Engine, prompt: Prompt, params: SamplingParams) -> Record:
@@ -186,7 +186,7 @@ class Block:
         return {"kind": "run", **self.key(word), "workload": self.workload, "session": session, **measured}
 
     def key(self, word: str) -> Record:
-        """What makes a run the same as another; see `foretoken.bench.records.key`."""
+        """The fields that identify a run; see `foretoken.bench.records.key`."""
         items = [prompt.item.id for prompt in self.prompts]
         return {
             "engine": word,

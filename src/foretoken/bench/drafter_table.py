@@ -36,7 +36,7 @@ class Cell:
 
     @property
     def milliseconds(self) -> float:
-        """Of a whole round."""
+        """Of one round."""
         return 1e3 * sum(self.round_seconds.values())
 
 
@@ -133,8 +133,8 @@ def _entry(found: Mapping[tuple[str, float, str], Cell], name: str, temperature:
         return "–"
     best = max(one.over_plain.median for (n, t, _), one in found.items() if (n, t) == (name, temperature))
     drafting = 1e3 * cell.round_seconds["drafter"]
-    told = f"{cell.mean_acceptance_length:.2f}; {cell.milliseconds:.1f} ({drafting:.1f}) ms; "
+    measured = f"{cell.mean_acceptance_length:.2f}; {cell.milliseconds:.1f} ({drafting:.1f}) ms; "
     if word == PLAIN:
-        return f"{told}{cell.rate.median:.0f}/s"
+        return f"{measured}{cell.rate.median:.0f}/s"
     times = f"{cell.over_plain.median:.2f}×"
-    return told + (f"**{times}**" if cell.over_plain.median == best else times)
+    return measured + (f"**{times}**" if cell.over_plain.median == best else times)

@@ -56,7 +56,7 @@ class EngineConfig:
         return self.family if self.kind.shares else self.label
 
     def check(self, batch: int) -> None:
-        """See whether it can decode so many prompts at once.
+        """Check that it can decode so many prompts at once.
 
         Raises:
             Unsupported: it can't.
@@ -87,7 +87,7 @@ def parse(text: str, ks: Sequence[K], drafter: bool = True) -> list[EngineConfig
 
     Args:
         text: ``NAME``, the usual modes of an engine, or ``NAME:MODE``, either with ``+OPTION=VALUE`` behind it, where
-            option ``k`` takes the place of `ks`.
+            option ``k`` replaces `ks`.
         ks: how many tokens are drafted a round, one engine each.
         drafter: there is a draft model; without one the modes that need it are left out of the usual ones.
 
@@ -122,7 +122,7 @@ def _needs_model(mode: str) -> bool:
 
 
 def _check_named(kind: EngineKind, mode: str) -> None:
-    """See whether a mode is made of drafters' names."""
+    """Whether a mode consists of drafters' names."""
     single = [name for name, known in drafters.known().items() if name == DRAFT_MODEL or not known.needs_model]
     if not kind.any_drafter or any(part.partition(":")[0] not in single for part in mode.split(",")):
         others = [name for name in single if name not in (*kind.modes, "none")] if kind.any_drafter else []

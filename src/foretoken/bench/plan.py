@@ -55,7 +55,7 @@ class BenchPlan:
         """What all results of one file share."""
         from foretoken.bench.shape import Shape
 
-        def told(folder: Path | None) -> Any:
+        def described(folder: Path | None) -> Any:
             if folder is None:
                 return None
             shape = Shape.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
@@ -67,8 +67,8 @@ class BenchPlan:
             }
 
         return {
-            "target": told(self.target),
-            "drafter": told(self.drafter),
+            "target": described(self.target),
+            "drafter": described(self.drafter),
             "prompts": workloads.fingerprint(self.prompts),
             "max_new_tokens": self.max_new_tokens,
             "dtype": self.dtype,

@@ -67,8 +67,8 @@ class Store:
                 opened.write(json.dumps(record) + "\n")
         except OSError as error:
             raise BenchError(
-                f"{str(self._file)!r} can't be written ({error.strerror}): make room, or name another file; with this "
-                "one the same command goes on from what it holds"
+                f"{str(self._file)!r} can't be written ({error.strerror}): free some space, or name another file; with "
+                "this one the same command resumes from the runs in it"
             ) from error
 
     def of(self, kind: str) -> list[Record]:

@@ -28,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 def measure(plan: BenchPlan, store: Store, progress: Progress = lambda *_: None) -> None:
     """Make all runs of a plan that the store does not hold yet.
 
-    An engine that can't run a case, or fails, is left out from then on, and the store says why.
+    An engine that can't run a case, or fails, is left out from then on; the store has its error.
 
     Raises:
         BenchError: the results can't be written.
@@ -75,22 +75,22 @@ class _Measurement:
             if kind not in self._warm:
                 worker.ask(self._request(case, engine, min(WARM_UP_TOKENS, self._plan.max_new_tokens)))
                 self._warm.add(kind)
-            # The same with one token tells what the prefill costs.
+            # The same request with one token measures the prefill.
             first = worker.ask(self._request(case, engine, 1))
             result = worker.ask(self._request(case, engine, self._plan.max_new_tokens))
             counts = _lengths(result, len(case.prompts), self._plan.max_new_tokens)
         except ForetokenError as error:
             self._leave_out(kind, case, engine, error)
             return
-        told = {name: value for name, value in result.items() if name != "tokens" or case.temperature == 0}
-        self._store.add({**case.record(engine), **told, "first_seconds": first["seconds"], "generated": sum(counts)})
+        fields = {name: value for name, value in result.items() if name != "tokens" or case.temperature == 0}
+        self._store.add({**case.record(engine), **fields, "first_seconds": first["seconds"], "generated": sum(counts)})
 
     def _leave_out(self, kind: tuple[str, int, float], case: Case, engine: EngineConfig, error: ForetokenError) -> None:
         self._out.add(kind)
         can = "can't" if isinstance(error, Unsupported) else "failed"
         names = ("engine", "family", "mode", "k", "batch", "temperature")
-        told = {name: value for name, value in case.record(engine).items() if name in names}
-        self._store.add({**told, "kind": "skipped", "why": can, "reason": str(error)})
+        fields = {name: value for name, value in case.record(engine).items() if name in names}
+        self._store.add({**fields, "kind": "skipped", "why": can, "reason": str(error)})
 
     def _request(self, case: Case, engine: EngineConfig, num_tokens: int) -> dict[str, Any]:
         seed = self._plan.seed + 1_000_003 * case.repeat
@@ -140,7 +140,7 @@ def _lengths(result: dict[str, Any], batch: int, num_tokens: int) -> list[int]:
     """Lengths of the outputs.
 
     Raises:
-        BenchError: they are not what was asked for.
+        BenchError: they do not fit the request.
     """
     try:
         counts = [len(tokens) for tokens in result["tokens"]]
@@ -148,5 +148,5 @@ def _lengths(result: dict[str, Any], batch: int, num_tokens: int) -> list[int]:
     except (KeyError, TypeError, ValueError) as error:
         raise BenchError(f"it answered something that holds no outputs ({error!r})") from error
     if counts != [num_tokens] * batch:
-        raise BenchError(f"it wrote {counts} tokens where {num_tokens} each were asked for")
+        raise BenchError(f"it wrote {counts} tokens where {num_tokens} each were requested")
     return counts

@@ -112,7 +112,7 @@ def choose_shape(
         ParameterError: there is none, or the caller's choice is smaller than the source.
     """
     _check(source, vocab_size, hidden_size, num_layers)
-    # Padded tokens are told from real ones by coordinates of their own: there the residual has to be wider.
+    # Padding tokens differ from real ones in extra coordinates, by which the residual has to be wider.
     least = source.hidden_size + (1 if vocab_size > source.vocab_size else 0)
     group = source.num_heads // source.num_kv_heads
     best, best_badness = None, math.inf

@@ -1,4 +1,4 @@
-"""From single runs to what can be said of an engine: rates, ratios, spread, outputs."""
+"""Summaries of an engine's runs: rates, ratios, spread, equality of outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EngineResult:
         decode_rate: the same without the time of the prompt and the first token.
         over_plain: times the rate of the same engine without speculation.
         over_reference: times the rate of the reference.
-        acceptance_length: tokens per target pass and row, if the engine tells.
+        acceptance_length: tokens per target pass and row, if the engine reports it.
         acceptance: accepted share of the drafted tokens, likewise.
         same_outputs: share of greedy outputs that equal the reference output, and number of outputs.
         same_tokens: share of the reference's tokens before the first that differs.
@@ -52,7 +52,7 @@ class EngineResult:
 
 
 class BenchResults:
-    """The runs of one file, to be asked about.
+    """The runs of one file, and queries on them.
 
     Args:
         records: what `store.read` gives.
@@ -78,9 +78,9 @@ class BenchResults:
         self.bandwidth = median(rates) if rates else None
         self.bandwidths = (min(rates), max(rates)) if rates else None
         self.engines = sorted({one["engine"] for one in self.runs})
-        self._told: dict[str, list[Record]] = {}
+        self._by_engine: dict[str, list[Record]] = {}
         for run in self.runs:
-            self._told.setdefault(run["engine"], []).append(run)
+            self._by_engine.setdefault(run["engine"], []).append(run)
         self.reference = reference
 
     def reference_at(self, batch: int, temperature: float) -> str | None:
@@ -106,7 +106,7 @@ class BenchResults:
         """Runs of one engine."""
         return [
             run
-            for run in self._told.get(engine, [])
+            for run in self._by_engine.get(engine, [])
             if run["batch"] == batch
             and run["temperature"] == temperature
             and (category is None or run["category"] == category)
@@ -132,7 +132,7 @@ class BenchResults:
         assert rate is not None
         assert decode is not None
         plain = self.plain_of(first["family"])
-        told = [run for run in runs if run.get("rounds")]
+        reporting = [run for run in runs if run.get("rounds")]
         drafted = sum(run.get("drafted") or 0 for run in runs)
         same, reference = self._same(runs), self.reference_at(batch, temperature)
         return EngineResult(
@@ -149,8 +149,8 @@ class BenchResults:
                 None if reference is None or reference == engine else self.ratio(engine, reference, batch, temperature)
             ),
             acceptance_length=(
-                sum(run["generated"] for run in told) / sum(run["rounds"] * run["batch"] for run in told)
-                if told
+                sum(run["generated"] for run in reporting) / sum(run["rounds"] * run["batch"] for run in reporting)
+                if reporting
                 else None
             ),
             acceptance=sum(run.get("accepted") or 0 for run in runs) / drafted if drafted else None,
@@ -172,13 +172,15 @@ class BenchResults:
 
     def _same(self, runs: Sequence[Record]) -> tuple[float, int, float] | None:
         """Greedy outputs beside those of a plain engine: transformers', or else the same engine's."""
-        plain = [engine for engine in ("transformers:plain", self.plain_of(runs[0]["family"])) if engine in self._told]
-        told = {_case(run): run for engine in reversed(plain) for run in self._told.get(engine, [])}
+        plain = [
+            engine for engine in ("transformers:plain", self.plain_of(runs[0]["family"])) if engine in self._by_engine
+        ]
+        plain_runs = {_case(run): run for engine in reversed(plain) for run in self._by_engine.get(engine, [])}
         pairs = [
             pair
             for run in runs
-            if "tokens" in run and "tokens" in told.get(_case(run), {})
-            for pair in zip(run["tokens"], told[_case(run)]["tokens"], strict=True)
+            if "tokens" in run and "tokens" in plain_runs.get(_case(run), {})
+            for pair in zip(run["tokens"], plain_runs[_case(run)]["tokens"], strict=True)
         ]
         if not pairs or runs[0]["engine"] == plain[0]:
             return None  # nothing to compare with, or it would be itself

@@ -92,32 +92,32 @@ def _three(value: float) -> str:
 
 def facts(results: BenchResults) -> list[tuple[str, str]]:
     """What was measured, on what."""
-    settings, told = results.settings, []
+    settings, rows = results.settings, []
     target, drafter = settings.get("target"), settings.get("drafter")
     for name, model in (("target", target), ("drafter", drafter)):
         if model:
-            told.append((name, f"{model['name']}, {model['parameters'] / 1e6:,.1f}M parameters, {settings['dtype']}"))
+            rows.append((name, f"{model['name']}, {model['parameters'] / 1e6:,.1f}M parameters, {settings['dtype']}"))
     host = next((machine for machine in results.machines if "cpu" in machine), None)
     if host is not None:
         memory = f", {host['memory_bytes'] / 2**30:.0f} GiB" if host.get("memory_bytes") else ""
         flags = f" ({', '.join(host['flags'])})" if host["flags"] else ""
-        told.append(("machine", f"{host['cpu']}, {host['cores']} cores{flags}{memory}, {settings['threads']} threads"))
+        rows.append(("machine", f"{host['cpu']}, {host['cores']} cores{flags}{memory}, {settings['threads']} threads"))
         if "gpu" in host:
-            told.append(("GPU", f"{host['gpu']['name']}, {host['gpu']['memory_bytes'] / 2**30:.0f} GiB"))
+            rows.append(("GPU", f"{host['gpu']['name']}, {host['gpu']['memory_bytes'] / 2**30:.0f} GiB"))
         loads = [one["load_average"] for one in results.machines if one.get("load_average") is not None]
         busy = max(loads, default=0.0)
         if busy > 0.5 * host["cores"]:
-            told.append(("note", f"the machine was busy when the run began (load {busy:.1f}): distrust the numbers"))
+            rows.append(("note", f"the machine was busy when the run began (load {busy:.1f}): distrust the numbers"))
     if results.bandwidth is not None:
         limit = limit_rate(settings, results.bandwidth)
         low, high = results.bandwidths or (results.bandwidth, results.bandwidth)
         spread = f" ({low / 1e9:.0f} to {high / 1e9:.0f} from case to case)" if high > 1.1 * low else ""
         words = f"{results.bandwidth / 1e9:.1f} GB/s{spread}"
-        told.append(("memory reads", f"{words}: plain decoding of one sequence up to {limit:,.0f} tokens/s"))
+        rows.append(("memory reads", f"{words}: plain decoding of one sequence up to {limit:,.0f} tokens/s"))
     versions = {name: version for one in results.machines for name, version in one.get("versions", {}).items()}
     if versions:
-        told.append(("versions", ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))))
-    return told
+        rows.append(("versions", ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))))
+    return rows
 
 
 def left_out(results: BenchResults) -> list[str]:

@@ -58,10 +58,10 @@ def _least(drafter: Path, wanted: int, most: int, vocab_size: int) -> int:
 
 def _kept(checkpoint: Path, parameters: int, vocab_size: int, folder: Path) -> Path:
     """The widened checkpoint, made if it is not there."""
-    told = hashlib.sha256(f"{parameters} {vocab_size}".encode())
+    digest = hashlib.sha256(f"{parameters} {vocab_size}".encode())
     for file in sorted([checkpoint / "config.json", *checkpoint.glob("*.safetensors")]):
-        told.update(file.read_bytes())
-    path = folder / told.hexdigest()[:16]
+        digest.update(file.read_bytes())
+    path = folder / digest.hexdigest()[:16]
     if not (path / "config.json").is_file():
         try:
             folder.mkdir(parents=True, exist_ok=True)

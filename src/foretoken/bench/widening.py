@@ -119,10 +119,10 @@ def _longest_residual(source: Checkpoint) -> float:
 
 
 class _Marker:
-    """Two coordinates that tell padded tokens from real ones.
+    """Two coordinates in which padding tokens differ from real ones.
 
     Every real token's embedding holds `small` in both, and no block writes there: the residual carries a constant.
-    What it adds to the mean square takes the place of half of the norms' epsilon. The last norm alone reads it, with
+    What it adds to the mean square replaces half of the norms' epsilon. The last norm alone reads it, with
     weights `gain` and `-gain`; the output rows hold `small` twice for real tokens (nothing: the two cancel) and
     ``-depth, depth`` for padded ones. `depth` is such that a padded logit is below every real one by 1,000 or more,
     however long the residual is.

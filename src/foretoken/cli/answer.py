@@ -1,4 +1,4 @@
-"""Decode one request, whole or until Ctrl-C."""
+"""Decode one request, to its end or until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTERRUPTED = "interrupt"
 
 @dataclass
 class Answer:
-    """What one request gave, whole or up to where it was interrupted."""
+    """The output of one request, complete or up to an interruption."""
 
     token_ids: list[int]
     text: str

@@ -49,9 +49,9 @@ def _output() -> Iterator[None]:
     try:
         yield
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, so that what can't be written is said as below
+            sys.stdout.flush()  # here, so that errors of writing are handled below
     except BrokenPipeError:
-        # Whoever reads it, such as head, wants no more, which is no error.
+        # The reader of the pipe, such as head, has closed it: not an error.
         _drop_output()
         raise typer.Exit(CLOSED_PIPE) from None
     except OSError as error:

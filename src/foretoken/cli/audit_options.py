@@ -188,14 +188,14 @@ def argument(entry: str) -> tuple[str, Any]:
     if not (mark and name):
         raise ParameterError(example)
     try:
-        told, deep = json.loads(value), False
+        parsed, deep = json.loads(value), False
     except RecursionError:
-        told, deep = None, True
+        parsed, deep = None, True
     except ValueError as error:
         raise ParameterError(f"{example} ({error})") from error
-    if deep or _depth(told) > MAX_DEPTH:
+    if deep or _depth(parsed) > MAX_DEPTH:
         raise ParameterError(f"option {name} is nested more than {MAX_DEPTH} levels deep: give a simpler value")
-    return name, told
+    return name, parsed
 
 
 def _shortened(entry: str) -> str:

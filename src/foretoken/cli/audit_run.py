@@ -63,12 +63,12 @@ def _progress(screen: Screen, plan: AuditPlan) -> Iterator[Watcher]:
     """Say beforehand how much there is to do, and on a terminal how far it is."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    told = False
+    announced = False
 
     def foretell(state: State) -> None:
-        nonlocal told
-        if not told and state.wanted:
-            told = True
+        nonlocal announced
+        if not announced and state.wanted:
+            announced = True
             screen.note(
                 f"about {state.wanted:,} samples, {plan.max_seconds:,.0f} seconds at most; how long that takes depends "
                 "on the system (--tv or --quick for fewer, --max-seconds for the limit)"
@@ -108,7 +108,7 @@ def on_worlds(factory: Factory, claim: ClaimOptions, k: int, run: RunOptions) ->
 
 
 def _one_thread() -> None:
-    """Run tiny models on one thread, unless the user said how many: several would wait for each other."""
+    """Run tiny models on one thread, unless the user chose a number: synchronising several would take longer."""
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # for subjects in another interpreter
         import torch
@@ -210,12 +210,12 @@ def read_prompts(tokenizer: Any, file: Path | None) -> list[list[int]]:
     """
     from foretoken.audit.endpoint import prompts_of
 
-    texts = list(_PROMPTS)
+    prompts = list(_PROMPTS)
     if file is not None:
         try:
-            texts = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+            prompts = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise PromptError(f"prompts {str(file)!r} can't be read: {error}") from error
-        if not texts:
+        if not prompts:
             raise PromptError(f"prompts {str(file)!r} holds no line")
-    return prompts_of(tokenizer, texts)
+    return prompts_of(tokenizer, prompts)

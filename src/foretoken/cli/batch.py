@@ -44,7 +44,7 @@ class Item:
 
 
 def is_batch(file: Path | None) -> bool:
-    """Whether the file's name says that it holds JSON lines."""
+    """Whether it is a file of JSON lines, by its name."""
     return file is not None and file.suffix.lower() in SUFFIXES
 
 
@@ -126,13 +126,13 @@ def answer_batch(engine: Engine, items: list[Item], chat: bool, screen: Screen) 
         except ForetokenError as error:
             requests.append(error)
     written, failed = 0, False
-    with _progress(screen, len(items)) as tell, stop_on_interrupt() as stopped:
+    with _progress(screen, len(items)) as advance, stop_on_interrupt() as stopped:
         while written < len(items):
             while written < len(items) and (record := _record(engine, items[written], requests[written])) is not None:
                 print_json(screen, record)
                 failed |= "error" in record
                 written += 1
-                tell(written)
+                advance(written)
             if written < len(items):
                 if stopped.is_set():
                     break

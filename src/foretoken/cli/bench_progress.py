@@ -24,19 +24,19 @@ def watching(screen: Screen, clock: Callable[[], float] = time.monotonic) -> Ite
         clock: seconds; the time that is left is judged by it.
 
     Yields:
-        What `foretoken.bench.run.measure` tells its progress.
+        The progress callback of `foretoken.bench.run.measure`.
     """
     from foretoken.bench.turns import seconds_left
 
     started = clock()
 
-    def told(made: int, planned: int, what: str) -> str:
+    def described(made: int, planned: int, what: str) -> str:
         left = seconds_left(made, planned, clock() - started)
         return f"{made} of {planned} runs" + (f", about {duration(left)} left" if left else "") + f": {what}"
 
     if screen.notes.is_terminal:
         with screen.notes.status("starting …") as status:
-            yield lambda made, planned, what: status.update(told(made, planned, what))
+            yield lambda made, planned, what: status.update(described(made, planned, what))
         return
     shown = -1
 
@@ -45,7 +45,7 @@ def watching(screen: Screen, clock: Callable[[], float] = time.monotonic) -> Ite
         tenth = made * _LINES // planned
         if tenth > shown:
             shown = tenth
-            screen.note(told(made, planned, what))
+            screen.note(described(made, planned, what))
 
     yield note
 

@@ -46,7 +46,7 @@ class Command:
 class Chat:
     """The state of a conversation.
 
-    A command or a question that fails says why and changes nothing.
+    A command or a message that fails prints the error and changes nothing.
 
     Args:
         engine: decodes the answers.
@@ -125,13 +125,13 @@ class Chat:
         self.interrupted = answer.interrupted
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
-        """The messages without the oldest turns, if the context has no room for them and an answer."""
+        """The messages, without the oldest turns if the context is too short for all of them and an answer."""
         from foretoken.engine.prompts import encode
 
         target = self._engine.target
-        room = target.max_length - min(self._sampling.max_new_tokens, target.max_length // 4)
+        max_tokens = target.max_length - min(self._sampling.max_new_tokens, target.max_length // 4)
         kept = messages
-        while len(kept) > 2 and len(encode(target, self._with_system(kept))) > room:
+        while len(kept) > 2 and len(encode(target, self._with_system(kept))) > max_tokens:
             kept = kept[2:]
         size = len(encode(target, self._with_system(kept)))
         if size >= target.max_length:
@@ -203,7 +203,7 @@ class Chat:
         self._screen.note(f"{name} is now {_written(value)}")
 
     def _current(self, options: ModelOptions | SamplingOptions, name: str) -> str:
-        """A setting's value as it is shown: where none was given, what is used in its place."""
+        """A setting's value as it is shown; its default if none was given."""
         value = getattr(options, name)
         if name == "verifier" and value in (None, AUTO):
             return f"{AUTO}: {self._engine.verifier.name}"

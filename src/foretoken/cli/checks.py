@@ -1,4 +1,4 @@
-"""What is wrong with names, paths and options, told before torch and transformers are imported: at once."""
+"""Checks of names, paths and options that run before torch and transformers are imported: errors come at once."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _WITH_FILE = ("retrieval", "eagle3", "medusa")  # drafters whose argument is a f
 
 
 def check_models(options: ModelOptions) -> None:
-    """See to it that the names, paths and numbers of the options can be meant.
+    """Check names, paths and numbers of the options.
 
-    What only a loaded model can tell is left to loading: whether two models fit together, for example.
+    Checks that need a loaded model are left to loading: whether two models fit together, for example.
 
     Raises:
         ParameterError: a name is unknown, a number out of range, or two options exclude each other.
@@ -82,7 +82,7 @@ def check_models(options: ModelOptions) -> None:
 
 
 def check_loading(options: LoadOptions) -> None:
-    """See to it that the target can be there, and that it can be asked to be loaded so; see `check_models`."""
+    """Check the target's name and its loading options; see `check_models`."""
     if options.target is not None:
         check_source(options.target)
     if options.runner is not None:
@@ -90,7 +90,7 @@ def check_loading(options: LoadOptions) -> None:
 
 
 def check_source(name: str) -> None:
-    """See to it that a model's name is a folder with a model in it, or the hub id of one.
+    """Check that a model's name is a folder with a model in it, or the hub id of one.
 
     Raises:
         ModelError: it is neither.
@@ -187,10 +187,10 @@ def _is_file(name: str) -> bool:
 
 
 def _check_hub(name: str) -> None:
-    """See to it that a hub id is that of a model: in the cache, or on the hub where that can be reached.
+    """Check that a hub id is that of a model: in the cache, or on the hub if that can be reached.
 
     Raises:
-        ModelError: there is no such model, or no way to tell.
+        ModelError: there is no such model, or this can't be found out.
     """
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError
@@ -206,7 +206,7 @@ def _check_hub(name: str) -> None:
     if not hub_resolves():
         raise ModelError(f"{missing} (the hub can't be reached): check the name, or the network")
     there = True
-    with suppress(Exception):  # whatever else the hub says, of a gated model for example, is told when it is loaded
+    with suppress(Exception):  # other errors of the hub, of a gated model for example, are raised by loading
         there = huggingface_hub.repo_exists(name)
     if not there:
         raise ModelError(f"there is no folder {shown(name)}, and no such model on the hub: check the name")

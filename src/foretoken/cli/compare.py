@@ -33,7 +33,7 @@ class Comparison:
         name: of the drafter.
         speculative: the answers with speculation, in the order of their runs.
         plain: those of the target alone, each of which ran after the speculative one of the same index.
-        relation: what can be said of the two outputs.
+        relation: how the two outputs relate: equal, or with equal distributions.
     """
 
     name: str
@@ -126,7 +126,7 @@ def fix_seed(engine: Engine, params: SamplingParams) -> SamplingParams:
 
 
 def warm_up(engine: Engine, plain: Engine, prompt: Prompt, params: SamplingParams) -> None:
-    """Decode some tokens that nobody sees, sampled as the request's: what is compiled or allocated once is not timed.
+    """Decode some tokens with the request's parameters as a warm-up: compilation and allocation are not timed.
 
     The engine keeps nothing of them: both ways are to prefill the prompt when they are timed.
     """
@@ -171,7 +171,7 @@ def alternate(
 
 
 def relation(engine: Engine, params: SamplingParams, speculative: Answer, plain: Answer) -> str:
-    """What can be said of a speculative and a plain output, honestly."""
+    """How a speculative and a plain output relate."""
     from foretoken.verify import is_coupled
 
     verifier = engine.verifier

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 _NORMAL = [(13, 17, 23), (248, 81, 73), (63, 185, 80), (227, 179, 65), (88, 166, 255), (188, 140, 255), (57, 197, 207)]
-# Rich's own theme for pictures has a green that is hardly told from its yellow.
+# In Rich's own theme for pictures green and yellow look alike.
 PICTURE_THEME = TerminalTheme(
     (13, 17, 23), (201, 209, 217), [*_NORMAL, (177, 186, 196)], [(110, 118, 129), *_NORMAL[1:], (240, 246, 252)]
 )
@@ -53,7 +53,7 @@ class Scene:
 
 SCENES = (
     Scene(
-        "a licence header, which the target knows by heart",
+        "a licence header, which the target has memorised",
         "# Licensed under the Apache License, Version 2.0",
         temperature=0.0,
         max_new_tokens=128,
@@ -79,7 +79,7 @@ def play(engine: Engine, console: Console) -> list[Comparison]:
             ("Foretoken", "bold"),
             f": a small {engine.drafter.name.replace('-', ' ')} drafts up to {engine.num_speculative_tokens} tokens, "
             "the target scores them all in one pass, and the output is distributed as the target's own. (This target "
-            "has ten million parameters: it knows a licence by heart and how a play looks, and little else.)",
+            "has ten million parameters: it has memorised a licence and the form of a play, and little else.)",
         )
     )
     console.print(render.legend())

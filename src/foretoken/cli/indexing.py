@@ -32,14 +32,14 @@ def make(files: list[str], tokenizer: str | None, out: Path, fields: list[str], 
     with bar:
         task = bar.add_task("loading", total=None)
 
-        def tell(part: str, done: int, total: int) -> None:
+        def show(part: str, done: int, total: int) -> None:
             if bar.tasks[0].description != part:
                 bar.reset(task, description=part)
             bar.update(task, completed=done, total=total)
 
         made = load_tokenizer(tiny_pair_path() / "target" if tokenizer is None else tokenizer)
         try:
-            report = build(files, made, out, fields=fields, progress=tell)
+            report = build(files, made, out, fields=fields, progress=show)
         except KeyboardInterrupt:
             there = "is as it was" if out.exists() else "was not written"
             screen.note(f"interrupted: {out} {there}; the same command begins anew", style="")

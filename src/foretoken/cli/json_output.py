@@ -93,5 +93,5 @@ def _logprobs(engine: Engine, logprobs: Sequence[TokenLogprob]) -> list[dict[str
 
 
 def finite(number: float) -> float | None:
-    """JSON knows no infinity."""
+    """JSON has no infinity."""
     return number if math.isfinite(number) else None

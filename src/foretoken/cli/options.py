@@ -127,7 +127,7 @@ class ModelOptions(LoadOptions):
         typer.Option(
             metavar="KIND|FILE",
             help="Trees of drafters that can grow them: static, the best shape for -k nodes, drawn; dynamic, the "
-            "likeliest nodes; none, chains; or by measured rates in a file. Default: the drafter's own way, chains "
+            "most probable nodes; none, chains; or by measured rates in a file. Default: the drafter's own way, chains "
             "with a draft model.",
             show_default=False,
             rich_help_panel=_MODELS,
@@ -170,16 +170,16 @@ class SamplingOptions:
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
     ] = 1.0
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0: all.", rich_help_panel=_SAMPLING)] = 0
+    top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0: all.", rich_help_panel=_SAMPLING)] = 0
     top_p: Annotated[
-        float, typer.Option(help="Keep the likeliest tokens with this much mass.", rich_help_panel=_SAMPLING)
+        float, typer.Option(help="Keep the most probable tokens with this much mass.", rich_help_panel=_SAMPLING)
     ] = 1.0
     min_p: Annotated[
         float,
-        typer.Option(help="Drop tokens less likely than this times the likeliest.", rich_help_panel=_SAMPLING),
+        typer.Option(help="Drop tokens less likely than this times the most probable one.", rich_help_panel=_SAMPLING),
     ] = 0.0
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: what was said becomes less likely.", rich_help_panel=_SAMPLING)
+        float, typer.Option(help="Above 1: earlier tokens become less likely.", rich_help_panel=_SAMPLING)
     ] = 1.0
     presence_penalty: Annotated[
         float, typer.Option(help="Subtracted once from what was generated.", rich_help_panel=_SAMPLING)
@@ -228,7 +228,7 @@ class SamplingOptions:
     logprobs: Annotated[
         int | None,
         typer.Option(
-            help="Report log-probabilities: of each token, and of so many of the likeliest at its position.",
+            help="Report log-probabilities: of each token, and of so many of the most probable ones at its position.",
             show_default=False,
             rich_help_panel=_SAMPLING,
         ),

@@ -59,7 +59,7 @@ def read_text(file: Path, what: str) -> str:
 
 
 def as_message(text: str) -> list[dict[str, str]]:
-    """A prompt as a chat message, without the space around it: files end in a line break that nobody means.
+    """A prompt as a chat message, stripped of surrounding white space: files end in a line break.
 
     Raises:
         PromptError: nothing is left.

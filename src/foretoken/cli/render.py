@@ -19,7 +19,7 @@ STYLES: dict[Origin, str] = {"accepted": "green", "residual": "yellow", "bonus":
 MEANINGS: dict[Origin, str] = {
     "accepted": "accepted",
     "residual": "replaces a rejected one",
-    "bonus": "bonus after a whole draft",
+    "bonus": "bonus after a fully accepted draft",
     "target": "nothing drafted",
 }
 REJECTED = "red strike"
@@ -153,7 +153,7 @@ def _drafted(token: DraftedToken, probs: bool, coloured: bool) -> Text:
 
 
 def _share(probability: float) -> str:
-    """Two digits that tell 0 and 1 from what is merely close to them."""
+    """Two decimals; values close to 0 and 1, but not equal, are not rounded to them."""
     if probability in (0.0, 1.0):
         return f"{probability:.0f}"
     if probability < 0.005:
@@ -179,7 +179,7 @@ def trace_header(probs: bool, coloured: bool) -> Text:
 
 
 def logprobs(entries: Sequence[TokenLogprob], token_text: Callable[[int], str]) -> Table:
-    """The log-probability of each token of an output, and the likeliest tokens at its position.
+    """The log-probability of each token of an output, and the most probable tokens at its position.
 
     They are the model's own: before temperature, truncation and penalties.
     """
@@ -187,7 +187,7 @@ def logprobs(entries: Sequence[TokenLogprob], token_text: Callable[[int], str]) 
     def shown(token_id: int) -> str:
         return visible(token_text(token_id), token_id)
 
-    table = Table("position", "token", "log p", "p", "likeliest", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table("position", "token", "log p", "p", "most probable", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in (table.columns[0], table.columns[2], table.columns[3]):
         column.justify = "right"
     for position, entry in enumerate(entries, start=1):

@@ -61,7 +61,7 @@ def _compare(
         theirs = None
         if not ours.interrupted:
             screen.note("── target alone", style="bold")
-            # Programs want the output once.
+            # A program that reads the output should get it once.
             silent = not screen.out.is_terminal
             theirs = run(plain, prompt, params) if silent else _show_plain(plain, prompt, params, screen, echo)
     if theirs is None or theirs.interrupted:

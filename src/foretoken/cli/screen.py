@@ -39,7 +39,7 @@ class Screen:
 
     Attributes:
         out: for the output, or the JSON.
-        notes: for all that is said about it.
+        notes: for messages about it.
     """
 
     def __init__(self, no_color: bool = False) -> None:
@@ -61,7 +61,7 @@ class Screen:
 
 
 def check_writable(file: Path) -> None:
-    """See to it, before the work whose result goes there, that a file can be written.
+    """Check that a file can be written, before the work whose result it gets.
 
     Raises:
         ForetokenError: it can't.

@@ -116,10 +116,10 @@ def _set_template(target: LanguageModel, template: str) -> None:
 
 
 def check_can_chat(target: LanguageModel) -> None:
-    """See to it that the target has a chat template.
+    """Check that the target has a chat template.
 
     Raises:
-        ModelError: it has none; the message says what to do instead.
+        ModelError: it has none; the message names alternatives.
     """
     tokenizer: Any = target.tokenizer
     if not getattr(tokenizer, "chat_template", None):
@@ -131,7 +131,7 @@ def check_can_chat(target: LanguageModel) -> None:
 
 
 def loading(screen: Screen) -> AbstractContextManager[Any]:
-    """Says on a terminal, at once, that models are being loaded."""
+    """Print on a terminal, at once, that models are being loaded."""
     return screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext()
 
 
@@ -146,7 +146,7 @@ def make_engine(options: ModelOptions, target: LanguageModel, drafter: Drafter) 
 
 
 def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -> Drafter:
-    """The drafter that the options name, loaded; a note says what people would not expect of it."""
+    """Load the drafter that the options name; print a note on what may be unexpected about it."""
     drafter = _make_drafter(options, target)
     for part in drafter.drafters or (drafter,):
         if part.note:

@@ -49,7 +49,7 @@ def _shapes(trees: bool) -> str:
 
 
 def show(rows: list[dict[str, Any]], as_json: bool, verbose: bool, screen: Screen) -> None:
-    """Print rows as a table, with where each comes from if `verbose`, or as a JSON list with all there is to know."""
+    """Print rows as a table, with their sources if `verbose`, or as a JSON list with all fields."""
     if as_json:
         print_json(screen, [{key.replace(" ", "_"): value for key, value in row.items()} for row in rows])
         return
@@ -58,7 +58,7 @@ def show(rows: list[dict[str, Any]], as_json: bool, verbose: bool, screen: Scree
     table.columns[0].no_wrap = True
     table.columns[0].style = "bold"
     for row in rows:
-        # Side by side, summary and citation would leave each other too little room.
+        # Two columns would be too narrow for summary and citation.
         what = Text(row["summary"])
         if verbose and row["citation"]:
             what.append(f"\n{row['citation']}", style="dim")

@@ -161,11 +161,11 @@ def _progress(screen: Screen) -> Iterator[Callable[[State], None]]:
 
     if not screen.notes.is_terminal:
 
-        def tell(state: State) -> None:
+        def show(state: State) -> None:
             if state.news is None or state.news.measured:
                 screen.note(f"{state.stage}: {state.fraction:.0%}, {state.text}", style="")
 
-        yield tell
+        yield show
         return
     columns = (
         TextColumn("{task.description}"),

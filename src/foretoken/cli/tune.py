@@ -144,12 +144,12 @@ def _plan(
     if target.tokenizer is None:
         raise ModelError(f"{target.name} has no tokenizer, which prompts need: put its files beside the model")
     # A draft may reach as far behind the end as it is long.
-    room = target.max_length - options.max_new_tokens - 32
+    max_tokens = target.max_length - options.max_new_tokens - 32
     named = [str(absolute(words)) for words in options.drafter]
     shipped = [SHIPPED_DRAFTER, SHIPPED_HEAD] if load.target is None else []
     return TunePlan(
         drafters=tuple(dict.fromkeys([*registered(), *shipped, *named])),
-        prompts=tuple(workloads.encode(items, target.tokenizer, room)),
+        prompts=tuple(workloads.encode(items, target.tokenizer, max_tokens)),
         temperatures=tuple(dict.fromkeys((0.0, options.temperature))),
         max_new_tokens=options.max_new_tokens,
         seconds=seconds,

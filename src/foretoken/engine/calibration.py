@@ -58,7 +58,7 @@ def calibrate(
 
     Args:
         target: the model.
-        cascade: the drafters; it is told.
+        cascade: the drafters; it gets the measured costs.
         verifier: of the requests to come.
         sampled: the requests to come are sampled, not greedy.
         limits: of the loops.

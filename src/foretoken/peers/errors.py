@@ -10,4 +10,4 @@ class PeerError(ForetokenError):
 
 
 class Unsupported(PeerError):
-    """An engine has no way to do what was asked for; the message says why. It can be asked for something else."""
+    """An engine does not support a request; it stays usable for others."""

@@ -59,7 +59,7 @@ def end_tree(root: int, known: frozenset[Process] = frozenset(), patience_second
         known: see `tree`.
         patience_seconds: between SIGTERM and SIGKILL; what cleans up after itself (shared memory, sockets) can.
     """
-    told: set[Process] = set()
+    signalled: set[Process] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + patience_seconds
         while time.monotonic() < deadline:
@@ -67,10 +67,10 @@ def end_tree(root: int, known: frozenset[Process] = frozenset(), patience_second
             if not known:
                 return
             for process in known:
-                if number == signal.SIGKILL or process not in told:
+                if number == signal.SIGKILL or process not in signalled:
                     _send(process[0], number)
                     _send(process[0], signal.SIGCONT)  # a stopped process ends when it goes on
-            told |= known
+            signalled |= known
             time.sleep(_POLL_SECONDS)
 
 
@@ -91,11 +91,11 @@ def main() -> None:
     """Watch until the input ends."""
     watched: dict[int, str] = {}
     for line in sys.stdin:
-        told = json.loads(line)
-        if "done" in told:
-            watched.pop(told["done"], None)
+        message = json.loads(line)
+        if "done" in message:
+            watched.pop(message["done"], None)
         else:
-            watched[told["pid"]] = told["folder"]
+            watched[message["pid"]] = message["folder"]
     for pid, folder in watched.items():
         end_tree(pid)
         shutil.rmtree(folder, ignore_errors=True)

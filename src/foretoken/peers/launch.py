@@ -16,7 +16,7 @@ from foretoken.peers.process import ANSWER_SECONDS, WORKERS, Worker
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a worker is started with; see `foretoken.peers.workers.protocol`.
+    """Options that a worker is started with; see `foretoken.peers.workers.protocol`.
 
     Attributes:
         target: folder of the target's checkpoint.

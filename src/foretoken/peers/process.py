@@ -26,7 +26,7 @@ MAX_ANSWER_BYTES = 1 << 28
 END_SECONDS = 10.0
 """How long a program may take to end once it has closed its output."""
 
-# torch keeps what it compiles in the folder for temporary files, unless told where: that is not to be compiled again.
+# By default torch caches compiled code in the folder for temporary files, which is removed: name another folder.
 _COMPILED = {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")}
 
 
@@ -49,7 +49,7 @@ class Worker:
 
     Raises:
         PeerError: it can't be started, ends, or does not become ready in time.
-        Unsupported: it says that it can't do what it is for.
+        Unsupported: the engine does not support its options.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Worker:
             folder = tempfile.mkdtemp(prefix="foretoken-peer-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             try:
-                # Before the worker, so that there is no moment in which nobody watches over it.
+                # Before the worker, so that it is watched from its start.
                 self._guard = _start_guard()
                 stack.callback(_end, self._guard)
                 self._process = subprocess.Popen(
@@ -91,7 +91,7 @@ class Worker:
             self._tell_guard({"pid": self.pid, "folder": folder})
             ready = self._answer(start_seconds)
             if ready.get("ready") is not True:
-                raise self._broken(f"{self._name} said {ready!r} where it should have said that it is ready")
+                raise self._broken(f"{self._name} sent {ready!r} instead of its ready message")
             self.versions = {str(key): str(value) for key, value in dict(ready.get("versions", {})).items()}
         except BaseException:
             self.close(patience_seconds=0.0)
@@ -119,7 +119,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """It can be asked."""
+        """It takes requests."""
         return not self._closed and self._process.poll() is None
 
     @contextmanager
@@ -221,6 +221,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Close a process's pipes, which ends it, and wait for that."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with suppress(OSError):  # what was written last found nobody to read it
+            with suppress(OSError):  # its reader is gone
                 stream.close()
     process.wait()

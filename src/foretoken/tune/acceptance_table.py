@@ -36,7 +36,7 @@ def measure_acceptance(
     ranks: int = 8,
     max_batch_size: int = 16,
 ) -> AcceptanceTable:
-    """Generate from prompts, and see how likely the child of each rank was to be accepted at each depth.
+    """Generate from prompts, and measure how often the child of each rank is accepted at each depth.
 
     Every round drafts a chain whose nodes have `ranks` children each. What is averaged is not what happened, but its
     probability under recursive rejection (`TreeVerifier`), each node counting as much as it was likely to be reached:
@@ -44,7 +44,7 @@ def measure_acceptance(
 
     Args:
         target: the model to draft for.
-        drafter: grows trees as its `tree` says; that is put back afterwards.
+        drafter: its `tree` is set for this and restored afterwards.
         prompts: what to generate from.
         params: one for all, or one for each prompt; rates are those of these sampling parameters.
         depth: down to which to measure; what is deeper is taken to be like the deepest.
@@ -121,7 +121,7 @@ class _Recorder(Verifier):
             ParameterError: nothing was drafted.
         """
         if not self._tried.any():
-            raise ParameterError("nothing was drafted: give prompts that leave room for more than one token")
+            raise ParameterError("nothing was drafted: give prompts after which more than one token fits")
         average = self._accepted.sum(0) / self._tried.sum()
         rates = (self._accepted + _PRIOR * average) / (self._tried + _PRIOR)
         return AcceptanceTable(tuple(tuple(float(rate) for rate in ranks) for ranks in rates))

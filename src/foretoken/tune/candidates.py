@@ -48,12 +48,12 @@ def registered() -> list[str]:
     return [
         name
         for name, known in drafters.known().items()
-        if name != PLAIN.drafter and not known.needs_model and not _must_be_told(known)
+        if name != PLAIN.drafter and not known.needs_model and not _needs_argument(known)
     ]
 
 
-def _must_be_told(known: drafters.Known) -> bool:
-    """Whether its argument may not be left out."""
+def _needs_argument(known: drafters.Known) -> bool:
+    """Whether its argument has no default."""
     if not known.argument:
         return False
     parameter = inspect.signature(known.make).parameters.get(known.argument)
@@ -92,5 +92,5 @@ def grown(drafter: str, static: str | None) -> list[Candidate]:
 
 
 def cascade(cheap: str, better: str) -> str:
-    """Two drafters as one: the second is asked where the first promises less."""
+    """Two drafters as one cascade: the second drafts where the first expects fewer tokens."""
     return f"{cheap},{better}"

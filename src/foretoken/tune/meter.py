@@ -26,7 +26,7 @@ Rates = list[list[float]]
 
 
 class Meter:
-    """Decodes with candidates, and tells what that took.
+    """Decodes with candidates, and measures it.
 
     Args:
         target: the model.
@@ -57,7 +57,7 @@ class Meter:
         return bool(made.models or made.hidden_layers)
 
     def grows(self, drafter: str) -> bool:
-        """Whether a drafter that drafts chains can be told to grow trees."""
+        """Whether a drafter that drafts chains has a setting for trees."""
         made = self._drafter(drafter)
         return made.tree is not None and not made.tree.branches
 

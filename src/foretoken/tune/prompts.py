@@ -29,7 +29,7 @@ def mix() -> list[Item]:
 
 
 def from_file(file: Path, chat: bool) -> list[Item]:
-    """The prompts of a file, see `workloads.load`; its categories take turns.
+    """The prompts of a file, see `workloads.load`; its categories alternate.
 
     Args:
         file: JSON lines with ``prompt``, or one prompt a line.

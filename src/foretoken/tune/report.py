@@ -104,7 +104,7 @@ def _remarks(results: TuneResults, plan: TunePlan) -> list[str]:
         + ("; below a line: what dropped out a round earlier." if ranked[-1].rung < ranked[0].rung else ".")
     )
     if outputs < len(plan.turns(0)):
-        remarks.append("These are few: neighbours may change places in another run. --budget gives it more time.")
+        remarks.append("These are few: neighbours may swap ranks in another run. --budget gives it more time.")
     return remarks
 
 

@@ -92,7 +92,7 @@ class TuneResults:
         found: dict[Candidate, Outcome] = {}
         for rung in range(len(self.contenders)):
             outcomes = {candidate: self.outcome(rung, candidate) for candidate in self.contenders[rung]}
-            # A rung that time ran out in counts if nobody was left behind who had come this far.
+            # An unfinished rung counts if all candidates that reached it were measured in it.
             behind = [one for one, outcome in outcomes.items() if outcome is None and one in found]
             if all(one in self.failed for one in behind):
                 found.update({candidate: one for candidate, one in outcomes.items() if one is not None})
@@ -116,8 +116,8 @@ class TuneResults:
             turns = [turn for turn in mine if mine[turn]["temperature"] == at]
             ours = {turn: _rate(mine[turn]) for turn in turns}
             ratios[at] = Spread.of_ratios(ours, {turn: _rate(plain[turn]) for turn in turns if turn in plain})
-        told = {at: ratio for at, ratio in ratios.items() if ratio is not None}
-        if len(told) < len(self._temperatures):
+        known = {at: ratio for at, ratio in ratios.items() if ratio is not None}
+        if len(known) < len(self._temperatures):
             return None
         runs = [one for _, one in both]
         seconds = sum(run["seconds"] for run in runs)
@@ -125,8 +125,8 @@ class TuneResults:
         return Outcome(
             candidate,
             rung,
-            told,
-            {at: median(_rate(run) for run in runs if run["temperature"] == at) for at in told},
+            known,
+            {at: median(_rate(run) for run in runs if run["temperature"] == at) for at in known},
             sum(run["tokens"] for run in runs) / rounds,
             sum(run["drafting"] for run in runs) / seconds,
             seconds / rounds,

@@ -43,7 +43,7 @@ class Measures(Protocol):
         """Whether a drafter computes with weights of its own."""
 
     def grows(self, drafter: str) -> bool:
-        """Whether a drafter that drafts chains can be told to grow trees."""
+        """Whether a drafter that drafts chains has a setting for trees."""
 
     def measure(self, drafter: str, turns: Sequence[Turn]) -> list[list[float]]:
         """Acceptance of the drafter's tokens by depth and rank."""
@@ -68,7 +68,7 @@ def search(
 ) -> TuneResults:
     """Make the measurements of a plan that the store does not hold yet, as far as the time allows.
 
-    A candidate that fails is left out, and the store says why.
+    A candidate that fails is left out; the store has its error.
 
     Raises:
         BenchError: the results can't be written.

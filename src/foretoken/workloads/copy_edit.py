@@ -1,7 +1,7 @@
 """Copy and edit: texts made by a grammar, to be written again with one change.
 
 A task is a function of its split and number. Names, places and identifiers are put together from syllables or words,
-and each belongs to one split by its checksum: what is learnt on one split is of no use on the other but as a skill.
+and each belongs to one split by its checksum: a model that memorises one split gains nothing on the other.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def _spelling(words: Words, size: tuple[int, int]) -> Task:
 
 def _misspelt(words: Words, word: str) -> str:
     """Two neighbouring letters inside the word changed over; those that differ."""
-    places = [i for i in range(1, len(word) - 2) if word[i] != word[i + 1]]
-    at = words.random.choice(places)
+    candidates = [i for i in range(1, len(word) - 2) if word[i] != word[i + 1]]
+    at = words.random.choice(candidates)
     return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
 
 

@@ -23,7 +23,7 @@ class Item:
 
     Attributes:
         id: unique in its workload.
-        category: what kind of text it asks for.
+        category: kind of its task.
         text: the prompt.
         chat: it is a message, to be put into the target's chat template where it has one.
     """
@@ -83,8 +83,8 @@ def load(name: str, data: Path | None = None) -> list[Item]:
 
 def _builtin() -> Iterator[Item]:
     kinds = (("maths", builtin.MATHS, True), ("code", builtin.CODE, False), ("prose", builtin.PROSE, False))
-    for category, texts, chat in kinds:
-        for number, text in enumerate(texts):
+    for category, prompts, chat in kinds:
+        for number, text in enumerate(prompts):
             yield Item(f"{category}-{number}", category, text, chat)
 
 
@@ -111,7 +111,7 @@ def _objects(lines: Sequence[str], data: Path) -> Iterator[dict[str, Any]]:
 def _spec_bench(lines: Sequence[str], data: Path) -> Iterator[Item]:
     for value in _objects(lines, data):
         try:
-            # The first turn alone: the second one asks about an answer that each engine would have given otherwise.
+            # The first turn only: the second depends on the answer, which differs between engines.
             yield Item(str(value["question_id"]), str(value["category"]), str(value["turns"][0]), chat=True)
         except (KeyError, IndexError, TypeError) as error:
             raise ParameterError(f"{str(data)!r} is no Spec-Bench file: its lines lack {error}") from error
@@ -156,33 +156,35 @@ def select(items: Sequence[Item], limit: int | None = None, categories: Sequence
     return chosen
 
 
-def encode(items: Iterable[Item], tokenizer: Any, room: int, length: int | None = None) -> list[Prompt]:
+def encode(items: Iterable[Item], tokenizer: Any, max_tokens: int, length: int | None = None) -> list[Prompt]:
     """Token ids of each item, the same for every engine.
 
     Args:
         items: the prompts.
         tokenizer: the target's.
-        room: most tokens that leave space for the answer; of longer prompts the beginning is left out.
+        max_tokens: most tokens of a prompt, so that the answer fits too; longer prompts lose their beginning.
         length: make every prompt exactly so long, in tokens: shorter ones are preceded by themselves.
 
     Raises:
-        ParameterError: `length` is above `room`, or a prompt has no tokens.
+        ParameterError: `length` is above `max_tokens`, or a prompt has no tokens.
     """
-    if room < 1:
-        raise ParameterError("the target's context has no room for a prompt beside max_new_tokens: lower it")
-    if length is not None and not 1 <= length <= room:
-        raise ParameterError(f"prompt_tokens is {length:,}: the target's context has room for 1 to {room:,}")
+    if max_tokens < 1:
+        raise ParameterError("the target's context is too short for a prompt and max_new_tokens: lower it")
+    if length is not None and not 1 <= length <= max_tokens:
+        raise ParameterError(f"prompt_tokens is {length:,}: the target's context takes 1 to {max_tokens:,}")
     prompts = []
     for item in items:
         if item.chat and getattr(tokenizer, "chat_template", None):
             message = [{"role": "user", "content": item.text}]
-            told = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=True)
-            tokens = list(told["input_ids"])
+            encoded = tokenizer.apply_chat_template(
+                message, add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+            tokens = list(encoded["input_ids"])
         else:
             tokens = list(tokenizer(item.text).input_ids)
         if not tokens:
             raise ParameterError(f"prompt {item.id!r} has no tokens: give at least one character")
-        wanted = room if length is None else length
+        wanted = max_tokens if length is None else length
         if length is not None:
             tokens = tokens * -(-length // len(tokens))
         prompts.append(Prompt(item, tuple(tokens[-wanted:])))
@@ -208,6 +210,6 @@ def batches(prompts: Sequence[Prompt], size: int) -> list[tuple[str, list[Prompt
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Tells whether two runs had the same prompts."""
-    told = json.dumps([[prompt.item.id, prompt.tokens] for prompt in prompts])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    """A hash of the prompts: equal for two runs with the same ones."""
+    content = json.dumps([[prompt.item.id, prompt.tokens] for prompt in prompts])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

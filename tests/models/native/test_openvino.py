@@ -143,7 +143,7 @@ def test_chains_are_the_steps_one_by_one(name, quantize, steps):
 
 @pytest.mark.parametrize("steps", [1, 4, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_drawn_chains_are_draws_from_the_very_laws_they_name(dtype, steps):
+def test_drawn_chains_are_draws_from_the_very_distributions_they_name(dtype, steps):
     skip_unless_usable("openvino", dtype)
     model = load(tiny.tiny_llama().to(dtype), runner="native", backend="openvino")
     texts = texts_of(9, 20, 5)
@@ -167,9 +167,9 @@ def test_drawn_chains_are_draws_from_the_very_laws_they_name(dtype, steps):
     )
     for step in range(steps):
         logits = model.forward(token, torch.full((3, 1), step - 1), ones, stepped).logits[:2, 0]
-        laws = (logits.double() * inverse[:2, None]).softmax(-1)
+        expected = (logits.double() * inverse[:2, None]).softmax(-1)
         close = 1e-5 if dtype is torch.float32 else 0.02
-        assert (laws - found.probs[:2, step]).abs().sum(-1).max() < close
+        assert (expected - found.probs[:2, step]).abs().sum(-1).max() < close
         token = drawn[:, step : step + 1]
     chained.commit(torch.arange(steps).expand(3, steps), torch.tensor([steps - 1, 0, 0]))
     assert chained.lengths.tolist() == [11 + steps, 21, 5]

@@ -69,9 +69,9 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
                 raise completion.error
         stats = foretoken.DecodeStats.total(completion.stats for completion in completions)
         longest = max((completion.stats for completion in completions), key=lambda one: sum(one.seconds.values()))
-        told: Result = {} if request["logprobs"] is None else {"top_logprobs": [_top(one) for one in completions]}
+        reported: Result = {} if request["logprobs"] is None else {"top_logprobs": [_top(one) for one in completions]}
         return {
-            **told,
+            **reported,
             "tokens": [completion.token_ids for completion in completions],
             "seconds": seconds,
             "rounds": longest.rounds,
@@ -88,7 +88,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
 
 
 def _top(completion: Any) -> list[dict[int, float]]:
-    """Log-probabilities of the likeliest tokens and of the chosen one, at each position."""
+    """Log-probabilities of the most probable tokens and of the chosen one, at each position."""
     return [{**entry.top, entry.token_id: entry.logprob} for entry in completion.logprobs]
 
 

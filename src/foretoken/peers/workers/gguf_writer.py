@@ -95,13 +95,13 @@ def _tensors(folder: Path) -> Any:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(length))
         data = np.memmap(file, np.uint8, "r", 8 + length)
-        for name, told in header.items():
+        for name, entry in header.items():
             if name == "__metadata__":
                 continue
-            if told["dtype"] not in _NUMPY:
-                raise ValueError(f"{name} is stored as {told['dtype']}: only {', '.join(_NUMPY)} are converted")
-            start, end = told["data_offsets"]
-            yield name, told["dtype"], data[start:end].view(_NUMPY[told["dtype"]]).reshape(told["shape"])
+            if entry["dtype"] not in _NUMPY:
+                raise ValueError(f"{name} is stored as {entry['dtype']}: only {', '.join(_NUMPY)} are converted")
+            start, end = entry["data_offsets"]
+            yield name, entry["dtype"], data[start:end].view(_NUMPY[entry["dtype"]]).reshape(entry["shape"])
 
 
 def _stored(values: Any, kind: str, dtype: str) -> tuple[Any, Any]:
@@ -120,8 +120,8 @@ def _stored(values: Any, kind: str, dtype: str) -> tuple[Any, Any]:
 def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
     """A byte-level BPE tokenizer, padded to the embedding's rows; of others only the size, as prompts are token ids."""
     file = folder / "tokenizer.json"
-    told = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    model = told.get("model", {})
+    stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    model = stored.get("model", {})
     if model.get("type") != "BPE" or "byte_fallback" not in model or model["byte_fallback"]:
         writer.add_tokenizer_model("no_vocab")
         return
@@ -129,7 +129,7 @@ def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
     tokens, kinds = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
     for token, number in model["vocab"].items():
         tokens[number], kinds[number] = token, NORMAL
-    for added in told.get("added_tokens", ()):
+    for added in stored.get("added_tokens", ()):
         tokens[added["id"]], kinds[added["id"]] = added["content"], CONTROL if added["special"] else NORMAL
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     writer.add_tokenizer_model("gpt2")

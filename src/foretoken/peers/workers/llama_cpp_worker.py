@@ -34,8 +34,8 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     def file(part: str) -> Path:
         folder = Path(options[part])
         stamp = max(one.stat().st_mtime_ns for one in folder.glob("*.safetensors"))
-        told = f"{folder.resolve()} {stamp} {options['dtype']}"
-        made = Path(options["cache"]) / "gguf" / f"{hashlib.sha256(told.encode()).hexdigest()[:16]}.gguf"
+        described = f"{folder.resolve()} {stamp} {options['dtype']}"
+        made = Path(options["cache"]) / "gguf" / f"{hashlib.sha256(described.encode()).hexdigest()[:16]}.gguf"
         try:
             gguf_writer.convert(folder, made, options["dtype"])
         except ValueError as error:
@@ -61,10 +61,10 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             known = drafter.input_ids[: min(drafter.n_tokens, len(input_ids) - 1)]
             differs = np.nonzero(known != input_ids[: len(known)])[0]
             drafter.n_tokens = int(differs[0]) if len(differs) else len(known)
-            room = options["max_length"] - len(input_ids)
+            remaining = options["max_length"] - len(input_ids)
             new: list[int] = input_ids[drafter.n_tokens :].tolist()
             drafted: list[int] = []
-            for _ in range(min(self._k, room)):
+            for _ in range(min(self._k, remaining)):
                 drafter.eval(new)
                 new = [drafter.sample(temp=0.0)]
                 drafted += new

@@ -18,7 +18,7 @@ from protocol import (  # type: ignore[import-not-found]
 )
 
 NO_TOKEN = 1 << 20
-"""An end token that no model has: outputs are as long as asked for."""
+"""An end token that no model has: outputs are as long as requested."""
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -34,8 +34,8 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     def folder(part: str) -> Path:
         source = Path(options[part])
         stamp = max(one.stat().st_mtime_ns for one in source.glob("*.safetensors"))
-        told = f"{source.resolve()} {stamp} {options['dtype']}"
-        made = Path(options["cache"]) / "openvino" / hashlib.sha256(told.encode()).hexdigest()[:16]
+        described = f"{source.resolve()} {stamp} {options['dtype']}"
+        made = Path(options["cache"]) / "openvino" / hashlib.sha256(described.encode()).hexdigest()[:16]
         convert(source, made, options["dtype"])
         return made
 
@@ -117,7 +117,7 @@ def convert(source: Path, folder: Path, dtype: str) -> None:
 
 
 def stand_in() -> Any:
-    """A tokenizer that the pipeline can hold: it wants one even where prompts are token ids."""
+    """A placeholder tokenizer: the pipeline needs one even if prompts are token ids."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

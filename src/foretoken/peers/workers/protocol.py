@@ -12,12 +12,12 @@ and writes ``{"ready": true, "versions": {...}}`` once its libraries are importe
 
 The prompts (token ids) are decoded as one batch. Of "params" (fields of `foretoken.SamplingParams`) those that are
 missing shape nothing; "seeds" has one for each prompt, null leaves them to the engine; "logprobs" asks for so many
-log-probabilities at each position, of engines that can tell them. A worker that can't change its mode may ignore "mode"
+log-probabilities at each position, of engines that report them. A worker that can't change its mode may ignore "mode"
 and "k" here.
 
 It answers each request with ``{"tokens": [[...], ...], "seconds": wall clock of generating them, ...}``, where further
-keys of `Result` are present if the engine tells; or with ``{"error": reason, "unsupported": true or false}``. Every
-output has exactly `num_tokens` tokens: end tokens don't end it.
+keys of `Result` are present if the engine reports them; or with ``{"error": reason, "unsupported": true or false}``.
+Every output has exactly `num_tokens` tokens: end tokens don't end it.
 
 The end of the input ends the worker.
 """
@@ -32,7 +32,7 @@ from typing import Any
 
 
 class Unsupported(Exception):
-    """The engine has no way to do this; the message says why."""
+    """The engine does not support this."""
 
 
 Result = dict[str, Any]

@@ -46,11 +46,11 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
 
     def counters() -> dict[str, Any]:
         try:
-            told = {metric.name: metric for metric in llm.get_metrics()}
-            values: dict[str, Any] = {"steps": int(told[_STEPS].count)}
+            metrics = {metric.name: metric for metric in llm.get_metrics()}
+            values: dict[str, Any] = {"steps": int(metrics[_STEPS].count)}
             if speculative is not None:
-                values.update({name: int(told[metric].value) for name, metric in _COUNTERS.items()})
-                values["by_position"] = [int(value) for value in told[_BY_POSITION].values]
+                values.update({name: int(metrics[metric].value) for name, metric in _COUNTERS.items()})
+                values["by_position"] = [int(value) for value in metrics[_BY_POSITION].values]
             return values
         except (AttributeError, KeyError, AssertionError):  # another version, with other metrics or none
             return {}
