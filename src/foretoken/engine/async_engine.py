@@ -96,6 +96,11 @@ class AsyncEngine:
         finally:
             self._worker.cancel(call)
 
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the thread, after which every request fails; None while all is well."""
+        return self._worker.failure
+
     async def aclose(self) -> None:
         """End all requests as cancelled, those that wait included, and the thread after its present round."""
         await asyncio.to_thread(self._worker.stop)
@@ -153,7 +158,7 @@ class _Worker:
         # point, even while this thread holds the lock: so it is reentrant, and `cancel` takes none.
         self._lock = RLock()
         self._closed = False
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self._thread: Thread | None = None
 
     def submit(self, call: _Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> _Call:
@@ -163,10 +168,10 @@ class _Worker:
             ForetokenError: the thread was stopped.
         """
         with self._lock:
-            if self._failure is not None:
+            if self.failure is not None:
                 raise ForetokenError(
-                    f"this AsyncEngine was ended by an error ({self._failure!r}): make another one, with a new Engine"
-                ) from self._failure
+                    f"this AsyncEngine was ended by an error ({self.failure!r}): make another one, with a new Engine"
+                ) from self.failure
             if self._closed:
                 raise ForetokenError("this AsyncEngine is closed: make another one")
             if self._thread is None:
@@ -252,7 +257,7 @@ class _Worker:
     def _fail(self, error: Exception) -> None:
         """The engine can't continue: all requests, and all that are submitted later, get this error."""
         with self._lock:
-            self._closed, self._failure = True, error
+            self._closed, self.failure = True, error
         while not self._commands.empty():
             command = self._commands.get()
             if command is not None:

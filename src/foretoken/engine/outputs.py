@@ -20,6 +20,7 @@ class DecodeStats:
 
     Attributes:
         rounds: target passes that emitted tokens.
+        drafts: rounds in which at least one token was drafted.
         emitted: tokens generated.
         drafted: tokens that were proposed and scored.
         accepted: those of them that were accepted.
@@ -31,6 +32,7 @@ class DecodeStats:
     """
 
     rounds: int = 0
+    drafts: int = 0
     emitted: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -73,12 +75,14 @@ class DecodeStats:
         self.rounds += 1
         self.emitted += emitted
         self.accepted += accepted
+        before = self.drafted
         for depth in depths:
             self.drafted += 1
             if depth > len(self.drafted_by_position):
                 self.drafted_by_position.append(0)
                 self.accepted_by_position.append(0)
             self.drafted_by_position[depth - 1] += 1
+        self.drafts += self.drafted > before
         for depth in range(accepted):
             self.accepted_by_position[depth] += 1
 
@@ -93,6 +97,7 @@ class DecodeStats:
         result = cls()
         for part in parts:
             result.rounds += part.rounds
+            result.drafts += part.drafts
             result.emitted += part.emitted
             result.drafted += part.drafted
             result.accepted += part.accepted
@@ -173,12 +178,14 @@ class StreamEvent:
         drafted: the round's draft; filled with ``trace=True`` only.
         stats: the request's statistics so far (the same object in every event).
         completion: the whole result, in the last event only.
+        logprobs: one entry a piece where `SamplingParams.logprobs` asked for them, else None.
     """
 
     pieces: tuple[Piece, ...]
     stats: DecodeStats
     drafted: tuple[DraftedToken, ...] = ()
     completion: Completion | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
     @property
     def text(self) -> str:

@@ -91,17 +91,27 @@ def _check_params(model: LanguageModel, params: SamplingParams) -> None:
         )
 
 
-def encode(model: LanguageModel, prompt: Prompt) -> list[int]:
-    """The prompt's tokens: strings get the special tokens that the tokenizer adds, token ids none."""
+def encode(model: LanguageModel, prompt: Prompt, tokenizer: Any = None) -> list[int]:
+    """The prompt's tokens: strings get the special tokens that the tokenizer adds, token ids none.
+
+    Args:
+        model: the target.
+        prompt: a single one.
+        tokenizer: a copy of the model's, for another thread; None for the model's own.
+
+    Raises:
+        PromptError: the prompt can't be used.
+    """
+    tokenizer = model.tokenizer if tokenizer is None else tokenizer
     tokens: list[Any]
     if isinstance(prompt, str):
-        tokenizer = _tokenizer(model)
+        _check_tokenizer(model)
         _check_text(prompt, "prompt")
         tokens = list(tokenizer(prompt).input_ids)
         if not tokens:
             raise PromptError("prompt is empty: give at least one character")
     elif isinstance(prompt[0], Mapping):
-        tokens = _chat(model, prompt)
+        tokens = _chat(model, prompt, tokenizer)
     else:
         tokens = list(prompt)
     for position, token in enumerate(tokens):
@@ -115,7 +125,7 @@ def encode(model: LanguageModel, prompt: Prompt) -> list[int]:
     return list(map(int, tokens))
 
 
-def _chat(model: LanguageModel, messages: Any) -> list[int]:
+def _chat(model: LanguageModel, messages: Any, tokenizer: Any) -> list[int]:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
             raise PromptError(f"chat message {index} is {shown(message)}: it needs the keys 'role' and 'content'")
@@ -129,7 +139,7 @@ def _chat(model: LanguageModel, messages: Any) -> list[int]:
             raise PromptError(f"the content of chat message {index} is {shown(content)}: give a string")
         if isinstance(content, str):
             _check_text(content, f"the content of chat message {index}")
-    tokenizer = _tokenizer(model)
+    _check_tokenizer(model)
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as a string")
     try:
@@ -155,7 +165,6 @@ def _check_text(text: str, name: str) -> None:
         ) from error
 
 
-def _tokenizer(model: LanguageModel) -> Any:
+def _check_tokenizer(model: LanguageModel) -> None:
     if model.tokenizer is None:
         raise PromptError(f"{model.name} was loaded without a tokenizer: give the prompt as a list of token ids")
-    return model.tokenizer

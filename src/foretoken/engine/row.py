@@ -133,7 +133,11 @@ class Row:
 
     def event(self) -> StreamEvent:
         """What the last round added."""
-        return StreamEvent(tuple(self._pieces), self.stats, self.drafted, self.completion() if self.finished else None)
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = tuple(self.logprobs[len(self.logprobs) - len(self._pieces) :])
+        completion = self.completion() if self.finished else None
+        return StreamEvent(tuple(self._pieces), self.stats, self.drafted, completion, logprobs)
 
     def completion(self) -> Completion:
         """The result of a finished request."""

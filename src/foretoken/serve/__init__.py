@@ -1,0 +1,6 @@
+"""The HTTP server: OpenAI's and Anthropic's APIs over an `AsyncEngine`. Needs ``pip install 'foretoken[serve]'``."""
+
+from foretoken.serve.app import create_app
+from foretoken.serve.settings import ServeSettings
+
+__all__ = ["ServeSettings", "create_app"]

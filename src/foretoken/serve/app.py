@@ -1,0 +1,144 @@
+"""The application: routes, errors, and the engine's life."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+import foretoken
+from foretoken.engine.engine import Engine
+from foretoken.errors import ForetokenError
+from foretoken.serve import body as bodies
+from foretoken.serve.auth import ApiKeys
+from foretoken.serve.errors import CLIENT_GONE, ApiError, ClientGone, error_response, json_response
+from foretoken.serve.gate import Gate
+from foretoken.serve.openai_api import openai_routes
+from foretoken.serve.schemas import DetokenizeRequest, TokenizeRequest, chat_messages, check_model
+from foretoken.serve.service import Service
+from foretoken.serve.settings import ServeSettings
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
+    """The server as an ASGI application, for uvicorn or any other ASGI server.
+
+    Args:
+        engine: what decodes. It belongs to the application until that is shut down.
+        settings: what the server allows.
+
+    Returns:
+        The application; its `Service` is ``app.state.service``.
+    """
+    service = Service(engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.aclose()
+
+    # Its pages of documentation load scripts from elsewhere: docs/serving.md has the API.
+    app = FastAPI(title="Foretoken", version=foretoken.__version__, lifespan=lifespan, openapi_url=None)
+    app.state.service = service
+    for routes in (_status_routes(service), _token_routes(service), openai_routes(service)):
+        app.include_router(routes)
+    _answer_errors(app, service)
+    app.add_middleware(Gate, keys=ApiKeys(settings.api_keys), metrics=service.metrics)
+    return app
+
+
+def _answer_errors(app: FastAPI, service: Service) -> None:
+    async def library_error(request: Request, error: Exception) -> Response:
+        return error_response(service.explain(error), request.url.path)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = {
+            404: "there is no such path: /v1/models, /v1/completions and /v1/chat/completions are there",
+            405: "the path is there, but not for this method",
+        }.get(error.status_code, "the request can't be used")
+        return error_response(ApiError(error.status_code, message, headers=error.headers), request.url.path)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
+    for kind, handler in (
+        (ApiError, library_error),
+        (ForetokenError, library_error),
+        (HTTPException, http_error),
+        (ClientGone, gone),
+    ):
+        app.add_exception_handler(kind, handler)
+
+
+def _status_routes(service: Service) -> APIRouter:
+    router, settings = APIRouter(), service.settings
+    model = {
+        "id": settings.model,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "foretoken",
+        "max_model_len": service.target.max_length,
+    }
+
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [model]})
+
+    async def one_model(name: str) -> Response:
+        check_model(name, settings)
+        return json_response(model)
+
+    async def health() -> Response:
+        if service.engine.failure is not None:
+            raise ApiError(503, "the engine has ended with an error: start the server again", code="engine_failed")
+        return json_response({"status": "ok"})
+
+    async def ready() -> Response:
+        if service.admission.draining:
+            raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
+        return await health()
+
+    async def version() -> Response:
+        return json_response({"version": foretoken.__version__})
+
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=_METRICS_TYPE)
+
+    router.add_api_route("/v1/models", models)
+    router.add_api_route("/v1/models/{name:path}", one_model)
+    router.add_api_route("/health", health)
+    router.add_api_route("/ready", ready)
+    router.add_api_route("/version", version)
+    if settings.expose_metrics:
+        router.add_api_route("/metrics", metrics)
+    return router
+
+
+def _token_routes(service: Service) -> APIRouter:
+    router, settings = APIRouter(), service.settings
+
+    async def tokenize(request: Request) -> Response:
+        body = await bodies.read(request, TokenizeRequest, settings)
+        check_model(body.model, settings)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give either prompt or messages", "prompt")
+        prompt = chat_messages(body.messages) if body.prompt is None else body.prompt
+        (tokens,) = await service.tokenizing.encode([prompt])
+        return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": service.target.max_length})
+
+    async def detokenize(request: Request) -> Response:
+        body = await bodies.read(request, DetokenizeRequest, settings)
+        check_model(body.model, settings)
+        if service.target.tokenizer is None:
+            raise ApiError(400, "the model was loaded without a tokenizer, so that tokens have no text", "tokens")
+        if not all(0 <= token < service.target.vocab_size for token in body.tokens):
+            message = f"tokens has ids outside the vocabulary: use 0 to {service.target.vocab_size - 1:,}"
+            raise ApiError(400, message, "tokens")
+        return json_response({"prompt": await service.tokenizing.decode(body.tokens)})
+
+    router.add_api_route("/tokenize", tokenize, methods=["POST"])
+    router.add_api_route("/detokenize", detokenize, methods=["POST"])
+    return router

@@ -1,0 +1,130 @@
+"""Bodies of requests: read within limits, and checked field by field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from foretoken.errors import did_you_mean
+from foretoken.serve.errors import ApiError, ClientGone
+from foretoken.serve.settings import ServeSettings
+
+Body = TypeVar("Body", bound=BaseModel)
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "include": ([],),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "text": ({"format": {"type": "text"}},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncation": ("disabled",),
+    "use_beam_search": (False,),
+}
+"""Fields that are not served (by every path), with the values that ask for nothing: those are let pass."""
+
+
+async def read(request: Request, schema: type[Body], settings: ServeSettings) -> Body:
+    """A request's body.
+
+    Raises:
+        ApiError: it is too large, too slow, no JSON object, or has a field that is wrong or not served.
+        ClientGone: the client hung up before its end.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A browser sends other types to any address without asking it first.
+        raise ApiError(415, "the body's type is not application/json: send content-type: application/json")
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            data = await _receive(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise ApiError(
+            408, f"the body did not arrive within {settings.body_seconds:g} seconds: send it again"
+        ) from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    return check(parse(data), schema)
+
+
+async def _receive(request: Request, limit: int) -> bytes:
+    too_large = ApiError(413, f"the body has more than {limit:,} bytes: send less", code="body_too_large")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 15 or int(length) > limit):
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """A JSON object from its bytes.
+
+    Raises:
+        ApiError: it is none.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise ApiError(400, "the body is not UTF-8: encode it so") from None
+    except json.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON ({error.msg} at character {error.pos:,}): mend it") from None
+    except RecursionError:
+        raise ApiError(400, "the body's JSON is nested too deeply: send flat objects") from None
+    except ValueError as error:  # NaN, or an integer of thousands of digits
+        raise ApiError(400, f"the body has a number that can't be used ({error}): mend it") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body is JSON but no object: send {...}")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def check(value: dict[str, Any], schema: type[Body]) -> Body:
+    """A body's fields. Those that are null count as not given, as clients send them.
+
+    Raises:
+        ApiError: a field is missing, of a wrong type, or not served.
+    """
+    fields = schema.model_fields
+    given = {
+        name: field
+        for name, field in value.items()
+        if field is not None and (name in fields or field not in NEUTRAL.get(name, ()))
+    }
+    for name in given:
+        if name not in fields:
+            message = f"{name[:200]} is not served{did_you_mean(name[:200], fields)}: leave it out"
+            raise ApiError(400, message, name[:200], "unsupported_field")
+    try:
+        return schema.model_validate(given)
+    except ValidationError as error:
+        raise _explained(error) from None
+
+
+def _explained(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    param = ".".join(map(str, first["loc"]))[:200]
+    if first["type"] == "missing":
+        return ApiError(400, f"{param} is missing: give it", param, "missing_field")
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{param} is not served: leave it out", param, "unsupported_field")
+    return ApiError(400, f"{param} can't be used: {first['msg']}", param)

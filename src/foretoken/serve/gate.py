@@ -1,0 +1,83 @@
+"""What every request passes first: its id, its API key, and the last resort for errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from time import perf_counter
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foretoken.serve.auth import ApiKeys
+from foretoken.serve.errors import ApiError, error_response
+from foretoken.serve.metrics import Metrics
+
+OPEN_PATHS = ("/health", "/ready")
+"""What load balancers ask, who have no key."""
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_log = logging.getLogger("foretoken.serve")
+
+
+class Gate:
+    """ASGI middleware around the application.
+
+    Every response has an ``x-request-id``: the request's own where it is well-formed, else a fresh one. One line is
+    logged a request: method, path, status, seconds and id; never a body.
+
+    Args:
+        app: what answers.
+        keys: who may ask.
+        metrics: counts responses.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, path = Headers(scope=scope), scope["path"]
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        status, began = 0, perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        error: ApiError | None = None
+        try:
+            if path not in OPEN_PATHS and not self._keys.admit(headers):
+                error = ApiError(
+                    401,
+                    "no valid API key: send one as Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                    headers={"www-authenticate": "Bearer"},
+                )
+            else:
+                await self._app(scope, receive, send_with_id)
+        except Exception:
+            _log.exception("request %s failed", request_id)
+            error = ApiError(500, f"internal error in request {request_id}", code="internal_error")
+        try:
+            if error is not None and not status:
+                await error_response(error, path)(scope, receive, send_with_id)
+        finally:
+            self._metrics.response(status)
+            seconds = perf_counter() - began
+            _log.info("%s %s %d %.3fs %s", scope["method"], _printable(path), status, seconds, request_id)
+
+
+def _printable(path: str) -> str:
+    """A path for the log: one line, of bounded length."""
+    return path[:200].encode("unicode_escape").decode("ascii")

@@ -1,0 +1,240 @@
+"""``/v1/completions`` and ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
+from time import time
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from foretoken.engine.outputs import Completion, DecodeStats, FinishReason, TokenLogprob
+from foretoken.sampling import SamplingParams
+from foretoken.serve import body as bodies
+from foretoken.serve.errors import ApiError, json_response
+from foretoken.serve.logprobs import chat_logprobs, completion_logprobs
+from foretoken.serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+    chat_messages,
+    check_choices,
+    check_model,
+    sampling_params,
+)
+from foretoken.serve.service import Batch, Service
+from foretoken.serve.streaming import DONE, EventStream, data, unless_gone
+from foretoken.serve.usage import usage
+
+COMPLETION_TOKENS = 16
+"""What ``/v1/completions`` generates at most where the request does not say, as in OpenAI's API."""
+
+
+class _Answer(ABC):
+    """How an API writes a request's choices.
+
+    Args:
+        batch: the choices.
+        request: what was asked.
+    """
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def __init__(self, batch: Batch, request: Sampling) -> None:
+        self.batch = batch
+        self.request = request
+        self._head = {"id": f"{self.id_prefix}-{uuid.uuid4().hex}", "created": int(time())}
+
+    @abstractmethod
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        """A whole choice, without its index and its reason to finish."""
+
+    @abstractmethod
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+        """What a round added to a choice."""
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """What a choice's stream begins with, before its first token; None for nothing."""
+        return None
+
+    def name(self, token: int) -> str:
+        """The string that stands for a token."""
+        if self.request.return_tokens_as_token_ids:
+            return f"token_id:{token}"
+        return self.batch.service.token_text(token)
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        completions = await self.batch.complete()
+        choices = []
+        for index, completion in enumerate(completions):
+            choice = self._choice(index, self.choice(index, completion), completion.finish_reason)
+            choices.append(self._with_ids(choice, index, completion.token_ids, first=True))
+        stats = [completion.stats for completion in completions]
+        return {**self._top(self.object), "choices": choices, "usage": self._usage(stats)}
+
+    async def chunks(self) -> AsyncGenerator[str, None]:
+        """The answer as server-sent events."""
+        stats: dict[int, DecodeStats] = {}
+        try:
+            for index in range(self.batch.size):
+                opening = self.opening(index)
+                if opening is not None:
+                    yield self._chunk([self._choice(index, opening, None)])
+            async with aclosing(self.batch.events()) as events:
+                async for index, event in events:
+                    completion = event.completion
+                    silent = not event.text and event.logprobs is None and not self.request.return_token_ids
+                    if silent and completion is None:
+                        continue  # tokens inside a character, or text that may be a stop string's beginning
+                    reason = None if completion is None else completion.finish_reason
+                    choice = self._choice(index, self.delta(index, event.text, event.logprobs), reason)
+                    tokens = [piece.token_id for piece in event.pieces]
+                    yield self._chunk([self._with_ids(choice, index, tokens, first=index not in stats)])
+                    stats[index] = event.stats
+            if self.request.wants_usage:
+                yield self._chunk([], self._usage(list(stats.values())))
+        except Exception as error:
+            yield data(self.batch.service.explain(error).body())
+        yield DONE
+
+    def _top(self, kind: str) -> dict[str, Any]:
+        return {**self._head, "object": kind, "model": self.batch.service.settings.model}
+
+    def _chunk(self, choices: list[dict[str, Any]], told: dict[str, Any] | None = None) -> str:
+        body = {**self._top(self.chunk_object), "choices": choices}
+        return data({**body, "usage": told} if self.request.wants_usage else body)
+
+    def _choice(self, index: int, content: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
+        return {"index": index, **content, "finish_reason": reason}
+
+    def _with_ids(self, choice: dict[str, Any], index: int, tokens: Sequence[int], first: bool) -> dict[str, Any]:
+        if self.request.return_token_ids:
+            choice["token_ids"] = list(tokens)
+            if first:
+                choice["prompt_token_ids"] = self.batch.prompt(index)
+        return choice
+
+    def _usage(self, stats: Sequence[DecodeStats]) -> dict[str, Any]:
+        return usage(self.batch.prompts, stats, self.request.speculation is not None)
+
+
+class _CompletionAnswer(_Answer):
+    id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, batch: Batch, request: CompletionRequest, echoes: Sequence[str]) -> None:
+        super().__init__(batch, request)
+        self._echoes = echoes
+        self._offsets = [len(self._echo(index)) for index in range(batch.size)]
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        echo = self._echo(index)
+        return {"text": echo + completion.text, "logprobs": self._logprobs(index, completion.logprobs)}
+
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+        return {"text": text, "logprobs": self._logprobs(index, logprobs)}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return {"text": self._echo(index), "logprobs": None} if self._echoes else None
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self.batch.n] if self._echoes else ""
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        if entries is None:
+            return None
+        told = completion_logprobs(entries, self.name, self._offsets[index])
+        self._offsets[index] += sum(map(len, told["tokens"]))
+        return told
+
+
+class _ChatAnswer(_Answer):
+    id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(completion.logprobs)}
+
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}, "logprobs": self._logprobs(logprobs)}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        return None if entries is None else chat_logprobs(entries, self.name)
+
+
+def openai_routes(service: Service) -> APIRouter:
+    """The two paths."""
+    router, settings = APIRouter(), service.settings
+
+    async def completions(request: Request) -> Response:
+        body = await bodies.read(request, CompletionRequest, settings)
+        check_model(body.model, settings)
+        prompts = body.prompts(settings)
+        params = sampling_params(body, settings, COMPLETION_TOKENS)
+        if body.echo and body.logprobs is not None:
+            message = "echo with logprobs is not served, for prompts have none: leave one of them out"
+            raise ApiError(400, message, "echo", "unsupported_field")
+        options = {} if body.speculation is None else body.speculation.settings()
+        with ExitStack() as held:
+            held.enter_context(service.admission.admit(len(prompts) * body.n))
+
+            async def prepare() -> _Answer:
+                tokens = await service.tokenizing.encode(prompts, params)
+                echoes = [
+                    text if isinstance(text, str) else await service.tokenizing.decode(text)
+                    for text in (prompts if body.echo else ())
+                ]
+                return _CompletionAnswer(Batch(service, tokens, params, body.n, options), body, echoes)
+
+            return await _respond(request, await unless_gone(request, prepare()), held)
+
+    async def chat(request: Request) -> Response:
+        body = await bodies.read(request, ChatRequest, settings)
+        check_model(body.model, settings)
+        messages = chat_messages(body.messages)
+        check_choices(body.n, "n", settings)
+        sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
+        options = {} if body.speculation is None else body.speculation.settings()
+        with ExitStack() as held:
+            held.enter_context(service.admission.admit(body.n))
+
+            async def prepare() -> _Answer:
+                tokens, params = await chat_prompt(service, messages, body)
+                return _ChatAnswer(Batch(service, [tokens], params, body.n, options), body)
+
+            return await _respond(request, await unless_gone(request, prepare()), held)
+
+    router.add_api_route("/v1/completions", completions, methods=["POST"])
+    router.add_api_route("/v1/chat/completions", chat, methods=["POST"])
+    return router
+
+
+async def chat_prompt(
+    service: Service, messages: list[dict[str, Any]], body: Sampling
+) -> tuple[list[int], SamplingParams]:
+    """The tokens of a chat, and how its answer is sampled: without a limit of the request's, to the context's end.
+
+    Raises:
+        ApiError: the target can't chat, or can't use the messages or the parameters.
+    """
+    if not service.has_chat:
+        message = "the model has no chat template: use /v1/completions, or start the server with --chat-template FILE"
+        raise ApiError(400, message, "messages", "no_chat_template")
+    (tokens,) = await service.tokenizing.encode([messages])
+    params = sampling_params(body, service.settings, service.room(tokens))
+    await service.tokenizing.encode([tokens], params)
+    return tokens, params
+
+
+async def _respond(request: Request, answer: _Answer, held: ExitStack) -> Response:
+    if answer.request.stream:
+        return EventStream(answer.chunks(), held.pop_all())
+    return json_response(await unless_gone(request, answer.whole()))

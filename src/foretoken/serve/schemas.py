@@ -1,0 +1,313 @@
+"""The bodies of OpenAI's API, with vLLM's further fields.
+
+Sampling fields are `Any` here: `SamplingParams` checks them, and says what is wrong in the library's own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from foretoken import verify
+from foretoken.engine.settings import check_num_speculative_tokens
+from foretoken.errors import ForetokenError
+from foretoken.sampling import SamplingParams
+from foretoken.sampling.params import check_integer
+from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.settings import ServeSettings
+
+MOST_STOP_STRINGS = 64
+LONGEST_STOP_STRING = 1_000
+MOST_LOGIT_BIASES = 4_096
+
+
+class Strict(BaseModel):
+    """Refuses fields that it does not know, and values of other types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Strict):
+    """What a stream tells besides its output."""
+
+    include_usage: bool = False
+
+
+class Speculation(Strict):
+    """How one request speculates.
+
+    Attributes:
+        num_speculative_tokens: most tokens drafted a round; 0 decodes plainly.
+        verifier: a lossless verifier.
+    """
+
+    num_speculative_tokens: Any = None
+    verifier: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """As `Engine.submit` takes them.
+
+        Raises:
+            ApiError: the verifier is unknown, or would change the output's distribution; the draft length is out of its
+                range.
+        """
+        if self.verifier is not None:
+            lossless = [name for name in verify.names() if verify.get(name).lossless]
+            if self.verifier not in lossless:
+                message = f"speculation.verifier is none of this server's: use one of {', '.join(lossless)}"
+                raise ApiError(400, message, "speculation.verifier")
+        if self.num_speculative_tokens is not None:
+            try:
+                check_num_speculative_tokens(self.num_speculative_tokens)
+            except ForetokenError as error:
+                raise ApiError(400, f"speculation.{error}", "speculation.num_speculative_tokens") from None
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
+class Sampling(Strict):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    speculation: Speculation | None = None
+    n: int = 1
+    best_of: int | None = None
+    max_tokens: Any = None
+    min_tokens: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    logit_bias: Any = None
+    seed: Any = None
+    stop: Any = None
+    stop_token_ids: Any = None
+    ignore_eos: Any = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    # Labels: they change nothing, and are not kept.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        options = self.stream_options
+        return self.speculation is not None or (options is not None and options.include_usage)
+
+    def token_limit(self) -> tuple[str, Any]:
+        """The field that limits the output, and its value."""
+        return "max_tokens", self.max_tokens
+
+    def top_logprobs_field(self) -> tuple[str, int | None]:
+        """The field that asks for log-probabilities, and how many of the most probable tokens to report."""
+        return "logprobs", None
+
+
+class CompletionRequest(Sampling):
+    """``POST /v1/completions``."""
+
+    prompt: Any
+    echo: bool = False
+    logprobs: int | None = None
+
+    def top_logprobs_field(self) -> tuple[str, int | None]:
+        """See `Sampling`."""
+        return "logprobs", self.logprobs
+
+    def prompts(self, settings: ServeSettings) -> list[str | list[int]]:
+        """The prompts, one or several.
+
+        Raises:
+            ApiError: they are none, too many, or of a wrong type.
+        """
+        given = self.prompt
+        if isinstance(given, str) or (isinstance(given, list) and given and _is_token(given[0])):
+            given = [given]
+        if not isinstance(given, list) or not given:
+            raise ApiError(400, "prompt is no string, list of strings or list of token ids: give one of them", "prompt")
+        for index, prompt in enumerate(given):
+            if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(map(_is_token, prompt))):
+                message = f"prompt {index} is neither a string nor a list of token ids: give one of them"
+                raise ApiError(400, message, "prompt")
+            if not prompt:
+                raise ApiError(400, f"prompt {index} is empty: give at least one token", "prompt")
+        check_choices(len(given) * self.n, "n" if len(given) == 1 else "prompt", settings)
+        return given
+
+
+class ChatRequest(Sampling):
+    """``POST /v1/chat/completions``."""
+
+    messages: Any
+    max_completion_tokens: Any = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+
+    def token_limit(self) -> tuple[str, Any]:
+        """See `Sampling`."""
+        if self.max_completion_tokens is None:
+            return super().token_limit()
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            raise ApiError(400, "max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
+        return "max_completion_tokens", self.max_completion_tokens
+
+    def top_logprobs_field(self) -> tuple[str, int | None]:
+        """See `Sampling`."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true: set it, or leave top_logprobs out", "top_logprobs")
+        return "top_logprobs", (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeRequest(Strict):
+    """``POST /tokenize``: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+
+
+class DetokenizeRequest(Strict):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def check_model(name: str | None, settings: ServeSettings) -> None:
+    """See to it that a request means the model that is served; without a name it does.
+
+    Raises:
+        ApiError: it means another one.
+    """
+    if name is not None and name != settings.model:
+        message = f"the model {name[:200]!r} is not served: use {settings.model!r}, or leave it out"
+        raise ApiError(404, message, "model", "model_not_found")
+
+
+def check_choices(count: int, param: str, settings: ServeSettings) -> None:
+    """See to it that a request asks for a number of completions that the server allows.
+
+    Raises:
+        ApiError: it does not.
+    """
+    if not 1 <= count <= settings.max_choices:
+        message = f"the request asks for {count:,} completions, but must for at least 1 and at most "
+        raise ApiError(400, f"{message}{settings.max_choices:,}: change {param}", param)
+
+
+def sampling_params(body: Sampling, settings: ServeSettings, default_tokens: int) -> SamplingParams:
+    """How a request samples.
+
+    Args:
+        body: the request.
+        settings: with the server's caps.
+        default_tokens: to generate at most, where the request does not say.
+
+    Raises:
+        ApiError: a field is out of its range, or above a cap.
+    """
+    if body.best_of not in (None, body.n):
+        raise ApiError(400, "best_of is not served but where it equals n: leave it out", "best_of", "unsupported_field")
+    name, limit = body.token_limit()
+    top_name, top = body.top_logprobs_field()
+    fields = (
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "seed", "stop", "stop_token_ids", "ignore_eos",
+    )  # fmt: skip
+    values = {field: getattr(body, field) for field in fields if getattr(body, field) is not None}
+    try:
+        values["max_new_tokens"] = tokens = (
+            min(default_tokens, settings.max_output_tokens)
+            if limit is None
+            else check_integer(name, limit, 1, settings.max_output_tokens, cure="ask for a number within it")
+        )
+        if body.min_tokens is not None:
+            cure = f"{name} is {tokens}; use 0 for none"
+            values["min_new_tokens"] = check_integer("min_tokens", body.min_tokens, 0, tokens, cure=cure)
+        if top is not None:
+            cure = "ask for a number within it"
+            values["logprobs"] = check_integer(top_name, top, 0, settings.max_logprobs, cure=cure)
+        if body.logit_bias is not None:
+            values["logit_bias"] = _logit_bias(body.logit_bias)
+        _check_stop(body.stop)
+        return SamplingParams(**values)
+    except ForetokenError as error:
+        raise api_error(error, settings.model, settings.model) from None
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping) or len(value) > MOST_LOGIT_BIASES:
+        message = f"logit_bias is no object of at most {MOST_LOGIT_BIASES:,} token ids: give one"
+        raise ApiError(400, message, "logit_bias")
+    if not all(token.isascii() and token.isdecimal() and len(token) < 16 for token in value):
+        raise ApiError(400, "logit_bias has a key that is no token id: give ids of the vocabulary", "logit_bias")
+    return {int(token): number for token, number in value.items()}
+
+
+def _check_stop(stop: Any) -> None:
+    strings = stop if isinstance(stop, list) else [stop]
+    long = any(isinstance(text, str) and len(text) > LONGEST_STOP_STRING for text in strings)
+    if long or len(strings) > MOST_STOP_STRINGS:
+        message = (
+            f"stop has more than {MOST_STOP_STRINGS} strings, or one of more than {LONGEST_STOP_STRING:,} characters"
+        )
+        raise ApiError(400, f"{message}: give fewer or shorter ones", "stop")
+
+
+def chat_messages(given: Any) -> list[dict[str, Any]]:
+    """The messages of a chat as a chat template takes them: parts of text are joined.
+
+    Raises:
+        ApiError: a message has no role or content, or parts that are not served.
+    """
+    if not isinstance(given, list) or not given:
+        raise ApiError(400, "messages is no list of messages: give at least one {role, content}", "messages")
+    return [_message(message, f"messages.{index}") for index, message in enumerate(given)]
+
+
+def _message(message: Any, param: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise ApiError(400, f"{param} is no object: give {{role, content}}", param)
+    for name, value in message.items():
+        if name not in ("role", "content") and value not in (None, [], ""):
+            field = f"{param}.{name[:100]}"
+            raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+    role = message.get("role")
+    if role not in ("system", "developer", "user", "assistant"):
+        raise ApiError(400, f"{param}.role is none of system, developer, user, assistant: use one", f"{param}.role")
+    role = "system" if role == "developer" else role  # the same to a template, by a newer name
+    return {"role": role, "content": text_of(message.get("content"), f"{param}.content")}
+
+
+def text_of(content: Any, param: str) -> str:
+    """A message's content: a string, or parts of text.
+
+    Raises:
+        ApiError: it is something else.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise ApiError(400, f"{param} is neither a string nor a list of parts: give one of them", param)
+    for index, part in enumerate(content):
+        where = f"{param}.{index}"
+        if not isinstance(part, dict):
+            raise ApiError(400, f"{where} is no object: give {{type: text, text}}", where)
+        if part.get("type") not in ("text", "input_text", "output_text"):
+            raise ApiError(400, f"{where} is no part of text, and others are not served", f"{where}.type")
+        if not isinstance(part.get("text"), str):
+            raise ApiError(400, f"{where}.text is no string: give one", f"{where}.text")
+    return "".join(part["text"] for part in content)
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

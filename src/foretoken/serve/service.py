@@ -1,0 +1,187 @@
+"""The engine as the endpoints see it: prompts in, events of all choices of a request out."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from time import time
+from typing import Any
+
+from foretoken.engine.async_engine import AsyncEngine
+from foretoken.engine.engine import Engine
+from foretoken.engine.outputs import Completion, StreamEvent
+from foretoken.sampling import SamplingParams
+from foretoken.serve.admission import Admission
+from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.metrics import Metrics, Watch
+from foretoken.serve.settings import ServeSettings
+from foretoken.serve.tokenizing import Tokenizing
+
+_WAITING_EVENTS = 16
+"""Events of a request's choices between their tasks and its stream; further ones wait in the engine's own queues."""
+
+
+class Service:
+    """One engine that many requests share.
+
+    Args:
+        engine: what decodes; it belongs to the service until `aclose`.
+        settings: what is allowed.
+    """
+
+    def __init__(self, engine: Engine, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.target = engine.target
+        self.created = int(time())
+        self.tokenizing = Tokenizing(self.target)
+        self.admission = Admission(engine.max_batch_size, settings.max_queue)
+        self.metrics = Metrics(settings.model, lambda: self.admission.in_flight, engine.max_batch_size)
+        self.engine = AsyncEngine(engine)
+        tokenizer = copy.deepcopy(self.target.tokenizer)  # the event loop's own
+        self.token_text = lru_cache(maxsize=self.target.vocab_size)(
+            lambda token: "" if tokenizer is None else str(tokenizer.decode([token]))
+        )
+        """The string of one token; empty for a target without a tokenizer."""
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether the target's tokenizer has a chat template."""
+        return bool(getattr(self.target.tokenizer, "chat_template", None))
+
+    @property
+    def prompt_is_output(self) -> bool:
+        """Whether prompt and output are one sequence; not with an encoder-decoder target."""
+        return self.target.decoder_start_token_id is None
+
+    def explain(self, error: Exception) -> ApiError:
+        """What a client is told of an error."""
+        return api_error(error, self.target.name, self.settings.model)
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """Tokens that the target's context has left after a prompt, at least 1."""
+        return max(self.target.max_length - (len(prompt) if self.prompt_is_output else 1), 1)
+
+    async def stream(
+        self, prompt: list[int], params: SamplingParams, settings: dict[str, Any]
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """One choice, round by round. Close the generator to end the request before its next round.
+
+        Raises:
+            ApiError: the engine refused the request, or could not go on with it.
+        """
+        watch = Watch(self.metrics, len(prompt))
+        try:
+            async with aclosing(self.engine.stream(prompt, params, **settings)) as events:
+                async for event in events:
+                    watch.event(event)
+                    if event.completion is not None and event.completion.finish_reason == "cancelled":
+                        raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
+                    yield event
+        except Exception as error:
+            watch.failed()
+            raise self.explain(error) from error
+        finally:
+            watch.end()
+
+    async def aclose(self) -> None:
+        """End all requests and threads."""
+        await self.engine.aclose()
+        await asyncio.to_thread(self.tokenizing.close)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The choices of one request: `n` of each prompt, one after the other.
+
+    Attributes:
+        service: what decodes them.
+        prompts: tokens.
+        params: of each prompt's first choice; the i-th has the seed plus i.
+        n: choices of a prompt.
+        settings: further arguments of `Engine.submit`.
+    """
+
+    service: Service
+    prompts: list[list[int]]
+    params: SamplingParams
+    n: int = 1
+    settings: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many choices there are."""
+        return len(self.prompts) * self.n
+
+    def prompt(self, index: int) -> list[int]:
+        """The prompt of a choice."""
+        return self.prompts[index // self.n]
+
+    async def events(self) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+        """Every choice's events as they come, with the choice's index. Close the generator to end them all.
+
+        Raises:
+            ApiError: a choice failed; the others are ended.
+        """
+        async with aclosing(_merged([self._stream(index) for index in range(self.size)])) as merged:
+            async for pair in merged:
+                yield pair
+
+    async def complete(self) -> list[Completion]:
+        """Every choice's completion.
+
+        Raises:
+            ApiError: a choice failed; the others are ended.
+        """
+        completions: dict[int, Completion] = {}
+        async with aclosing(self.events()) as events:
+            async for index, event in events:
+                if event.completion is not None:
+                    completions[index] = event.completion
+        return [completions[index] for index in range(self.size)]
+
+    def _stream(self, index: int) -> AsyncGenerator[StreamEvent, None]:
+        params, i = self.params, index % self.n
+        if params.seed is not None and i:
+            params = replace(params, seed=(params.seed + i) % 2**64)
+        return self.service.stream(self.prompt(index), params, self.settings or {})
+
+
+async def _merged(
+    streams: Sequence[AsyncGenerator[StreamEvent, None]],
+) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for event in only:
+                yield 0, event
+        return
+    arrived: asyncio.Queue[tuple[int, StreamEvent | Exception | None]] = asyncio.Queue(_WAITING_EVENTS)
+
+    async def forward(index: int, stream: AsyncGenerator[StreamEvent, None]) -> None:
+        last: Exception | None = None
+        async with aclosing(stream) as events:
+            try:
+                async for event in events:
+                    await arrived.put((index, event))
+            except Exception as error:
+                last = error
+        await arrived.put((index, last))
+
+    tasks = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        left = len(tasks)
+        while left:
+            index, what = await arrived.get()
+            if isinstance(what, StreamEvent):
+                yield index, what
+            elif what is None:
+                left -= 1
+            else:
+                raise what
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

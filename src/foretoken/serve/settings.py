@@ -1,0 +1,56 @@
+"""What a server allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretoken.errors import ParameterError, check_flag
+from foretoken.sampling.params import check_integer, check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """What a server allows; the engine has settings of its own.
+
+    Attributes:
+        model: the name that requests call the target by.
+        api_keys: keys that a request must show one of; empty lets everybody in.
+        max_queue: most choices (completions under way) that wait for a row; further requests get status 429.
+        max_choices: most choices of one request: prompts × n.
+        max_output_tokens: most tokens that a request may ask for.
+        max_logprobs: most probable tokens that a request may have reported with each token.
+        max_body_bytes: of a request's body.
+        body_seconds: within which a client has to send its body.
+        expose_metrics: serve ``/metrics``.
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+
+    model: str
+    api_keys: tuple[str, ...] = ()
+    max_queue: int = 256
+    max_choices: int = 128
+    max_output_tokens: int = 16_384
+    max_logprobs: int = 20
+    max_body_bytes: int = 8 * 2**20
+    body_seconds: float = 60.0
+    expose_metrics: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ParameterError("the served model's name is empty: give at least one character")
+        for name, low in (
+            ("max_queue", 0),
+            ("max_choices", 1),
+            ("max_output_tokens", 1),
+            ("max_logprobs", 0),
+            ("max_body_bytes", 1),
+        ):
+            check_integer(name, getattr(self, name), low, cure="raise it")
+        check_number("body_seconds", self.body_seconds, 0.0, above=True, cure="raise it")
+        check_flag("expose_metrics", self.expose_metrics)
+        for key in self.api_keys:
+            # Headers carry printable ASCII alone; another key could never be shown.
+            if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+                raise ParameterError("an API key has to be printable ASCII without spaces around it: make another one")

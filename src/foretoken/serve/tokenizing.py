@@ -1,0 +1,68 @@
+"""Tokenizing beside the engine's thread, so that a long prompt holds up no round."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from foretoken.engine.prompts import Prompt, encode, make_sequence
+from foretoken.models import LanguageModel
+from foretoken.sampling import SamplingParams
+
+_THREADS = 2
+
+
+class Tokenizing:
+    """Prompts to tokens, on threads that have a copy of the tokenizer each: one can't be shared.
+
+    Args:
+        model: the target.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._original = copy.deepcopy(model.tokenizer)  # before the engine's thread uses it
+        self._copying = threading.Lock()
+        self._local = threading.local()
+        self._pool = ThreadPoolExecutor(_THREADS, "foretoken-tokenizer")
+
+    async def encode(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[list[int]]:
+        """Each prompt's tokens.
+
+        Args:
+            prompts: as `Engine.submit` takes them.
+            params: how they will be sampled, where the model has to be asked whether it can follow.
+
+        Raises:
+            PromptError: a prompt can't be used.
+            ParameterError: the parameters name tokens that the model does not have.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, prompts, params)
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """The string that tokens stand for, special tokens included."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._decode, tokens)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _encode(self, prompts: Sequence[Prompt], params: SamplingParams | None) -> list[list[int]]:
+        tokens = [encode(self._model, prompt, self._tokenizer()) for prompt in prompts]
+        if params is not None:
+            for prompt in tokens:
+                make_sequence(self._model, prompt, params)  # raises what the engine would
+        return tokens
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer().decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    def _tokenizer(self) -> Any:
+        if not hasattr(self._local, "tokenizer"):
+            with self._copying:
+                self._local.tokenizer = copy.deepcopy(self._original)
+        return self._local.tokenizer

@@ -1,0 +1,16 @@
+"""The server that most tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from serve_harness import Running, serving, tiny_engine
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Running]:
+    """One server for the tests that leave it as it is."""
+    with serving(tiny_engine()) as running:
+        yield running

@@ -1,0 +1,267 @@
+"""Completions and chat: what they answer is what the engine answers, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from serve_harness import MODEL, Running, tiny_engine
+from foretoken.sampling import SamplingParams
+
+PROMPT = "the cat sat on"
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return tiny_engine()
+
+
+def chunks(answer) -> list[dict]:
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, done = answer.events
+    assert done == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+# --- completions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_p": 0.9, "seed": 5},
+        {"top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 2**63},
+        {"presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 7},
+        {"stop_token_ids": [65, 66], "seed": 8},
+        {"ignore_eos": True, "seed": 9},
+    ],
+)
+def test_sampling_fields_reach_the_engine(server, engine, fields):
+    wanted = engine.generate(PROMPT, SamplingParams(max_new_tokens=24, **fields))
+    answer = server.complete(prompt=PROMPT, max_tokens=24, return_token_ids=True, **fields).json
+    (choice,) = answer["choices"]
+    assert choice["token_ids"] == wanted.token_ids
+    assert choice["text"] == wanted.text
+    assert choice["finish_reason"] == wanted.finish_reason
+    assert answer["usage"]["completion_tokens"] == len(wanted.token_ids)
+    assert answer["object"] == "text_completion"
+
+
+def test_a_bias_forces_a_token(server):
+    answer = server.complete(prompt=PROMPT, max_tokens=3, logit_bias={"65": 1000}, return_token_ids=True).json
+    assert answer["choices"][0]["token_ids"] == [65, 65, 65]
+
+
+def test_min_tokens_bans_the_end(server):
+    fields = {"prompt": PROMPT, "logit_bias": {"258": 1000}, "return_token_ids": True, "seed": 1}
+    assert server.complete(**fields).json["choices"][0]["token_ids"] == [258]
+    tokens = server.complete(**fields, min_tokens=3).json["choices"][0]["token_ids"]
+    assert tokens.index(258) == 3
+
+
+def test_the_default_length_is_openais(server):
+    answer = server.complete(prompt=PROMPT, ignore_eos=True).json
+    assert answer["usage"]["completion_tokens"] == 16
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_prompts_may_be_many_and_token_ids(server, engine):
+    ids = engine.target.tokenizer(PROMPT).input_ids
+    answer = server.complete(prompt=[ids, [66, 67]], max_tokens=8, temperature=0, n=2, return_token_ids=True).json
+    got = [choice["token_ids"] for choice in answer["choices"]]
+    wanted = [engine.generate(p, SamplingParams(temperature=0, max_new_tokens=8)).token_ids for p in (ids, [66, 67])]
+    assert got == [wanted[0], wanted[0], wanted[1], wanted[1]]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [ids, ids, [66, 67], [66, 67]]
+    assert answer["usage"]["prompt_tokens"] == len(ids) + 2
+
+
+def test_n_choices_are_the_engines(server, engine):
+    wanted = engine.generate(PROMPT, SamplingParams(seed=3, max_new_tokens=10), n=3)
+    answer = server.complete(prompt=PROMPT, seed=3, max_tokens=10, n=3, return_token_ids=True).json
+    assert [choice["token_ids"] for choice in answer["choices"]] == [one.token_ids for one in wanted]
+    assert len({tuple(one.token_ids) for one in wanted}) == 3
+
+
+def test_a_stop_string_is_cut_off(server, engine):
+    text = engine.generate(PROMPT, SamplingParams(seed=4, max_new_tokens=30, ignore_eos=True)).text
+    stop = text[10:12]
+    fields = {"prompt": PROMPT, "seed": 4, "max_tokens": 30, "ignore_eos": True, "stop": [stop]}
+    whole = server.complete(**fields).json["choices"][0]
+    assert whole["text"] == text[: text.index(stop)]
+    assert whole["finish_reason"] == "stop"
+    streamed = chunks(server.complete(**fields, stream=True))
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == whole["text"]
+    assert streamed[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_streams_add_up_to_the_whole(server, echo):
+    fields = {"prompt": [PROMPT, "a dog"], "seed": 6, "max_tokens": 20, "n": 2, "echo": echo}
+    whole = server.complete(**fields).json
+    streamed = chunks(server.complete(**fields, stream=True, stream_options={"include_usage": True}))
+    texts = {index: "" for index in range(4)}
+    for chunk in streamed[:-1]:
+        assert chunk["usage"] is None
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert [texts[index] for index in range(4)] == [choice["text"] for choice in whole["choices"]]
+    assert streamed[-1]["choices"] == []
+    assert streamed[-1]["usage"] == whole["usage"]
+    assert texts[0].startswith(PROMPT) is echo
+    assert len({chunk["id"] for chunk in streamed}) == 1
+
+
+def test_echo_writes_token_ids_as_text(server):
+    assert (
+        server.complete(prompt=[65, 66], echo=True, max_tokens=1)
+        .json["choices"][0]["text"]
+        .startswith(server.post("/detokenize", {"tokens": [65, 66]}).json["prompt"])
+    )
+
+
+def test_logprobs_are_the_engines_whole_and_streamed(server, engine):
+    wanted = engine.generate(PROMPT, SamplingParams(seed=2, max_new_tokens=8, logprobs=2, ignore_eos=True)).logprobs
+    fields = {"prompt": PROMPT, "seed": 2, "max_tokens": 8, "logprobs": 2, "ignore_eos": True}
+    fields["return_tokens_as_token_ids"] = True
+    told = server.complete(**fields).json["choices"][0]["logprobs"]
+    assert told["tokens"] == [f"token_id:{entry.token_id}" for entry in wanted]
+    assert told["token_logprobs"] == pytest.approx([entry.logprob for entry in wanted], abs=1e-5)
+    assert {len(top) for top in told["top_logprobs"]} <= {2, 3}
+    assert all(before < after for before, after in pairwise(told["text_offset"]))
+    streamed = chunks(server.complete(**fields, stream=True))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
+    for name in ("tokens", "text_offset"):
+        assert [value for part in parts for value in part[name]] == told[name]
+    values = [value for part in parts for value in part["token_logprobs"]]
+    assert values == pytest.approx(told["token_logprobs"], abs=1e-5)
+
+
+# --- chat -----------------------------------------------------------------------------------------------------------
+
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
+
+
+def test_chat_is_the_engines(client, engine):
+    wanted = engine.generate(MESSAGES, SamplingParams(seed=1, max_new_tokens=12))
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, seed=1, max_completion_tokens=12)
+    assert answer.choices[0].message.content == wanted.text
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.usage.completion_tokens == len(wanted.token_ids)
+    prompt = engine.target.tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=True)
+    assert answer.usage.prompt_tokens == len(prompt["input_ids"])
+
+
+def test_chat_streams_add_up(client):
+    fields = {"model": MODEL, "messages": MESSAGES, "seed": 1, "max_tokens": 24, "n": 2}
+    whole = client.chat.completions.create(**fields)
+    texts, roles, reasons, told = ["", ""], [], {}, None
+    for chunk in client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}):
+        told = chunk.usage
+        for choice in chunk.choices:
+            roles += [choice.delta.role] if choice.delta.role else []
+            texts[choice.index] += choice.delta.content or ""
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert roles == ["assistant", "assistant"]
+    assert [reasons[0], reasons[1]] == [choice.finish_reason for choice in whole.choices]
+    assert told.total_tokens == whole.usage.total_tokens
+
+
+def test_chat_logprobs(client):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, seed=1, max_tokens=4, logprobs=True, top_logprobs=3
+    )
+    entries = answer.choices[0].logprobs.content
+    assert len(entries) == answer.usage.completion_tokens
+    assert all(len(entry.top_logprobs) == 3 for entry in entries)
+    assert all(bytes(entry.bytes).decode() == entry.token for entry in entries)
+
+
+def test_parts_of_text_are_joined_and_developer_is_system(server):
+    parts = [
+        {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]},
+        {"role": "user", "content": "the cat?", "name": None},
+    ]
+    fields = {"seed": 1, "max_tokens": 8}
+    assert (
+        server.chat(messages=parts, **fields).json["choices"]
+        == server.chat(messages=MESSAGES, **fields).json["choices"]
+    )
+
+
+def test_a_chat_goes_to_the_end_of_the_context(server):
+    answer = server.chat(messages=MESSAGES, ignore_eos=True, temperature=0).json
+    assert answer["usage"]["total_tokens"] == 512
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_fields_that_ask_for_nothing_pass(server):
+    asked = {
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "auto",
+        "user": "me",
+        "top_logprobs": None,
+    }
+    assert server.chat(messages=MESSAGES, max_tokens=1, store=False, **asked).status == 200
+
+
+# --- the client of OpenAI, unmodified -------------------------------------------------------------------------------
+
+
+def test_the_client_lists_models(client):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "foretoken"
+    with pytest.raises(NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_the_client_completes_and_streams(client):
+    fields = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "seed": 1}
+    whole = client.completions.create(**fields)
+    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**fields, stream=True))
+    assert streamed == whole.choices[0].text
+
+
+def test_the_client_reads_errors(client):
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=-1)
+    assert caught.value.param == "temperature"
+    assert caught.value.type == "invalid_request_error"
+
+
+# --- speculation ----------------------------------------------------------------------------------------------------
+
+
+def test_speculation_is_chosen_and_told(server):
+    fields = {"prompt": PROMPT, "max_tokens": 20, "seed": 1, "ignore_eos": True}
+    assert "speculation" not in server.complete(**fields).json["usage"]
+    plain = server.complete(**fields, speculation={"num_speculative_tokens": 0}).json["usage"]["speculation"]
+    assert (plain["rounds"], plain["drafts"], plain["draft_tokens"]) == (20, 0, 0)
+    told = server.complete(**fields, speculation={"num_speculative_tokens": 2, "verifier": "block"}).json["usage"]
+    told = told["speculation"]
+    assert len(told["draft_tokens_per_pos"]) == 2
+    assert sum(told["accepted_tokens_per_pos"]) == told["accepted_tokens"]
+    assert told["drafts"] == told["draft_tokens_per_pos"][0] <= told["rounds"]
+    assert told["accepted_tokens"] > 0
+    assert set(told["seconds"]) == {"drafter", "target", "verification", "other"}
+    streamed = chunks(server.complete(**fields, speculation={"num_speculative_tokens": 0}, stream=True))
+    assert streamed[-1]["usage"]["speculation"]["rounds"] == 20
+
+
+def test_a_coupled_request_is_the_plain_one(server):
+    fields = {"prompt": PROMPT, "max_tokens": 30, "seed": 11}
+    plain = server.complete(**fields, speculation={"num_speculative_tokens": 0, "verifier": "coupled"}).json
+    drafted = server.complete(**fields, speculation={"num_speculative_tokens": 4, "verifier": "coupled"}).json
+    assert plain["choices"] == drafted["choices"]

@@ -1,0 +1,248 @@
+"""What a service needs: keys, a queue of bounded length, clients that hang up, metrics, a crash."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from starlette.datastructures import Headers
+
+import foretoken
+from foretoken.errors import ParameterError
+from foretoken.serve import ServeSettings
+from foretoken.serve.auth import ApiKeys
+from serve_harness import LONGEST, MODEL, GatedEngine, Running, serving, tiny_engine
+
+ENDLESS = {"model": MODEL, "prompt": "the cat", "max_tokens": 400, "ignore_eos": True}
+
+
+class Ends:
+    """The reasons for which choices ended, as the metrics were told."""
+
+    def __init__(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reasons: queue.Queue[str] = queue.Queue()
+        tell = running.service.metrics.ended
+
+        def ended(reason: str) -> None:
+            tell(reason)
+            self.reasons.put(reason)
+
+        monkeypatch.setattr(running.service.metrics, "ended", ended)
+
+    def next(self) -> str:
+        return self.reasons.get(timeout=LONGEST)
+
+
+def begin(running: Running, **fields) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """A stream whose first token has come."""
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=LONGEST)
+    body = json.dumps({**ENDLESS, "stream": True, **fields})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: ")
+    return connection, response
+
+
+def hang_up(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+    response.close()
+    connection.close()
+
+
+# --- status ---------------------------------------------------------------------------------------------------------
+
+
+def test_status(server):
+    assert server.get("/health").status == server.get("/ready").status == 200
+    assert server.get("/version").json == {"version": foretoken.__version__}
+    (model,) = server.get("/v1/models").json["data"]
+    assert (model["id"], model["max_model_len"]) == (MODEL, 512)
+
+
+def test_requests_have_ids(server):
+    assert server.get("/health", x_request_id="mine-1").headers["x-request-id"] == "mine-1"
+    fresh = {server.get("/health", x_request_id=given).headers["x-request-id"] for given in ("", "a b", "x" * 200)}
+    assert len(fresh) == 3
+    assert all(len(one) == 32 for one in fresh)
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_key_there_is_no_access():
+    with serving(tiny_engine(), api_keys=("first", "second")) as running:
+        for headers in (
+            {},
+            {"authorization": "Bearer"},
+            {"authorization": "Bearer "},
+            {"authorization": "Bearer firs"},
+            {"authorization": "Bearer firstfirst"},
+            {"authorization": "Basic first"},
+            {"authorization": "first"},
+            {"x_api_key": "third"},
+        ):
+            for path in ("/v1/models", "/metrics", "/version", "/nothing"):
+                answer = running.get(path, **headers)
+                assert answer.status == 401
+                assert answer.json["error"]["type"] == "authentication_error"
+                assert answer.headers["www-authenticate"] == "Bearer"
+            assert running.post("/v1/completions", {"prompt": "x"}, **headers).status == 401
+        for headers in (
+            {"authorization": "Bearer first"},
+            {"authorization": "bearer second"},
+            {"x_api_key": "second"},
+        ):
+            assert running.get("/v1/models", **headers).status == 200
+        assert running.get("/health").status == running.get("/ready").status == 200
+
+
+def test_every_key_is_compared_whatever_matches(monkeypatch):
+    compared = []
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+    assert ApiKeys(["a", "b", "c"]).admit(Headers({"authorization": "Bearer a"}))
+    assert len(compared) == 3
+    assert {len(one) for pair in compared for one in pair} == {32}
+
+
+@pytest.mark.parametrize("key", ["", " a", "ä", "a\n"])
+def test_keys_that_no_header_can_carry_are_refused(key):
+    with pytest.raises(ParameterError, match="API key"):
+        ServeSettings(model="m", api_keys=(key,))
+
+
+# --- the queue ------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_is_said_at_once(monkeypatch):
+    engine = tiny_engine(GatedEngine, max_batch_size=1)
+    with serving(engine, max_queue=1) as running, ThreadPoolExecutor(1) as pool:
+        ends = Ends(running, monkeypatch)
+        engine.let()
+        first = begin(running)
+        second = pool.submit(running.complete, prompt="a dog", max_tokens=2)
+        refused = running.complete(prompt="x", n=2)
+        assert refused.status == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.json["error"]["type"] == "rate_limit_error"
+        assert running.complete(prompt="x", n=3).status == 400  # never
+        engine.open()
+        assert second.result(LONGEST).status == 200
+        first[1].read()
+        hang_up(*first)
+        assert {ends.next(), ends.next()} == {"length"}
+        assert running.service.admission.in_flight == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_hangs_up_frees_its_rows(monkeypatch, n):
+    engine = tiny_engine(GatedEngine, max_batch_size=n)
+    with serving(engine) as running:
+        ends = Ends(running, monkeypatch)
+        for _ in range(2):
+            engine.let()
+        hang_up(*begin(running, n=n))
+        assert [ends.next() for _ in range(n)] == ["abort"] * n
+        engine.open()
+        assert running.complete(prompt="next", max_tokens=3, ignore_eos=True).status == 200
+        assert [request.completion.finish_reason for request in engine.requests] == ["cancelled"] * n + ["length"]
+        assert all(len(request.completion.token_ids) < 20 for request in engine.requests)
+
+
+def test_a_client_that_hangs_up_before_its_answer_frees_its_row(monkeypatch):
+    engine = tiny_engine(GatedEngine, max_batch_size=1)
+    with serving(engine) as running:
+        ends = Ends(running, monkeypatch)
+        submitted = threading.Event()
+        submit = engine.submit
+        monkeypatch.setattr(engine, "submit", lambda *a, **k: (submit(*a, **k), submitted.set())[0])
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=LONGEST)
+        connection.request("POST", "/v1/completions", json.dumps(ENDLESS), {"content-type": "application/json"})
+        assert submitted.wait(LONGEST)
+        connection.close()
+        assert ends.next() == "abort"
+        engine.open()
+        assert running.complete(prompt="next", max_tokens=3).status == 200
+        assert engine.requests[0].completion.finish_reason == "cancelled"
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+def numbers(running: Running) -> dict[str, float]:
+    lines = running.get("/metrics").text.splitlines()
+    return {
+        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    }
+
+
+def test_metrics_have_vllms_names_and_count_what_happened():
+    with serving(tiny_engine()) as running:
+        told = running.complete(prompt="the cat", max_tokens=30, ignore_eos=True, speculation={}).json["usage"]
+        running.complete(prompt="x", temperature=-1)
+        found = numbers(running)
+        labels = '{engine="0",model_name="tiny"}'
+        speculation = told["speculation"]
+        for name, value in (
+            ("prompt_tokens_total", told["prompt_tokens"]),
+            ("generation_tokens_total", 30),
+            ("spec_decode_num_drafts_total", speculation["drafts"]),
+            ("spec_decode_num_draft_tokens_total", speculation["draft_tokens"]),
+            ("spec_decode_num_accepted_tokens_total", speculation["accepted_tokens"]),
+            ("time_to_first_token_seconds_count", 1),
+            ("e2e_request_latency_seconds_count", 1),
+            ("num_requests_running", 0),
+            ("num_requests_waiting", 0),
+        ):
+            assert found[f"vllm:{name}{labels}"] == value, name
+        assert found[f"vllm:inter_token_latency_seconds_count{labels}"] >= 5
+        for position, count in enumerate(speculation["accepted_tokens_per_pos"]):
+            name = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="tiny",position="{position}"}}'
+            assert found.get(name, 0) == count
+        assert found['vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"}'] == 1
+        assert found['foretoken:http_responses_total{engine="0",model_name="tiny",status="400"}'] == 1
+
+
+def test_metrics_can_be_switched_off():
+    with serving(tiny_engine(), expose_metrics=False) as running:
+        assert running.get("/metrics").status == 404
+
+
+def test_what_runs_and_waits_is_shown(monkeypatch):
+    engine = tiny_engine(GatedEngine, max_batch_size=2)
+    with serving(engine) as running:
+        ends = Ends(running, monkeypatch)
+        engine.let()
+        stream = begin(running, n=5)
+        found = numbers(running)
+        assert found['vllm:num_requests_running{engine="0",model_name="tiny"}'] == 2
+        assert found['vllm:num_requests_waiting{engine="0",model_name="tiny"}'] == 3
+        hang_up(*stream)
+        assert {ends.next() for _ in range(5)} == {"abort"}
+        engine.open()
+
+
+# --- errors of the engine -------------------------------------------------------------------------------------------
+
+
+class BrokenEngine(GatedEngine):
+    def step(self):
+        super().step()
+        raise RuntimeError("secret internals")
+
+
+def test_an_engine_that_ends_is_told_by_health():
+    engine = tiny_engine(BrokenEngine)
+    engine.open()
+    with serving(engine) as running:
+        assert running.get("/health").status == 200
+        answers = [running.complete(prompt="x", max_tokens=50), running.complete(prompt="x", max_tokens=50)]
+        for answer in answers:
+            assert answer.status == 500
+            assert "secret" not in answer.text
+            assert answer.json["error"]["type"] == "api_error"
+        streamed = running.complete(prompt="x", stream=True)
+        assert json.loads(streamed.events[-2])["error"]["type"] == "api_error"
+        running.service.engine._worker.stop()

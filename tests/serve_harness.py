@@ -1,0 +1,128 @@
+"""A server with a tiny pair, on a loopback port, in this process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from byte_tokenizer import byte_tokenizer
+from foretoken.engine.engine import Engine
+from foretoken.models import load
+from foretoken.serve import ServeSettings, create_app
+from foretoken.serve.service import Service
+from tiny import tiny_llama
+
+LONGEST = 60  # seconds that nothing here comes near: a test that hangs ends
+MODEL = "tiny"
+END = 258
+
+
+def tiny_engine(kind: type[Engine] = Engine, chat: bool = True, k: int = 3, **options: Any) -> Engine:
+    """Bytes as tokens; the drafter is the target with one of its layers, so that some drafts are accepted."""
+    fields = {"vocab_size": 259, "seed": 1, "eos_token_id": END, "max_position_embeddings": 512}
+    tokenizer = byte_tokenizer(chat)
+    target = load(tiny_llama(**fields), tokenizer=tokenizer)
+    drafter = load(tiny_llama(num_hidden_layers=1, **fields), tokenizer=tokenizer)
+    return kind(target, drafter, "token", k, **options)
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def events(self) -> list[str]:
+        """The data of server-sent events."""
+        return [line.removeprefix("data: ") for line in self.text.split("\n") if line.startswith("data: ")]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that runs."""
+
+    port: int
+    service: Service
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def send(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONGEST)
+        try:
+            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+            response = connection.getresponse()
+            told = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, told, response.read().decode())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.send("GET", path, **headers)
+
+    def post(self, path: str, body: Any, **headers: str) -> Answer:
+        return self.send("POST", path, json.dumps(body).encode(), **{"content_type": "application/json", **headers})
+
+    def complete(self, **body: Any) -> Answer:
+        return self.post("/v1/completions", {"model": MODEL, **body})
+
+    def chat(self, **body: Any) -> Answer:
+        return self.post("/v1/chat/completions", {"model": MODEL, **body})
+
+
+@contextmanager
+def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
+    """Serve until the block ends."""
+    app = create_app(engine, ServeSettings(model=MODEL, **settings))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        # Connections wait in the listener's queue until the server accepts them.
+        yield Running(listener.getsockname()[1], app.state.service)
+    finally:
+        server.should_exit = True
+        thread.join(LONGEST)
+        listener.close()
+        assert not thread.is_alive()
+
+
+class GatedEngine(Engine):
+    """Begins a round when it is let."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.requests: list[Any] = []
+        self.gated = True
+        self._let = threading.Semaphore(0)
+
+    def submit(self, *arguments: Any, **settings: Any) -> Any:
+        self.requests.append(super().submit(*arguments, **settings))
+        return self.requests[-1]
+
+    def step(self) -> Any:
+        if self.gated:
+            assert self._let.acquire(timeout=LONGEST)
+        return super().step()
+
+    def let(self) -> None:
+        self._let.release()
+
+    def open(self) -> None:
+        self.gated = False
+        self._let.release()
