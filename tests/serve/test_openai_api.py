@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from serve_harness import MODEL, Running, tiny_engine
 from foretoken.sampling import SamplingParams
+from serve_harness import MODEL, Running, tiny_engine
 
 PROMPT = "the cat sat on"
 

@@ -199,8 +199,8 @@ def test_metrics_have_vllms_names_and_count_what_happened():
             assert found[f"vllm:{name}{labels}"] == value, name
         assert found[f"vllm:inter_token_latency_seconds_count{labels}"] >= 5
         for position, count in enumerate(speculation["accepted_tokens_per_pos"]):
-            name = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="tiny",position="{position}"}}'
-            assert found.get(name, 0) == count
+            own = f'{labels[:-1]},position="{position}"}}'
+            assert found.get(f"vllm:spec_decode_num_accepted_tokens_per_pos_total{own}", 0) == count
         assert found['vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"}'] == 1
         assert found['foretoken:http_responses_total{engine="0",model_name="tiny",status="400"}'] == 1
 

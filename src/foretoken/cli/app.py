@@ -23,6 +23,7 @@ from foretoken.cli.checks import check_models
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
+from foretoken.cli.serve import ServeOptions, run_server
 from foretoken.cli.train import train_app
 from foretoken.cli.tune import TuneOptions
 from foretoken.errors import ForetokenError, ParameterError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # the exit status of a process that SIGINT ended
 CLOSED_PIPE = 141  # that of one that SIGPIPE ended
 BAD_INPUT = 2
+FAILED = 1  # a server whose engine has ended
 INCOMPLETE = 1  # some of many prompts have no answer but an error
 
 
@@ -220,6 +222,17 @@ def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptio
         )
     if session.converse(read_lines(screen), interactive):
         raise typer.Exit(INTERRUPTED)
+
+
+@command
+def serve(*, models: ModelOptions, options: ServeOptions) -> None:
+    """Serve OpenAI's API over HTTP: completions, chat, models, metrics.
+
+    Without --target it serves the shipped pair. SIGTERM and Ctrl-C let the requests end that run.
+    """
+    if not run_server(models, options):
+        Screen(options.no_color).error("the engine has ended with an error, and with it the server")
+        raise typer.Exit(FAILED)
 
 
 @command

@@ -69,8 +69,8 @@ def settled(options: ModelOptions) -> ModelOptions:
     return replace(options, profile=None, **{n: value for n, value in found.items() if getattr(options, n) is None})
 
 
-def load_engine(options: ModelOptions, screen: Screen) -> Engine:
-    """The engine that the options describe.
+def load_engine(options: ModelOptions, screen: Screen, **engine_options: Any) -> Engine:
+    """The engine that the options describe, with further options of `Engine`.
 
     Raises:
         ForetokenError: a model can't be loaded, or a name or number is wrong.
@@ -85,7 +85,7 @@ def load_engine(options: ModelOptions, screen: Screen) -> Engine:
         target = load_target(options)
         if template is not None:
             _set_template(target, template)
-        engine = make_engine(options, target, make_drafter(options, target, screen))
+        engine = make_engine(options, target, make_drafter(options, target, screen), **engine_options)
     if tree is not None and tree.branches and not engine.verifier.trees:
         screen.note(f"verifier {engine.verifier.name} takes chains alone: --tree {options.tree} is not used")
     if options.quantize is not None:
@@ -135,14 +135,14 @@ def loading(screen: Screen) -> AbstractContextManager[Any]:
     return screen.notes.status("loading …") if screen.notes.is_terminal else nullcontext()
 
 
-def make_engine(options: ModelOptions, target: LanguageModel, drafter: Drafter) -> Engine:
+def make_engine(options: ModelOptions, target: LanguageModel, drafter: Drafter, **engine_options: Any) -> Engine:
     """An engine of loaded parts, by options that are `settled`."""
     from foretoken.engine.engine import Engine
 
     assert options.verifier is not None
     assert options.num_speculative_tokens is not None
     k = draft_length(options.num_speculative_tokens)
-    return Engine(target, drafter, options.verifier, k)
+    return Engine(target, drafter, options.verifier, k, **engine_options)
 
 
 def make_drafter(options: ModelOptions, target: LanguageModel, screen: Screen) -> Drafter:

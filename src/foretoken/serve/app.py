@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 import foretoken
 from foretoken.engine.engine import Engine
@@ -47,6 +48,14 @@ def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
         app.include_router(routes)
     _answer_errors(app, service)
     app.add_middleware(Gate, keys=ApiKeys(settings.api_keys), metrics=service.metrics)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("authorization", "content-type", "x-api-key"),
+            expose_headers=("x-request-id", "retry-after"),
+        )
     return app
 
 

@@ -15,6 +15,7 @@ class ServeSettings:
     Attributes:
         model: the name that requests call the target by.
         api_keys: keys that a request must show one of; empty lets everybody in.
+        cors_origins: origins of web pages that may ask; ``*`` for all.
         max_queue: most choices (completions under way) that wait for a row; further requests get status 429.
         max_choices: most choices of one request: prompts × n.
         max_output_tokens: most tokens that a request may ask for.
@@ -29,6 +30,7 @@ class ServeSettings:
 
     model: str
     api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     max_queue: int = 256
     max_choices: int = 128
     max_output_tokens: int = 16_384
@@ -50,6 +52,9 @@ class ServeSettings:
             check_integer(name, getattr(self, name), low, cure="raise it")
         check_number("body_seconds", self.body_seconds, 0.0, above=True, cure="raise it")
         check_flag("expose_metrics", self.expose_metrics)
+        for origin in self.cors_origins:
+            if origin != "*" and not origin.startswith(("http://", "https://")):
+                raise ParameterError(f"the origin {origin!r} is none: write it like https://example.org, or * for all")
         for key in self.api_keys:
             # Headers carry printable ASCII alone; another key could never be shown.
             if not key or not key.isascii() or not key.isprintable() or key != key.strip():

@@ -1,0 +1,168 @@
+"""``foretoken serve``."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretoken.cli.checks import check_models
+from foretoken.cli.options import ModelOptions
+from foretoken.cli.prompt import read_text
+from foretoken.cli.screen import Screen
+from foretoken.errors import ForetokenError, ParameterError
+
+KEY_VARIABLE = "FORETOKEN_API_KEY"
+_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
+_SERVER, _ACCESS, _LIMITS = "Server", "Access", "Limits"
+
+
+@dataclass(kw_only=True)
+class ServeOptions:
+    """Where a server listens, who may ask, and for how much."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_SERVER)] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.", rich_help_panel=_SERVER)] = 8000
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What requests call the model. Default: the folder's name or hub id.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that requests have to end after SIGTERM.", rich_help_panel=_SERVER)
+    ] = 30.0
+    metrics: Annotated[
+        bool, typer.Option("--metrics/--no-metrics", help="Serve /metrics.", rich_help_panel=_SERVER)
+    ] = True
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="PEM certificate: HTTPS.", show_default=False, rich_help_panel=_SERVER),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Its key, if not in it.", show_default=False, rich_help_panel=_SERVER),
+    ] = None
+    api_key: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY",
+            help=f"Key that requests must show. Repeatable. Others can read it in the list of processes: better is "
+            f"{KEY_VARIABLE} in the environment, or a file.",
+            show_default=False,
+            rich_help_panel=_ACCESS,
+        ),
+    ] = field(default_factory=list)
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keys, one a line.", show_default=False, rich_help_panel=_ACCESS),
+    ] = None
+    cors_origin: Annotated[
+        list[str],
+        typer.Option(
+            metavar="ORIGIN",
+            help="Origin of web pages that may ask, or *. Repeatable. Default: none.",
+            show_default=False,
+            rich_help_panel=_ACCESS,
+        ),
+    ] = field(default_factory=list)
+    max_batch_size: Annotated[
+        int, typer.Option(min=1, help="Most completions decoded at once.", rich_help_panel=_LIMITS)
+    ] = 32
+    cache_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Most KV cache, such as 4GiB.", show_default="no limit", rich_help_panel=_LIMITS
+        ),
+    ] = None
+    max_queue: Annotated[
+        int, typer.Option(min=0, help="Most completions that wait; then status 429.", rich_help_panel=_LIMITS)
+    ] = 256
+    max_output_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens that a request may ask for.", rich_help_panel=_LIMITS)
+    ] = 16_384
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Of a request's body.", rich_help_panel=_LIMITS)] = (
+        8 * 2**20
+    )
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False
+
+
+def run_server(models: ModelOptions, options: ServeOptions) -> bool:
+    """Serve until a signal; see `foretoken.serve.lifecycle.serve` for what is returned.
+
+    Raises:
+        ForetokenError: a package is missing, an option is wrong, a model can't be loaded, or the port is taken.
+    """
+    from foretoken.cli.setup import keep_quiet, load_engine
+
+    missing = [name for name in _NEEDS if find_spec(name) is None]
+    if missing:
+        raise ForetokenError(f"serve needs {', '.join(missing)}: pip install 'foretoken[serve]'")
+    screen = Screen(options.no_color)
+    keep_quiet(screen)
+    check_models(models)
+    keys = _keys(options)
+    if options.tls_key is not None and options.tls_cert is None:
+        raise ParameterError("--tls-key needs --tls-cert: give the certificate, too")
+
+    from foretoken.serve.app import create_app
+    from foretoken.serve.lifecycle import listen, log_to_stderr, serve, warm_up
+    from foretoken.serve.settings import ServeSettings
+
+    listener = listen(options.host, options.port)  # before models take their time: a port that is taken is told at once
+    with listener:
+        settings = ServeSettings(
+            model="model" if options.served_model_name is None else options.served_model_name,
+            api_keys=keys,
+            cors_origins=tuple(options.cors_origin),
+            max_queue=options.max_queue,
+            max_output_tokens=options.max_output_tokens,
+            max_body_bytes=options.max_body_bytes,
+            expose_metrics=options.metrics,
+        )
+        engine = load_engine(models, screen, max_batch_size=options.max_batch_size, cache_memory=options.cache_memory)
+        if options.served_model_name is None:
+            settings = replace(settings, model=_model_name(engine.target.name))
+        warm_up(engine)
+        app = create_app(engine, settings)
+        log_to_stderr()
+        if not keys and not _is_loopback(options.host):
+            screen.note(f"note: anybody who reaches {options.host} may ask: give --api-key-file", style="yellow")
+        scheme = "http" if options.tls_cert is None else "https"
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        port = listener.getsockname()[1]
+        screen.note(f"{settings.model} at {scheme}://{host}:{port}/v1, drafter {engine.drafter.name}; Ctrl-C ends")
+        return serve(app, listener, grace=options.grace, tls_cert=options.tls_cert, tls_key=options.tls_key)
+
+
+def _keys(options: ServeOptions) -> tuple[str, ...]:
+    keys = [*options.api_key]
+    if os.environ.get(KEY_VARIABLE):
+        keys.append(os.environ[KEY_VARIABLE])
+    if options.api_key_file is not None:
+        found = [line.strip() for line in read_text(options.api_key_file, "file of API keys").splitlines()]
+        found = [key for key in found if key]
+        if not found:  # without any key everybody would be let in
+            raise ParameterError(f"{str(options.api_key_file)!r} has no API key: write one a line")
+        keys += found
+    return tuple(keys)
+
+
+def _model_name(target: str) -> str:
+    """The name of a target: a folder's last part, for its whole path is nobody's business."""
+    return Path(target).name if Path(target).is_dir() else target
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,145 @@
+"""A server's life: it listens, serves, drains when it is told to end, and ends with its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from foretoken.engine.engine import Engine
+from foretoken.errors import ForetokenError
+from foretoken.sampling import SamplingParams
+from foretoken.serve.service import Service
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_BACKLOG = 2048
+
+
+def warm_up(engine: Engine) -> None:
+    """Decode a few tokens, so that the first request finds everything compiled and loaded.
+
+    Raises:
+        ForetokenError: the engine can't.
+    """
+    engine.generate([0], SamplingParams(max_new_tokens=8, ignore_eos=True, seed=0))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Args:
+        host: address or name of an interface.
+        port: 0 takes a free one.
+
+    Raises:
+        ForetokenError: it can't.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, address = found[0][0], found[0][4]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except (OSError, UnicodeError, OverflowError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ForetokenError(
+            f"can't listen on port {port} of {host!r} ({reason}): give a free port, and an address of this machine"
+        ) from error
+
+
+def serve(
+    app: FastAPI,
+    listener: socket.socket,
+    *,
+    grace: float,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+) -> bool:
+    """Serve until SIGTERM or SIGINT; a second signal ends without waiting.
+
+    After the first, no request is let in, and those that run have `grace` seconds to end.
+
+    Args:
+        app: of `create_app`.
+        listener: of `listen`; closed at the end.
+        grace: seconds.
+        tls_cert: PEM file with the certificate and its chain; None for plain HTTP.
+        tls_key: PEM file with its key; None if it is in the same file.
+
+    Returns:
+        Whether the end was asked for; False after an error of the engine, which no request outlives.
+
+    Raises:
+        ForetokenError: the certificate can't be used.
+    """
+    service: Service = app.state.service
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # passed on to asyncio, which takes fractions
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+    )
+    with closing(listener):
+        try:
+            config.load()
+        except OSError as error:  # an ssl.SSLError is one
+            raise ForetokenError(
+                f"the TLS certificate or its key can't be used ({error.strerror or error}): give PEM files"
+            ) from error
+        server = _Server(config, service)
+        asyncio.run(server.serve(sockets=[listener]))
+    return service.engine.failure is None
+
+
+class _Server(uvicorn.Server):
+    """Ends with status 0 after a signal, where uvicorn would raise it again; and as the engine has failed.
+
+    Args:
+        config: of uvicorn.
+        service: what is served.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; whether to end."""
+        return await super().on_tick(counter) or self._service.engine.failure is not None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while the block runs."""
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain; a second signal ends at once."""
+        self._service.admission.draining = True
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def log_to_stderr() -> None:
+    """One line a request, and what goes wrong; never what clients write."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name, level in (("foretoken.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)

@@ -1,0 +1,134 @@
+"""``foretoken serve`` as a process, and its options."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from typer.testing import CliRunner
+
+import tiny
+from byte_tokenizer import byte_tokenizer
+from foretoken.cli.app import app
+
+LONGEST = 120
+ADDRESS = re.compile(r"(\S+) at http://([\d.]+):(\d+)/v1")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny-target"
+    tiny.tiny_llama(vocab_size=259, seed=1, eos_token_id=258, max_position_embeddings=4096).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@contextmanager
+def process(target: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+    """A server as a process; with its port and the served model's name."""
+    command = [sys.executable, "-m", "foretoken", "serve", "--target", target, "--port", "0", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FORETOKEN_API_KEY": "from-environment"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as running:
+        try:
+            assert running.stderr is not None
+            said = []
+            for line in running.stderr:
+                said.append(line)
+                if found := ADDRESS.search(line):
+                    break
+            else:
+                pytest.fail("".join(said))
+            yield running, int(found[3]), found[1]
+        finally:
+            if running.poll() is None:
+                running.kill()
+
+
+def test_sigterm_lets_a_stream_end_and_the_process_exits_with_0(target, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("from-file\n\n")
+    with process(target, "--api-key-file", str(keys)) as (running, port, model):
+        assert model == "tiny-target"
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
+        connection.request("GET", "/v1/models")
+        assert connection.getresponse().read().startswith(b'{"error"')
+        body = {"prompt": "the cat", "max_tokens": 1000, "ignore_eos": True, "stream": True, "speculation": {}}
+        for key in ("from-file", "from-environment"):
+            headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            response = connection.getresponse()
+            assert response.status == 200
+            if key == "from-file":
+                response.read()
+        response.readline()
+        running.send_signal(signal.SIGTERM)
+        *_, usage, done = [line for line in response.read().split(b"\n") if line]
+        assert done == b"data: [DONE]"
+        assert json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"] == 1000
+        with pytest.raises(OSError):  # noqa: PT011  # refused, or reset
+            socket.create_connection(("127.0.0.1", port)).recv(1)
+        connection.close()
+        _, said = running.communicate(timeout=LONGEST)
+        assert running.returncode == 0, said
+        assert "Traceback" not in said
+        assert said.count("POST /v1/completions 200") == 2
+        assert "the cat" not in said
+        assert "from-" not in said
+
+
+def test_a_grace_time_ends_what_still_runs(target):
+    with process(target, "--grace", "0") as (running, port, _):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
+        body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        headers = {"content-type": "application/json", "x-api-key": "from-environment"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        assert connection.getresponse().readline()
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=LONGEST)
+        assert running.returncode == 0
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "no.such.host.invalid"], "can't listen"),
+        (["--tls-key", "x"], "--tls-cert"),
+        (["--api-key", "a b\n"], "API key"),
+        (["--api-key-file", "/nowhere"], "API keys"),
+        (["--api-key-file", os.devnull], "no API key"),
+        (["--cors-origin", ""], "origin"),
+        (["--target", "/no/such/folder"], "/no/such/folder"),
+        (["--drafter", "lokup"], "did you mean"),
+        (["--port", "70000"], "65535"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_loaded(options, said, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("foretoken.cli.setup.load_engine", lambda *_, **__: pytest.fail("a model was loaded"))
+    result = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_port_that_is_taken_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = CliRunner().invoke(app, ["serve", "--port", str(taken.getsockname()[1])])
+    assert result.exit_code == 2
+    assert "give a free port" in result.output
+
+
+def test_missing_packages_are_told(monkeypatch):
+    monkeypatch.setattr("foretoken.cli.serve.find_spec", lambda name: None if name == "uvicorn" else name)
+    result = CliRunner().invoke(app, ["serve"])
+    assert result.exit_code == 2
+    assert "pip install 'foretoken[serve]'" in result.output
