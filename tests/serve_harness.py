@@ -120,8 +120,9 @@ class GatedEngine(Engine):
             assert self._let.acquire(timeout=LONGEST)
         return super().step()
 
-    def let(self) -> None:
-        self._let.release()
+    def let(self, rounds: int = 8) -> None:
+        """More rounds than it takes until a first token has come, fewer than a long output takes."""
+        self._let.release(rounds)
 
     def open(self) -> None:
         self.gated = False

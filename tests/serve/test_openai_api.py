@@ -98,10 +98,11 @@ def test_a_stop_string_is_cut_off(server, engine):
     fields = {"prompt": PROMPT, "seed": 4, "max_tokens": 30, "ignore_eos": True, "stop": [stop]}
     whole = server.complete(**fields).json["choices"][0]
     assert whole["text"] == text[: text.index(stop)]
-    assert whole["finish_reason"] == "stop"
+    assert (whole["finish_reason"], whole["stop_reason"]) == ("stop", stop)
     streamed = chunks(server.complete(**fields, stream=True))
     assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == whole["text"]
-    assert streamed[-1]["choices"][0]["finish_reason"] == "stop"
+    last = streamed[-1]["choices"][0]
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", stop)
 
 
 @pytest.mark.parametrize("echo", [False, True])

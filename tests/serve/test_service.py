@@ -13,8 +13,9 @@ from starlette.datastructures import Headers
 
 import foretoken
 from foretoken.errors import ParameterError
-from foretoken.serve import ServeSettings
+from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.auth import ApiKeys
+from foretoken.serve.lifecycle import listen, serve
 from serve_harness import LONGEST, MODEL, GatedEngine, Running, serving, tiny_engine
 
 ENDLESS = {"model": MODEL, "prompt": "the cat", "max_tokens": 400, "ignore_eos": True}
@@ -141,14 +142,13 @@ def test_a_client_that_hangs_up_frees_its_rows(monkeypatch, n):
     engine = tiny_engine(GatedEngine, max_batch_size=n)
     with serving(engine) as running:
         ends = Ends(running, monkeypatch)
-        for _ in range(2):
-            engine.let()
+        engine.let()
         hang_up(*begin(running, n=n))
         assert [ends.next() for _ in range(n)] == ["abort"] * n
         engine.open()
         assert running.complete(prompt="next", max_tokens=3, ignore_eos=True).status == 200
         assert [request.completion.finish_reason for request in engine.requests] == ["cancelled"] * n + ["length"]
-        assert all(len(request.completion.token_ids) < 20 for request in engine.requests)
+        assert all(len(request.completion.token_ids) < 100 for request in engine.requests)
 
 
 def test_a_client_that_hangs_up_before_its_answer_frees_its_row(monkeypatch):
@@ -245,4 +245,38 @@ def test_an_engine_that_ends_is_told_by_health():
             assert answer.json["error"]["type"] == "api_error"
         streamed = running.complete(prompt="x", stream=True)
         assert json.loads(streamed.events[-2])["error"]["type"] == "api_error"
-        running.service.engine._worker.stop()
+
+
+def test_the_server_ends_with_its_engine():
+    engine = tiny_engine(BrokenEngine)
+    engine.open()
+    app = create_app(engine, ServeSettings(model=MODEL))
+    listener = listen("127.0.0.1", 0)
+    running = Running(listener.getsockname()[1], app.state.service)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(running.complete, prompt="x")
+        assert serve(app, listener, grace=5.0) is False
+        assert answer.result(LONGEST).status == 500
+
+
+# --- web pages ------------------------------------------------------------------------------------------------------
+
+
+def test_pages_of_other_origins_may_ask_where_they_are_let():
+    page = {"origin": "https://page.example"}
+    ask = {**page, "access_control_request_method": "POST", "access_control_request_headers": "authorization"}
+    with serving(tiny_engine(), cors_origins=("https://page.example",), api_keys=("key",)) as running:
+        assert (
+            running.send("OPTIONS", "/v1/completions", **ask).headers["access-control-allow-origin"] == page["origin"]
+        )
+        answer = running.get("/v1/models", authorization="Bearer key", **page)
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, page["origin"])
+        assert "access-control-allow-origin" not in running.get("/health", origin="https://other.example").headers
+
+
+def test_by_default_no_page_of_another_origin_may_ask(server):
+    assert "access-control-allow-origin" not in server.get("/v1/models", origin="https://page.example").headers
+    asked = server.send(
+        "OPTIONS", "/v1/completions", origin="https://page.example", access_control_request_method="POST"
+    )
+    assert asked.status == 405

@@ -30,6 +30,8 @@ class Detokenizer:
         self.text = ""
         self.stopped = False
         """A stop string was met; `text` ends before it."""
+        self.stop_string: str | None = None
+        """The one that was met."""
 
     def add(self, token: int, check_stop: bool = True) -> str:
         """Append a token; returns the characters that can't change any more."""
@@ -55,10 +57,11 @@ class Detokenizer:
 
     def _release(self, check_stop: bool, hold: bool = True) -> str:
         if check_stop:
-            starts = [start for start in map(self._pending.find, self._stop) if start >= 0]
-            if starts:
+            found = [(start, stop) for stop in self._stop if (start := self._pending.find(stop)) >= 0]
+            if found:
                 self.stopped = True
-                new, self._pending = self._pending[: min(starts)], ""
+                start, self.stop_string = min(found, key=lambda pair: pair[0])
+                new, self._pending = self._pending[:start], ""
                 self.text += new
                 return new
         held = max((_overlap(self._pending, stop) for stop in self._stop), default=0) if hold else 0

@@ -136,6 +136,8 @@ class Completion:
         logprobs: one entry a token if `SamplingParams.logprobs` is set, else None.
         stats: rounds, tokens and seconds.
         error: the exception, with finish_reason ``error``.
+        stop_reason: the stop string or the token of `SamplingParams.stop_token_ids` that ended the output; None where
+            another token did, or nothing of all this.
     """
 
     token_ids: list[int]
@@ -144,6 +146,7 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
     error: Exception | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,17 @@ class Row:
             text = continuation(self._model.tokenizer, self._text_context(), output)
         else:
             text = ""
-        return Completion(output, text, self.finish_reason, self.logprobs, self.stats, self.error)
+        return Completion(
+            output, text, self.finish_reason, self.logprobs, self.stats, self.error, stop_reason=self._stop_reason()
+        )
+
+    def _stop_reason(self) -> str | int | None:
+        if self.finish_reason != "stop":
+            return None
+        if self._detokenizer is not None and self._detokenizer.stopped:
+            return self._detokenizer.stop_string
+        last = self.sequence.tokens[-1]
+        return last if last in self.sequence.params.stop_token_ids else None
 
     def _text_context(self) -> list[int]:
         """The tokens that the output is decoded after: a prompt, but not a decoder's start token."""

@@ -16,7 +16,9 @@ from foretoken.serve import body as bodies
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.errors import CLIENT_GONE, ApiError, ClientGone, error_response, json_response
 from foretoken.serve.gate import Gate
+from foretoken.serve.messages import messages_routes
 from foretoken.serve.openai_api import openai_routes
+from foretoken.serve.responses import responses_routes
 from foretoken.serve.schemas import DetokenizeRequest, TokenizeRequest, chat_messages, check_model
 from foretoken.serve.service import Service
 from foretoken.serve.settings import ServeSettings
@@ -44,8 +46,8 @@ def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
     # Its pages of documentation load scripts from elsewhere: docs/serving.md has the API.
     app = FastAPI(title="Foretoken", version=foretoken.__version__, lifespan=lifespan, openapi_url=None)
     app.state.service = service
-    for routes in (_status_routes(service), _token_routes(service), openai_routes(service)):
-        app.include_router(routes)
+    for routes in (_status_routes, _token_routes, openai_routes, responses_routes, messages_routes):
+        app.include_router(routes(service))
     _answer_errors(app, service)
     app.add_middleware(Gate, keys=ApiKeys(settings.api_keys), metrics=service.metrics)
     if settings.cors_origins:

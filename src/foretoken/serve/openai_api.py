@@ -12,8 +12,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from foretoken.engine.outputs import Completion, DecodeStats, FinishReason, TokenLogprob
-from foretoken.sampling import SamplingParams
 from foretoken.serve import body as bodies
+from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.logprobs import chat_logprobs, completion_logprobs
 from foretoken.serve.schemas import (
@@ -21,7 +21,6 @@ from foretoken.serve.schemas import (
     CompletionRequest,
     Sampling,
     chat_messages,
-    check_choices,
     check_model,
     sampling_params,
 )
@@ -74,6 +73,7 @@ class _Answer(ABC):
         choices = []
         for index, completion in enumerate(completions):
             choice = self._choice(index, self.choice(index, completion), completion.finish_reason)
+            choice["stop_reason"] = completion.stop_reason
             choices.append(self._with_ids(choice, index, completion.token_ids, first=True))
         stats = [completion.stats for completion in completions]
         return {**self._top(self.object), "choices": choices, "usage": self._usage(stats)}
@@ -94,6 +94,8 @@ class _Answer(ABC):
                         continue  # tokens inside a character, or text that may be a stop string's beginning
                     reason = None if completion is None else completion.finish_reason
                     choice = self._choice(index, self.delta(index, event.text, event.logprobs), reason)
+                    if completion is not None:
+                        choice["stop_reason"] = completion.stop_reason
                     tokens = [piece.token_id for piece in event.pieces]
                     yield self._chunk([self._with_ids(choice, index, tokens, first=index not in stats)])
                     stats[index] = event.stats
@@ -182,7 +184,7 @@ def openai_routes(service: Service) -> APIRouter:
         if body.echo and body.logprobs is not None:
             message = "echo with logprobs is not served, for prompts have none: leave one of them out"
             raise ApiError(400, message, "echo", "unsupported_field")
-        options = {} if body.speculation is None else body.speculation.settings()
+        options = body.engine_settings
         with ExitStack() as held:
             held.enter_context(service.admission.admit(len(prompts) * body.n))
 
@@ -200,9 +202,9 @@ def openai_routes(service: Service) -> APIRouter:
         body = await bodies.read(request, ChatRequest, settings)
         check_model(body.model, settings)
         messages = chat_messages(body.messages)
-        check_choices(body.n, "n", settings)
+        body.check_choices(1, "n", settings)
         sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
-        options = {} if body.speculation is None else body.speculation.settings()
+        options = body.engine_settings
         with ExitStack() as held:
             held.enter_context(service.admission.admit(body.n))
 
@@ -215,23 +217,6 @@ def openai_routes(service: Service) -> APIRouter:
     router.add_api_route("/v1/completions", completions, methods=["POST"])
     router.add_api_route("/v1/chat/completions", chat, methods=["POST"])
     return router
-
-
-async def chat_prompt(
-    service: Service, messages: list[dict[str, Any]], body: Sampling
-) -> tuple[list[int], SamplingParams]:
-    """The tokens of a chat, and how its answer is sampled: without a limit of the request's, to the context's end.
-
-    Raises:
-        ApiError: the target can't chat, or can't use the messages or the parameters.
-    """
-    if not service.has_chat:
-        message = "the model has no chat template: use /v1/completions, or start the server with --chat-template FILE"
-        raise ApiError(400, message, "messages", "no_chat_template")
-    (tokens,) = await service.tokenizing.encode([messages])
-    params = sampling_params(body, service.settings, service.room(tokens))
-    await service.tokenizing.encode([tokens], params)
-    return tokens, params
 
 
 async def _respond(request: Request, answer: _Answer, held: ExitStack) -> Response:

@@ -5,6 +5,7 @@ Sampling fields are `Any` here: `SamplingParams` checks them, and says what is w
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from foretoken.serve.settings import ServeSettings
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1_000
 MOST_LOGIT_BIASES = 4_096
+_PART_FIELDS = {"type", "text", "cache_control"}
+"""Of a part of a message; the last is a hint that changes nothing."""
 
 
 class Strict(BaseModel):
@@ -66,16 +69,12 @@ class Speculation(Strict):
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
 
-class Sampling(Strict):
-    """What completions and chat have in common."""
+class Controls(Strict):
+    """What all APIs have in common: how to sample, and how to speculate."""
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
-    n: int = 1
-    best_of: int | None = None
-    max_tokens: Any = None
     min_tokens: Any = None
     temperature: Any = None
     top_p: Any = None
@@ -89,13 +88,39 @@ class Sampling(Strict):
     stop: Any = None
     stop_token_ids: Any = None
     ignore_eos: Any = None
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    # Labels: they change nothing, and are not kept.
+    # Labels: they change nothing.
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
+
+    @property
+    def engine_settings(self) -> dict[str, Any]:
+        """Further arguments of `Engine.submit`.
+
+        Raises:
+            ApiError: as `Speculation.settings`.
+        """
+        return {} if self.speculation is None else self.speculation.settings()
+
+    @abstractmethod
+    def token_limit(self) -> tuple[str, Any]:
+        """The field that limits the output, and its value."""
+
+    def top_logprobs_field(self) -> tuple[str, int | None]:
+        """The field that asks for log-probabilities, and how many of the most probable tokens to report."""
+        return "logprobs", None
+
+
+class Sampling(Controls):
+    """What completions and chat have in common."""
+
+    stream_options: StreamOptions | None = None
+    n: int = 1
+    best_of: int | None = None
+    max_tokens: Any = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
 
     @property
     def wants_usage(self) -> bool:
@@ -104,12 +129,25 @@ class Sampling(Strict):
         return self.speculation is not None or (options is not None and options.include_usage)
 
     def token_limit(self) -> tuple[str, Any]:
-        """The field that limits the output, and its value."""
+        """See `Controls`."""
         return "max_tokens", self.max_tokens
 
-    def top_logprobs_field(self) -> tuple[str, int | None]:
-        """The field that asks for log-probabilities, and how many of the most probable tokens to report."""
-        return "logprobs", None
+    def check_choices(self, prompts: int, param: str, settings: ServeSettings) -> None:
+        """See to it that the request asks for a number of completions that the server allows.
+
+        Raises:
+            ApiError: it does not.
+        """
+        if self.best_of not in (None, self.n):
+            message = "best_of is not served but where it equals n: leave it out"
+            raise ApiError(400, message, "best_of", "unsupported_field")
+        if not 1 <= prompts * self.n <= settings.max_choices:
+            raise ApiError(
+                400,
+                f"the request asks for {prompts * self.n:,} completions, but must for at least 1 and at most "
+                f"{settings.max_choices:,}: change {param}",
+                param,
+            )
 
 
 class CompletionRequest(Sampling):
@@ -140,7 +178,7 @@ class CompletionRequest(Sampling):
                 raise ApiError(400, message, "prompt")
             if not prompt:
                 raise ApiError(400, f"prompt {index} is empty: give at least one token", "prompt")
-        check_choices(len(given) * self.n, "n" if len(given) == 1 else "prompt", settings)
+        self.check_choices(len(given), "n" if len(given) == 1 else "prompt", settings)
         return given
 
 
@@ -193,18 +231,7 @@ def check_model(name: str | None, settings: ServeSettings) -> None:
         raise ApiError(404, message, "model", "model_not_found")
 
 
-def check_choices(count: int, param: str, settings: ServeSettings) -> None:
-    """See to it that a request asks for a number of completions that the server allows.
-
-    Raises:
-        ApiError: it does not.
-    """
-    if not 1 <= count <= settings.max_choices:
-        message = f"the request asks for {count:,} completions, but must for at least 1 and at most "
-        raise ApiError(400, f"{message}{settings.max_choices:,}: change {param}", param)
-
-
-def sampling_params(body: Sampling, settings: ServeSettings, default_tokens: int) -> SamplingParams:
+def sampling_params(body: Controls, settings: ServeSettings, default_tokens: int) -> SamplingParams:
     """How a request samples.
 
     Args:
@@ -215,8 +242,6 @@ def sampling_params(body: Sampling, settings: ServeSettings, default_tokens: int
     Raises:
         ApiError: a field is out of its range, or above a cap.
     """
-    if body.best_of not in (None, body.n):
-        raise ApiError(400, "best_of is not served but where it equals n: leave it out", "best_of", "unsupported_field")
     name, limit = body.token_limit()
     top_name, top = body.top_logprobs_field()
     fields = (
@@ -304,6 +329,10 @@ def text_of(content: Any, param: str) -> str:
             raise ApiError(400, f"{where} is no object: give {{type: text, text}}", where)
         if part.get("type") not in ("text", "input_text", "output_text"):
             raise ApiError(400, f"{where} is no part of text, and others are not served", f"{where}.type")
+        for name in part.keys() - _PART_FIELDS:
+            if part[name] not in (None, []):
+                field = f"{where}.{name[:100]}"
+                raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
         if not isinstance(part.get("text"), str):
             raise ApiError(400, f"{where}.text is no string: give one", f"{where}.text")
     return "".join(part["text"] for part in content)

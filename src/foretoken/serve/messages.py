@@ -1,0 +1,125 @@
+"""``/v1/messages``: Anthropic's form of a chat."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from foretoken.engine.outputs import Completion, DecodeStats
+from foretoken.serve import body as bodies
+from foretoken.serve.chat_prompt import chat_prompt
+from foretoken.serve.errors import ApiError, json_response
+from foretoken.serve.schemas import Controls, Strict, chat_messages, check_model, sampling_params, text_of
+from foretoken.serve.service import Batch, Service
+from foretoken.serve.streaming import EventStream, data, unless_gone
+from foretoken.serve.usage import usage
+
+PATH = "/v1/messages"
+
+
+class _Metadata(Strict):
+    user_id: str | None = None
+
+
+class MessagesRequest(Controls):
+    """``POST /v1/messages``."""
+
+    messages: Any
+    max_tokens: Any
+    system: Any = None
+    stop_sequences: Any = None
+    metadata: _Metadata | None = None  # type: ignore[assignment]  # another shape than OpenAI's
+
+    def token_limit(self) -> tuple[str, Any]:
+        """See `Controls`."""
+        return "max_tokens", self.max_tokens
+
+    def chat(self) -> list[dict[str, Any]]:
+        """The messages as a chat template takes them.
+
+        Raises:
+            ApiError: they can't be used.
+        """
+        messages = chat_messages(self.messages)
+        if any(message["role"] == "system" for message in messages):
+            raise ApiError(400, "messages has a role that is neither user nor assistant: use system for it", "messages")
+        if self.system is None:
+            return messages
+        return [{"role": "system", "content": text_of(self.system, "system")}, *messages]
+
+
+def messages_routes(service: Service) -> APIRouter:
+    """The path."""
+    router, settings = APIRouter(), service.settings
+
+    async def messages(request: Request) -> Response:
+        body = await bodies.read(request, MessagesRequest, settings)
+        check_model(body.model, settings)
+        if body.stop is not None:
+            raise ApiError(400, "stop is not served here: use stop_sequences", "stop", "unsupported_field")
+        body = body.model_copy(update={"stop": body.stop_sequences})
+        chat, options = body.chat(), body.engine_settings
+        sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
+        with ExitStack() as held:
+            held.enter_context(service.admission.admit(1))
+            tokens, params = await unless_gone(request, chat_prompt(service, chat, body))
+            batch = Batch(service, [tokens], params, settings=options)
+            if body.stream:
+                return EventStream(_events(batch, body), held.pop_all())
+            (completion,) = await unless_gone(request, batch.complete())
+            message = _message(batch, [{"type": "text", "text": completion.text}])
+            return json_response({**message, **_end(completion), "usage": _usage(batch, completion.stats, body)})
+
+    router.add_api_route(PATH, messages, methods=["POST"])
+    return router
+
+
+async def _events(batch: Batch, body: MessagesRequest) -> AsyncGenerator[str, None]:
+    def event(kind: str, **fields: Any) -> str:
+        return data({"type": kind, **fields}, event=kind)
+
+    try:
+        start = {**_message(batch, []), "stop_reason": None, "stop_sequence": None}
+        yield event("message_start", message={**start, "usage": _usage(batch, DecodeStats(), body)})
+        yield event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        async with aclosing(batch.events()) as events:
+            async for _, one in events:
+                if one.text:
+                    yield event("content_block_delta", index=0, delta={"type": "text_delta", "text": one.text})
+                if one.completion is not None:
+                    yield event("content_block_stop", index=0)
+                    told = _usage(batch, one.stats, body)
+                    yield event("message_delta", delta=_end(one.completion), usage=told)
+        yield event("message_stop")
+    except Exception as error:
+        yield data(batch.service.explain(error).body(PATH), event="error")
+
+
+def _message(batch: Batch, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": f"msg_{uuid.uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "model": batch.service.settings.model,
+        "content": content,
+    }
+
+
+def _end(completion: Completion) -> dict[str, Any]:
+    found = completion.stop_reason
+    if completion.finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(found, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": found}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _usage(batch: Batch, stats: DecodeStats, body: MessagesRequest) -> dict[str, Any]:
+    told = usage(batch.prompts, [stats], body.speculation is not None)
+    told["input_tokens"], told["output_tokens"] = told.pop("prompt_tokens"), told.pop("completion_tokens")
+    del told["total_tokens"]
+    return told

@@ -1,0 +1,233 @@
+"""``/v1/responses``: text in, text out, with conversations kept by the server."""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+from time import time
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from foretoken.engine.outputs import Completion, DecodeStats
+from foretoken.serve import body as bodies
+from foretoken.serve.chat_prompt import chat_prompt
+from foretoken.serve.errors import ApiError, json_response
+from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params
+from foretoken.serve.service import Batch, Service
+from foretoken.serve.streaming import EventStream, data, unless_gone
+from foretoken.serve.usage import usage
+
+_Chat = list[dict[str, Any]]
+
+
+class ResponsesRequest(Controls):
+    """``POST /v1/responses``."""
+
+    input: Any
+    instructions: str | None = None
+    max_output_tokens: Any = None
+    previous_response_id: str | None = None
+    store: bool = True
+
+    def token_limit(self) -> tuple[str, Any]:
+        """See `Controls`."""
+        return "max_output_tokens", self.max_output_tokens
+
+    def messages(self) -> _Chat:
+        """The input as messages.
+
+        Raises:
+            ApiError: it can't be used.
+        """
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        if not isinstance(self.input, list) or not self.input:
+            raise ApiError(400, "input is neither a string nor a list of messages: give one of them", "input")
+        items = []
+        for index, item in enumerate(self.input):
+            if not isinstance(item, dict) or item.get("type", "message") != "message":
+                raise ApiError(400, f"input.{index} is no message, and other items are not served", f"input.{index}")
+            # Answers come back with these.
+            items.append({name: value for name, value in item.items() if name not in ("type", "id", "status")})
+        try:
+            return chat_messages(items)
+        except ApiError as error:
+            message = error.message.replace("messages", "input", 1)
+            param = (error.param or "input").replace("messages", "input", 1)
+            raise ApiError(error.status, message, param, error.code) from None
+
+
+class Conversations:
+    """What `previous_response_id` names: the messages up to and with each answer, in memory.
+
+    The ones that were used longest ago are dropped beyond the limits.
+
+    Args:
+        most: conversations.
+        most_characters: of all of them.
+    """
+
+    def __init__(self, most: int = 1_000, most_characters: int = 2**25) -> None:
+        self._most = most
+        self._most_characters = most_characters
+        self._kept: OrderedDict[str, tuple[_Chat, int]] = OrderedDict()
+        self._characters = 0
+
+    def keep(self, name: str, messages: _Chat) -> None:
+        """Keep a conversation, if it alone is not more than all may be."""
+        size = sum(len(message["content"]) for message in messages)
+        if size > self._most_characters:
+            return
+        self._kept[name] = (messages, size)
+        self._characters += size
+        while len(self._kept) > self._most or self._characters > self._most_characters:
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self._characters -= dropped
+
+    def find(self, name: str) -> _Chat:
+        """A conversation.
+
+        Raises:
+            ApiError: there is none of this name, any more or at all.
+        """
+        if name not in self._kept:
+            message = "previous_response_id names no response that is kept: send the conversation as input"
+            raise ApiError(404, message, "previous_response_id", "response_not_found")
+        self._kept.move_to_end(name)
+        return self._kept[name][0]
+
+
+class _Answer:
+    """One response, as it grows.
+
+    Args:
+        batch: the single choice.
+        body: what was asked.
+        conversation: all messages before the answer, but the instructions.
+        kept: where it goes when it is complete.
+    """
+
+    def __init__(self, batch: Batch, body: ResponsesRequest, conversation: _Chat, kept: Conversations) -> None:
+        self._batch = batch
+        self._body = body
+        self._conversation = conversation
+        self._kept = kept
+        self._id, self._item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
+        self._created = int(time())
+        self._sent = 0
+
+    async def whole(self) -> dict[str, Any]:
+        """In one piece."""
+        (completion,) = await self._batch.complete()
+        return self._finished(completion)
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        """As server-sent events."""
+        try:
+            yield self._event("response.created", response=self._response("in_progress"))
+            yield self._event("response.in_progress", response=self._response("in_progress"))
+            item = self._item("in_progress", [])
+            yield self._event("response.output_item.added", output_index=0, item=item)
+            where = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+            yield self._event("response.content_part.added", **where, part=_part(""))
+            async with aclosing(self._batch.events()) as events:
+                async for _, event in events:
+                    if event.text:
+                        yield self._event("response.output_text.delta", **where, delta=event.text, logprobs=[])
+                    if event.completion is not None:
+                        text, response = event.completion.text, self._finished(event.completion)
+                        yield self._event("response.output_text.done", **where, text=text, logprobs=[])
+                        yield self._event("response.content_part.done", **where, part=_part(text))
+                        yield self._event("response.output_item.done", output_index=0, item=response["output"][0])
+                        yield self._event(f"response.{response['status']}", response=response)
+        except Exception as error:
+            told = self._batch.service.explain(error)
+            failed = {"code": told.code or "server_error", "message": told.message}
+            yield self._event("response.failed", response={**self._response("failed"), "error": failed})
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        number, self._sent = self._sent, self._sent + 1
+        return data({"type": kind, "sequence_number": number, **fields}, event=kind)
+
+    def _finished(self, completion: Completion) -> dict[str, Any]:
+        if self._body.store:
+            answer = {"role": "assistant", "content": completion.text}
+            self._kept.keep(self._id, [*self._conversation, answer])
+        status = "incomplete" if completion.finish_reason == "length" else "completed"
+        return {
+            **self._response(status),
+            "output": [self._item(status, [_part(completion.text)])],
+            "usage": self._usage(completion.stats),
+        }
+
+    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"type": "message", "id": self._item_id, "status": status, "role": "assistant", "content": content}
+
+    def _usage(self, stats: DecodeStats) -> dict[str, Any]:
+        told = usage(self._batch.prompts, [stats], self._body.speculation is not None)
+        return {
+            "input_tokens": told.pop("prompt_tokens"),
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": told.pop("completion_tokens"),
+            "output_tokens_details": {"reasoning_tokens": 0},
+            **told,
+        }
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body, params = self._body, self._batch.params
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self._batch.service.settings.model,
+            "output": [],
+            "parallel_tool_calls": False,
+            "previous_response_id": body.previous_response_id,
+            "store": body.store,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def responses_routes(service: Service) -> APIRouter:
+    """The path."""
+    router, settings, kept = APIRouter(), service.settings, Conversations()
+
+    async def responses(request: Request) -> Response:
+        body = await bodies.read(request, ResponsesRequest, settings)
+        check_model(body.model, settings)
+        conversation, options = body.messages(), body.engine_settings
+        if body.previous_response_id is not None:
+            conversation = [*kept.find(body.previous_response_id), *conversation]
+        sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
+        chat = conversation
+        if body.instructions is not None:  # of this answer alone
+            chat = [{"role": "system", "content": body.instructions}, *conversation]
+        with ExitStack() as held:
+            held.enter_context(service.admission.admit(1))
+            tokens, params = await unless_gone(request, chat_prompt(service, chat, body))
+            answer = _Answer(Batch(service, [tokens], params, settings=options), body, conversation, kept)
+            if body.stream:
+                return EventStream(answer.events(), held.pop_all())
+            return json_response(await unless_gone(request, answer.whole()))
+
+    router.add_api_route("/v1/responses", responses, methods=["POST"])
+    return router
