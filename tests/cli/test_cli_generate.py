@@ -146,16 +146,17 @@ def test_trees(call, tree):
     assert "none, static, dynamic" in refused.stderr
 
 
-def test_another_target_drafts_by_prompt_lookup(models, call, monkeypatch):
+def test_another_target_drafts_by_lookup(models, call, monkeypatch):
     from foretoken.cli.options import ModelOptions
     from foretoken.cli.screen import Screen
     from foretoken.cli.setup import load_engine
 
-    assert load_engine(ModelOptions(target=models.target), Screen()).drafter.name == "prompt-lookup"
+    assert load_engine(ModelOptions(target=models.target), Screen()).drafter.name == "lookup"
 
 
-def test_colours_say_where_tokens_came_from(call):
-    coloured = call("generate", "hello", "--seed", 1, "-n", 40, FORCE_COLOR="1").stdout
+def test_colours_say_where_tokens_came_from(models, call):
+    drafted = "--drafter", models.drafter, "-k", 3
+    coloured = call("generate", "hello", "--seed", 1, "-n", 40, *drafted, FORCE_COLOR="1").stdout
     assert {"\x1b[32m", "\x1b[33m"} <= set(re.findall(r"\x1b\[\d+m", coloured))
 
 

@@ -412,8 +412,8 @@ def test_shapes_are_kept_in_files(tmp_path):
         ('{"parents": [0, "a"]}', "is no node number"),
         (json.dumps({"parents": [0] * 300}), "at most 256"),
         ('{"acceptance": []}', "no rates"),
-        ('{"acceptance": [[0.7, 0.6]]}', "sum not above 1"),
-        ('{"acceptance": [[0.7, -0.1]]}', "none below 0"),
+        ('{"acceptance": [[0.7, 0.6]]}', "their sum is at most 1"),
+        ('{"acceptance": [[0.7, -0.1]]}', "are at least 0"),
     ],
 )
 def test_damaged_files_are_refused(content, message, tmp_path):

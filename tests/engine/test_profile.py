@@ -123,7 +123,7 @@ def test_another_machine_is_noted(profile, tmp_path):
         ('{"foretoken_profile": 1, "target": null, "fingerprint": {}, "drafter": 3, "verifier": "token", '
          '"num_speculative_tokens": 3}', "its drafter is 3"),
         ('{"foretoken_profile": 1, "target": null, "fingerprint": {}, "drafter": "none", "verifier": "token", '
-         '"num_speculative_tokens": 3, "load": {"speed": 9}}', "'speed', and knows only dtype"),
+         '"num_speculative_tokens": 3, "load": {"speed": 9}}', "'speed', and the options are dtype"),
     ],
 )  # fmt: skip
 def test_bad_files_are_refused(content, message, tmp_path):
