@@ -282,7 +282,8 @@ def test_sampling_params(name, value):
 
 
 def test_unknown_sampling_params_are_named():
-    assert "max_new_tokens" in refused(lambda: SamplingParams(max_tokens=5))
+    assert "max_new_tokens" in refused(lambda: SamplingParams(max_tokens=5, max_new_tokens=6))
+    assert "did you mean 'max_new_tokens'" in refused(lambda: SamplingParams(max_new_token=5))
     assert "did you mean 'temperature'" in refused(lambda: SamplingParams(temprature=5))
     assert "by name" in refused(lambda: SamplingParams(0.5))
 

@@ -168,7 +168,6 @@ def test_another_drafter_changes_what_fits_and_what_is_known_of_costs():
     learnt = engine.policy
     engine.drafter = "prompt-lookup"
     assert engine.policy is not learnt
-    assert engine.policy.key != learnt.key
     assert most_at_once() == (4, texts)
     assert before == 2
     engine.drafter = drafter

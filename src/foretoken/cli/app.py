@@ -19,7 +19,7 @@ from foretoken.cli import tables
 from foretoken.cli.audit import audit_app
 from foretoken.cli.batch import answer_batch, is_batch, read_batch
 from foretoken.cli.bench import NoColor, bench_app
-from foretoken.cli.checks import check_models
+from foretoken.cli.checks import SHIPPED_DRAFTER, check_models
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
@@ -328,7 +328,7 @@ def demo(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if svg is not None:
         check_writable(svg)
-    engine = load_engine(ModelOptions(num_speculative_tokens="5"), screen)
+    engine = load_engine(ModelOptions(drafter=SHIPPED_DRAFTER, num_speculative_tokens="5"), screen)
     width = WIDTH if svg or not screen.out.is_terminal else min(WIDTH, screen.out.width)
     console = make_console(sys.stdout, no_color, width=width, record=svg is not None)
     play(engine, console)

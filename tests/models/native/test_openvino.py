@@ -272,7 +272,8 @@ def test_the_first_round_reads_the_prompt_along(drafter, monkeypatch):
     )
     params = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
     prompts = texts_of(7, 1, 30)
-    for engine in (Engine(model, drafter), Engine(model, drafter, reuse_prefixes=False)):
+    for reuse in (True, False):
+        engine = Engine(model, drafter, num_speculative_tokens=3, reuse_prefixes=reuse)  # "auto" would calibrate first
         passes.clear()
         assert len(engine.generate(prompts, params)) == 3
         assert passes == [[7, 1, 30]]
