@@ -18,6 +18,7 @@ from foretoken.drafters import (
     Suffix,
     TokenRecycling,
 )
+from foretoken.drafters.judging import expected_accepted, follow
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.sampling import SamplingParams
@@ -397,3 +398,57 @@ def test_sizes_of_weights_stand_for_seconds_where_the_clock_has_no_say():
     target, small = load(tiny_llama(seed=1)), load(tiny_llama(seed=2, num_hidden_layers=1))
     cascade = Engine(target, small).policy
     assert 0.1 < cascade.fixed_costs.draft(0, 1, 1, 0) / cascade.fixed_costs.target(1) < 0.9
+
+
+class Told(Fixed):
+    """Keeps the tokens after the accepted ones too."""
+
+    def observe(self, batch, draft, verdict, logits):
+        self.told.append([verdict.counts.tolist(), verdict.tokens.tolist()])
+
+
+def test_every_drafter_is_told_the_token_that_comes_next_whoever_drafted_it():
+    prompt = NEW
+    following = said_by_the_target(prompt)
+    free, idle = Told("free", [], match=1), Told("idle", [])
+    drafter = Fixed("right", following[:1])
+    engine = Engine(tiny_llama(seed=1), Cascade([free, idle, drafter], costs=[0.0, 9.0, 0.001]))
+    engine.generate(prompt, SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True))
+    rounds = len(free.told)  # calibration asks no free drafter
+    at, judged = 0, 0
+    for told, other in zip(free.told, idle.told[-rounds:], strict=True):
+        (accepted,), (token,) = told
+        assert token == following[at + accepted]
+        assert other == [[0], [following[at]]]  # nothing of its own was accepted
+        at += accepted + 1
+        judged += accepted
+    assert judged > 0
+
+
+def test_lookup_knows_the_tokens_that_a_model_drafted():
+    lookup, prompt = Lookup(), NEW
+    following = said_by_the_target(prompt)
+    drafter = Fixed("right", following[:4])
+    engine = Engine(tiny_llama(seed=1), Cascade([lookup, drafter], costs=[0.0, 0.001]))
+    events = engine.stream(prompt, SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True))
+    next(events)
+    next(events)
+    (state,) = lookup._sequences._states.values()
+    assert sum(sum(counts) for counts in drafter.told) > 0
+    end = 0
+    for token in [*prompt, *following][: len(state.known)]:
+        end = state.known.automaton.step(end, token)
+        assert end >= 0
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
+def test_a_drafter_whose_estimates_are_right_gets_what_it_expects(rate):
+    # Exactly, over the chances of where the target leaves a chain, or a tree whose second child is right at times.
+    tokens, parents = [1, 2, 3, 4, 9], [0, 1, 2, 3, 0]
+    reach = [rate, rate**2, rate**3, rate**4, (1 - rate) / 2]
+    outcomes = [([*tokens[:right], 0], rate**right * (1 - rate)) for right in (1, 2, 3)]
+    outcomes += [([1, 2, 3, 4, 0], rate**4), ([9, 0], (1 - rate) / 2), ([0], (1 - rate) / 2)]
+    assert sum(chance for _, chance in outcomes) == pytest.approx(1.0)
+    expected = sum(chance * expected_accepted(reach, tokens, parents, emitted) for emitted, chance in outcomes)
+    accepted = sum(chance * follow(tokens, parents, emitted)[0] for emitted, chance in outcomes)
+    assert expected == pytest.approx(accepted)

@@ -247,7 +247,8 @@ class Cascade(Drafter):
                 self._judge(row, current.offered[place], emitted, sizes[place], counts[place])
         for at, drafter in enumerate(self.drafters):
             turns = [False] * len(counts) if current is None else current.turns[at]
-            part = verdict if len(self.drafters) == 1 else verdict_of(verdict, turns)
+            # What a free drafter keeps of a draft are tokens, whoever drafted them.
+            part = verdict if len(self.drafters) == 1 or self.free[at] else verdict_of(verdict, draft, turns)
             start = self.clock()
             drafter.observe(batch, draft, part, logits)
             if current is not None and any(turns):
@@ -291,7 +292,7 @@ class Cascade(Drafter):
         for offer, tokens, parents in offered:
             right, missed = follow(tokens, parents, emitted)
             if offer.reach:
-                expected = expected_accepted(offer.reach, parents, len(emitted))
+                expected = expected_accepted(offer.reach, tokens, parents, emitted)
                 self.policy.judge_tree(row.request, offer.drafter, offer.size, right, expected)
             else:
                 self.policy.judge(row.request, offer.drafter, right + missed, right, offer.match)
