@@ -6,6 +6,7 @@ import torch
 import foretoken
 from distributions import g_test, joint_distribution
 from foretoken import SamplingParams
+from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.errors import ParameterError, PromptError
 from foretoken.limits import Limits
 from foretoken.sampling import Sampler
@@ -83,6 +84,24 @@ def test_samples_have_the_distribution_of_generates_options(verifier):
     samples = model.generate(rows, do_sample=True, max_new_tokens=2, **options, custom_generate=speculate)
     expected = joint_distribution(model, PROMPT[0].tolist(), SamplingParams(**options), 2)
     assert g_test(samples[:, 8:].tolist(), expected) > 0.005
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_only_a_seed_that_is_given_has_to_repeat_the_output(seed, monkeypatch):
+    joined = []
+    join = DecodeLoop.join
+
+    def watch(loop, rows):
+        joined.extend((loop.lengths.matters(row), row.sequence.seed) for row in rows)
+        join(loop, rows)
+
+    monkeypatch.setattr(DecodeLoop, "join", watch)
+    generate = foretoken.custom_generate("lookup", seed=seed)
+    prompts = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    tiny_llama(vocab_size=16, seed=1).generate(prompts, custom_generate=generate, max_new_tokens=2, do_sample=True)
+    rows = joined[-2:]
+    assert [named for named, _ in rows] == [seed is not None] * 2
+    assert rows[1][1] == (rows[0][1] + 1) % 2**63
 
 
 def test_a_seed_repeats_the_output():

@@ -99,7 +99,7 @@ def custom_generate(
             inputs_tensor if model.config.is_encoder_decoder else None,
             model_kwargs.get("attention_mask"),
             generation_config,
-            seed=fresh_seed() if seed is None else seed,
+            seed=seed,
             stop=_Stop([*stopping_criteria, *further_criteria], streamer),
         )
         with _streaming(streamer, input_ids):
@@ -126,7 +126,7 @@ def _rows(
     attention_mask: Tensor | None,
     config: Any,
     *,
-    seed: int,
+    seed: int | None,
     stop: _Stop,
 ) -> list[_BatchRow]:
     """One engine row for each row of ``input_ids`` ``[B, T]``, without its padding.
@@ -137,27 +137,28 @@ def _rows(
         encoder_ids: the encoder's tokens, for encoder-decoder models.
         attention_mask: 0 on the prompt's padding; None or a mask of another shape means no padding.
         config: transformers' generation config.
-        seed: seed of the first row.
+        seed: seed of the first row; None for a fresh one, which promises no output.
         stop: called after each token.
     """
     prompts = input_ids if encoder_ids is None else encoder_ids
     if attention_mask is None or attention_mask.shape != prompts.shape:
         attention_mask = torch.ones_like(prompts)
-    rows = []
+    first, rows = fresh_seed() if seed is None else seed, []
     for number, (given, prompt, mask) in enumerate(zip(input_ids, prompts, attention_mask, strict=True)):
         given_tokens, tokens = given.tolist(), prompt[mask.bool()].tolist()
         _check_prompt(engine.target, number, tokens)
+        key = (first + number) % 2**63
         params = SamplingParams(
             temperature=1.0 if config.do_sample else 0.0,
             max_new_tokens=max(config.max_length - input_ids.shape[1], 1),
-            seed=(seed + number) % 2**63,
+            seed=None if seed is None else key,
             ignore_eos=True,  # the stopping criteria check end tokens
         )
         if encoder_ids is None:
-            sequence = Sequence(tokens, len(tokens), params, params.seed or 0)
+            sequence = Sequence(tokens, len(tokens), params, key)
             padding = given_tokens[: len(given_tokens) - len(tokens)]
         else:
-            sequence = Sequence(given_tokens, len(given_tokens), params, params.seed or 0, source=tokens)
+            sequence = Sequence(given_tokens, len(given_tokens), params, key, source=tokens)
             padding = []
         rows.append(_BatchRow(sequence, engine, padding, stop))
     return rows
