@@ -1,4 +1,4 @@
-"""Cascade: drafters under one speculation policy, which says who drafts how many tokens in each row of each round."""
+"""Cascade: drafters under one speculation policy, which decides who drafts how many tokens in each row and round."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
 _STEP = 0.15
-"""Target passes that a drafter with weights takes for a token where the sizes of its weights are not known."""
+"""Target passes that a drafter with weights is assumed to take for a token where their size is not known."""
 
-_SAVE_ROUNDS = 64  # after which what was learnt is stored, and again whenever the rounds have doubled
+_LAG_SHARE = 0.05
+"""Cost of a token of lag, as a share of a draft token's, until rounds measure it; assumed."""
+
+_SAVE_ROUNDS = 64  # after which costs and rates are stored, and again whenever the rounds have doubled
 
 
 @dataclass
@@ -59,14 +62,14 @@ class _Round:
 
 
 class Cascade(Drafter):
-    """Drafts with the drafter and the draft length that are expected to be worth most; see `foretoken.policy`.
+    """Drafts with the drafter and the draft length with the largest expected gain; see `foretoken.policy`.
 
-    Drafters that look up how the sequence went on before (`Drafter.matches`, `Drafter.estimates`) cost next to
-    nothing: they are asked in every round, and the policy takes as many of the tokens as are worth verifying. Of the
+    Drafters that copy or look up tokens (`Drafter.matches`, `Drafter.estimates`) cost next to nothing: they draft in
+    every round, and the policy decides how many of the tokens are verified. Of the
     others, the policy decides whether to ask one, and for how many tokens, before it is asked: a draft that was drawn
     is verified as it is, since to prefer some of them by their tokens would change the distribution.
 
-    The clock has no say where a request's output depends on the draft and its seed must give one output
+    Measured times are not used where a request's output depends on the draft and its seed must give one output
     (`Batch.reproducible`): there costs are the bytes of the weights, and acceptance is the request's own.
 
     Args:
@@ -124,7 +127,7 @@ class Cascade(Drafter):
         self.policy = self._new_policy(None)
 
     def keep_costs(self, key: str) -> None:
-        """Begin with what earlier processes measured, as a prior."""
+        """Begin with what earlier processes stored under this key, as a prior."""
         if key != self._key and self._given is None:
             self._key, self._rounds = key, 0
             saved = store.read(key)
@@ -149,7 +152,7 @@ class Cascade(Drafter):
         calls = []
         for points in drafters:
             line = Line.through(points)
-            calls.append(DrafterCosts(line, lag=0.05 * line.each))
+            calls.append(DrafterCosts(line, lag=_LAG_SHARE * line.each))
         self.measured = True
         self.policy.calibrate(Costs(Line.through(target), calls))
 
@@ -187,8 +190,8 @@ class Cascade(Drafter):
                 drafts[at] = self._ask(at, drafter, batch, current, states)
         made = [draft for draft in drafts if draft is not None]
         used = [
-            min(row.chosen.tokens, int(made[row.chosen.drafter].counts[place])) if row.chosen.tokens else 0
-            for place, row in enumerate(rows)
+            min(row.chosen.tokens, int(made[row.chosen.drafter].counts[index])) if row.chosen.tokens else 0
+            for index, row in enumerate(rows)
         ]
         if len(made) == 1:
             return first_nodes(made[0], used)
@@ -216,24 +219,24 @@ class Cascade(Drafter):
         return draft
 
     def _ask(self, at: int, drafter: Drafter, batch: Batch, current: _Round, states: list[_State]) -> Draft:
-        """Call a drafter that is not free. It is called for no tokens too: some learn by it."""
+        """Call a drafter that is not free. It is called with limits of 0 too: some update their state then."""
         limits = [row.chosen.tokens if row.chosen.drafter == at else 0 for row in current.rows]
         start = self.clock()
         draft = drafter.propose(batch, limits)
-        asked = [place for place, limit in enumerate(limits) if limit]
+        asked = [index for index, limit in enumerate(limits) if limit]
         if asked:
-            lag = sum(current.rows[place].lags[at] for place in asked)
+            lag = sum(current.rows[index].lags[at] for index in asked)
             current.calls.append((at, max(limits), len(asked), lag, self.clock() - start))
-        for place, (state, sequence) in enumerate(zip(states, current.sequences, strict=True)):
-            state.asked[at] = limits[place] > 0
-            if limits[place]:
+        for index, (state, sequence) in enumerate(zip(states, current.sequences, strict=True)):
+            state.asked[at] = limits[index] > 0
+            if limits[index]:
                 state.lengths[at] = len(sequence.tokens)
         if len(self.drafters) > 1 and not draft.is_chain:
             raise ParameterError(f"drafter {drafter.name!r} drafts trees: a cascade takes drafters of chains")
         return draft
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Judge every draft by what the target emitted, and tell the drafters."""
+        """Record which tokens of every draft the target emitted, and pass the verdict to the drafters."""
         current = self._round
         if current is None or current.sequences != batch.sequences:  # a round without a proposal, or one that failed
             current = self._round = None
@@ -241,10 +244,10 @@ class Cascade(Drafter):
         if current is not None:
             tokens, sizes = draft.tokens.tolist(), draft.counts.tolist()
             current.positions = sum(sizes) + len(sizes)
-            for place, row in enumerate(current.rows):
-                emitted = [*(tokens[place][node - 1] for node in paths[place][: counts[place]]), following[place]]
+            for index, row in enumerate(current.rows):
+                emitted = [*(tokens[index][node - 1] for node in paths[index][: counts[index]]), following[index]]
                 current.emitted.append(len(emitted))
-                self._judge(row, current.offered[place], emitted, sizes[place], counts[place])
+                self._judge(row, current.offered[index], emitted, sizes[index], counts[index])
         for at, drafter in enumerate(self.drafters):
             turns = [False] * len(counts) if current is None else current.turns[at]
             # What a free drafter keeps of a draft are tokens, whoever drafted them.
@@ -270,7 +273,7 @@ class Cascade(Drafter):
                 drafter.observe_hidden(sequences, starts, counts, own)
 
     def observe_seconds(self, seconds: float | None) -> None:
-        """Learn what the round took."""
+        """Give the policy the round's seconds."""
         current, self._round = self._round, None
         if current is None or not current.emitted:
             return

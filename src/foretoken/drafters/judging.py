@@ -22,7 +22,7 @@ def first_nodes(draft: Draft, used: list[int]) -> Draft:
 
 
 def follow(tokens: list[int], parents: list[int], emitted: list[int]) -> tuple[int, bool]:
-    """How many of the emitted tokens a draft has on a path, and whether it had another one in place of the next."""
+    """How many of the emitted tokens a draft has on a path, and whether it had a wrong child at the node after them."""
     children: dict[int, dict[int, int]] = {}
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
         children.setdefault(parent, {}).setdefault(token, node)
@@ -69,5 +69,5 @@ def verdict_of(verdict: Verdict, draft: Draft, takes: AbstractSequence[bool]) ->
     if verdict.path.shape[1]:
         first = draft.tokens.gather(1, (verdict.path[:, :1] - 1).clamp(min=0))[:, 0]
         tokens = torch.where(mine | (verdict.counts == 0), tokens, first)
-    # Nor the path of other rows: it may go further than any draft of this drafter's.
+    # Other rows' paths are cleared too: they may be longer than any draft of this drafter.
     return Verdict(torch.where(mine[:, None], verdict.path, 0), torch.where(mine, verdict.counts, 0), tokens)

@@ -1,7 +1,7 @@
 """Calibration: what rounds and drafts cost, measured on a scratch request before the first token of a real one.
 
-The loop itself decodes a few tokens after a short prompt, with draft lengths that are prescribed. So what is measured
-is what rounds take, and whatever is compiled or allocated in a first round has been by then.
+The decode loop itself decodes a few tokens after a short prompt, with fixed draft lengths. So whole rounds are
+measured, and what is compiled or allocated in a first round is ready before the first request.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
 
 SECONDS = 0.5
-"""What calibration may take, but for the first round of each kind, which may compile."""
+"""Half of this, and no second sweep begins: a budget, by hand. First rounds of a kind, which may compile, count too."""
 
 _WIDE = 8  # draft tokens of the widest pass; below it the line is interpolated, beyond it extrapolated
 _DRAFTED = (1, 5)  # draft lengths with which drafters are measured
 _REPEATS, _SWEEPS = 2, 2  # rounds of each kind that are measured, and how often
-_WIDTH_KEPT = 5  # rounds for which a runtime may keep the width of wider ones before
+_WIDTH_KEPT = 5  # rounds after wide ones that may still be padded (`foretoken.models.native.widths`)
 _PROMPT = (1, 2, 3, 4)
 _SEED = 0x5EED_0F_CA11B
 
@@ -85,7 +85,7 @@ def calibrate(
     calls: list[list[tuple[int, float]]] = [[] for _ in cascade.drafters]
     for (at, length), rounds in found.items():
         if rounds:
-            # The least: other work on the machine only adds to what a round takes.
+            # The minimum: other work on the machine only makes rounds longer.
             if at >= 0:
                 calls[at].append((length, min(drafting for _, drafting in rounds)))
             if at < 0 or not cascade.drafters[at].trees:

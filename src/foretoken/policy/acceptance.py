@@ -2,18 +2,18 @@
 
 Each estimate starts from the one above it and is moved by its own evidence, which is discounted with age:
 
-1. *Shipped*: acceptance rates of the kind of drafter.
+1. *Shipped*: starting values by kind of drafter.
 2. *Engine* (`EngineRates`): rates by level, over all requests of an engine; greedy and sampled requests apart.
    The level of a draft token is its depth, 1, 2, …; of a copy it is the length of the match plus the depth, less one,
-   since a copy that was right for d tokens is as good as a match that is d tokens longer.
+   since after d accepted tokens the copy continues a match that is d tokens longer.
 3. *Request* (`RequestRates`): one factor on the rejection rates ("hazards") of all levels, and for lookups one more
-   for each length of the match: (rejections + w) / (expected rejections + w). Few rounds say much about one factor,
-   and little about sixteen rates.
+   for each length of the match: (rejections + w) / (expected rejections + w). One factor
+   needs fewer rounds to estimate than sixteen rates do.
 
 Trees are described by the expected number of accepted tokens by number of nodes instead, with the same three steps;
 the request's factor multiplies that number.
 
-A drafter that proposed nothing has shown nothing: there is no record of it.
+An empty draft is not recorded.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ from math import log2
 from operator import mul
 
 LEVELS = 32
-"""Levels that are told apart; later ones are as good as the last."""
+"""Levels with rates of their own; later ones share the last one's."""
 
 _ENGINE_MEMORY = 400.0
-"""Tokens of a level after which what they taught has faded to 1/e."""
+"""Draft tokens of a level after which the weight of earlier ones has fallen to 1/e."""
+
+_SAVED_WEIGHT = 4.0
+"""Draft tokens of a level that the rates of an earlier process count as, at most."""
 
 _REQUEST_WEIGHT = 3.0
-"""Rejections that the engine's rates count as, beside the request's own: acceptance rates of single requests scatter
-around their workload's so much (shipped pair, 192 tokens)."""
+"""Expected rejections that the engine's rates count as, beside those of the request's own drafts."""
 
 _REQUEST_MEMORY = 40.0
-"""Rounds after which what they taught about a request has faded to 1/e."""
+"""Rounds after which the weight of earlier ones of a request has fallen to 1/e."""
 
-_LEAST, _MOST = 0.01, 0.985  # rates that are believed: 16 tokens at the highest give 14
+_LEAST, _MOST = 0.01, 0.985  # limits of estimated rates; 16 draft tokens at the highest are 14 expected ones
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of a drafter before it drafted.
+    """Acceptance rates that are assumed of a drafter before it drafted.
 
     Attributes:
-        rates: acceptance rate by level; the last one goes on.
-        weight: draft tokens of a level, or rejections, that the shipped rates count as beside an engine's own.
-        trees: its drafts may be trees; `accepted` tells of these.
+        rates: acceptance rate by level; the last one holds for all later levels.
+        weight: draft tokens of a level, or expected rejections, that these rates count as beside an engine's own.
+        trees: its drafts may be trees, for which `accepted` holds.
     """
 
     rates: tuple[float, ...]
@@ -55,16 +57,16 @@ class Kind:
     trees: bool = False
 
     def rate(self, level: int) -> float:
-        """Of a draft token at this level, from 1, given that those before it were accepted."""
+        """Acceptance rate of a draft token at this level, from 1, given that those before it were accepted."""
         return self.rates[min(level, len(self.rates)) - 1]
 
     def accepted(self, nodes: int) -> float:
-        """Tokens that are accepted of a tree of so many nodes: 1.4, 1.9 and 2.5 of 4, 8 and 16 on the shipped pair."""
+        """Tokens that are accepted of a tree of so many nodes; assumed to grow with the logarithm of their number."""
         return 0.6 * log2(1 + nodes)
 
 
-# Prompt lookup over 110 outputs of the shipped pair (maths, code, summarising, retrieval, chat; greedy and sampled):
-# the rate at match + depth - 1 is the same curve whether the match or the depth makes it.
+# Starting values, which an engine's own drafts outweigh; no measurement in the repository gives them. Those of copies
+# rise with match + depth - 1: a copy of a longer match is accepted more often.
 LOOKUP = Kind((0.27, 0.47, 0.6, 0.63, 0.71, 0.75, 0.76, 0.82, 0.87, 0.9, 0.9, 0.92, 0.94, 0.95, 0.95, 0.96), weight=4.0)
 MODEL = Kind((0.7, 0.72, 0.74, 0.75))
 TREES = Kind((0.6,), trees=True)
@@ -75,7 +77,7 @@ class EngineRates:
 
     Args:
         kind: what to expect before anything was drafted.
-        saved: what `as_json` gave in an earlier process; it counts as some tokens, not as a verdict.
+        saved: what `as_json` gave in an earlier process; it counts as `_SAVED_WEIGHT` draft tokens of a level.
     """
 
     def __init__(self, kind: Kind, saved: Sequence[Sequence[float]] | None = None) -> None:
@@ -86,7 +88,7 @@ class EngineRates:
         if saved is not None:
             for level, (tried, accepted) in enumerate(zip(*saved, strict=True), start=1):
                 if 0.0 <= accepted <= tried and level <= LEVELS:
-                    share = min(1.0, 4.0 / tried) if tried else 0.0
+                    share = min(1.0, _SAVED_WEIGHT / tried) if tried else 0.0
                     self._tried[level], self._accepted[level] = tried * share, accepted * share
         self._rejected = self._expected = 0.0  # rejections, and those that the kind's rates expect
         self._tree_accepted = self._tree_expected = 0.0
@@ -98,10 +100,10 @@ class EngineRates:
         return [[round(value, 2) for value in values[1:]] for values in (self._tried, self._accepted)]
 
     def rates(self) -> list[float]:
-        """By level, the first at index 1; worked out anew when an eighth more, or eight more, drafts were recorded."""
+        """By level, the first at index 1; computed anew when an eighth more, or eight more, drafts were recorded."""
         if not self._rates or self._stale > min(self._records // 8, 8):
             self._stale = 0
-            # What the levels that were tried have in common speaks for those that were not.
+            # Rejections at all levels, against those expected, correct the prior of levels that were not tried.
             weight = self.kind.weight
             factor = (self._rejected + weight) / (self._expected + weight)
             self._rates = [0.0]
@@ -111,7 +113,7 @@ class EngineRates:
         return self._rates
 
     def tree_factor(self) -> float:
-        """What the shipped expectation of trees is multiplied by."""
+        """Factor on `Kind.accepted`."""
         weight = self.kind.weight
         return (self._tree_accepted + weight) / (self._tree_expected + weight)
 
@@ -136,8 +138,8 @@ class EngineRates:
 class _Factor:
     """Rejections, and the draft tokens by level that were judged.
 
-    Rejections that were expected are worked out from these with the engine's rates of the moment: those have been
-    taught by this very request too, and a factor on rates of earlier would count that twice.
+    Expected rejections are computed from these with the engine's current rates. Those contain this request's drafts
+    too, so a factor relative to earlier rates would count these drafts twice.
     """
 
     __slots__ = ("rejected", "tried")
@@ -165,7 +167,7 @@ class RequestRates:
     """Acceptance of one drafter in one request.
 
     Args:
-        engine: what other requests taught; a fresh `EngineRates` for requests that must not depend on others.
+        engine: rates over all requests; a fresh `EngineRates` for requests that must not depend on others.
     """
 
     def __init__(self, engine: EngineRates) -> None:
@@ -197,7 +199,7 @@ class RequestRates:
         if known is None or len(known) < length:
             factor, first = self._factor(match), max(match, 1)
             levels = (rates[first : first + length] + [rates[-1]] * length)[:length]
-            # Written out for speed: this is most of what a choice takes.
+            # Written out for speed: this is the inner loop of a choice.
             chances = [1.0 - factor * (1.0 - rate) for rate in levels]
             chances = [_LEAST if rate < _LEAST else _MOST if rate > _MOST else rate for rate in chances]
             known = self._reach[match] = list(accumulate(chances, mul))
@@ -209,7 +211,7 @@ class RequestRates:
         return self._engine.kind.accepted(nodes) * self._tree_factor()
 
     def given(self, reach: Sequence[float]) -> list[float]:
-        """Accepted tokens of the first 0 … n nodes of a draft whose drafter says how likely each is accepted."""
+        """Accepted tokens of the first 0 … n nodes of a draft whose drafter estimates how likely each is accepted."""
         factor = min(self._tree_factor(), 1.5)
         return [0.0, *accumulate(min(chance * factor, _MOST) for chance in reach)]
 

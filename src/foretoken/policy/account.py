@@ -1,20 +1,21 @@
-"""What is kept account of over rounds: what speculation lost, the pace, when to look at a drafter again."""
+"""State that lasts over rounds: what speculation lost, the pace, and when a drafter that did not pay is tried again."""
 
 from __future__ import annotations
 
 SHARE = 0.01
+"""Plain rounds that an account gains with every round: the share of time that speculation may lose in the long run."""
+
 GRANT = 0.25
+"""Plain rounds that an account gains with every request."""
+
 CREDIT = 12.0
-"""The share of a round that every round gains, what a request gains, and the most that the account holds, all in plain
-rounds. Drafters that gain 10% with the variance of single rounds run out of a credit of 12 once in some thousand
-rounds, of 6 once in fifty; a useless drafter costs a first request of 64 tokens at most all of it."""
+"""Plain rounds that an account begins with, and the most that it holds: what a useless drafter may cost at first."""
 
 PACE = 16.0
-"""Rounds over which the pace is averaged: copies begin and end about so often."""
+"""Rounds over which a request's pace is averaged; older ones fade."""
 
 _PACE_PRIOR = 4.0  # rounds that the engine's pace counts as in a request
-_FIRST_LOOK = 8
-"""Rounds until a drafter that did not pay is looked at again, doubled with every look that finds nothing."""
+_FIRST_LOOK = 16  # rounds from the first look that found nothing to the next; the interval doubles with each
 
 
 class Guard:
@@ -33,7 +34,7 @@ class Guard:
 
 
 class Look:
-    """When a drafter that does not pay is looked at again."""
+    """When a drafter that does not pay is tried again, in a round that is called a look."""
 
     __slots__ = ("due", "wait")
 
@@ -41,13 +42,13 @@ class Look:
         self.due, self.wait = 0, _FIRST_LOOK
 
     def found(self, useful: bool, now: int) -> None:
-        """A look in round `now` is over: the next one is at once if it was of use, else after twice as long."""
-        self.wait = _FIRST_LOOK if useful else 2 * self.wait
+        """A look in round `now` is over. If it was useful, the next one may follow at once, else after `wait`."""
         self.due = now if useful else now + self.wait
+        self.wait = _FIRST_LOOK if useful else 2 * self.wait
 
 
 class Pace:
-    """Tokens by plain rounds' time, lately."""
+    """Emitted tokens by the time of a plain round, over the last rounds."""
 
     __slots__ = ("time", "tokens")
 
@@ -55,11 +56,11 @@ class Pace:
         self.tokens = self.time = 0.0
 
     def of(self, above: Pace) -> float:
-        """Tokens in a plain round's time, given what came out elsewhere."""
+        """Tokens in a plain round's time, with the pace of other requests, `above`, as its prior."""
         prior = (1.0 + above.tokens) / (1.0 + above.time)
         return (self.tokens + _PACE_PRIOR * prior) / (self.time + _PACE_PRIOR)
 
     def add(self, tokens: float, time: float, memory: float) -> None:
-        """Another round; what is older than `memory` of them fades."""
+        """Another round; the weight of a round falls to 1/e after `memory` more."""
         self.tokens += tokens - self.tokens / memory
         self.time += time - self.time / memory

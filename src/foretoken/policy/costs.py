@@ -1,7 +1,7 @@
 """How long rounds and drafts take: a line for each, measured before the first token and refined by every round.
 
 `Line` is seconds by size: ``fixed + each * size``, the bytes that are read whatever the size, and the arithmetic that
-grows with it; times a correction by size, for what is no line (padded kernels, a cache that is full). Rounds refine
+grows with it; times a correction by size, for what is not linear in size (padded kernels, a full cache). Rounds refine
 the corrections. What makes everything slower for a while, such as other work on the machine, is one factor that all
 lines share (`Drift`): choices go by ratios, which it leaves alone.
 """
@@ -15,23 +15,23 @@ from statistics import median
 from typing import Any
 
 SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
-"""Sizes with corrections of their own; others go by the nearest."""
+"""Sizes with corrections of their own; other sizes use the nearest one's."""
 
 _OUTLIER = 0.3
-"""Most that one measurement says a size differs (in logarithms: 35%). One round in fifty takes twice as long on a
-shared machine, and none of them may put a draft length off."""
+"""Most that one measurement may differ from its estimate, as a logarithm (35%); more is cut to this. So a single round
+that other work slowed down rules out no draft length."""
 
 _SMALLEST_GAIN = 1 / 24  # weight of a measurement among many
-_RECENT = 32.0  # measurements that are the last ones
-_UNSTEADY = 0.25  # what a measurement counts that a change of size may have made dearer: 25 to 60% with OpenVINO
-_DRIFT_GAIN = 1 / 12  # of one measurement, on what all have in common
-_NEIGHBOURS = 0.5  # what a measurement says of the next size with a correction, and this squared of the one after, …
+_RECENT = 32.0  # measurements over which the share of each size is averaged
+_UNSTEADY = 0.25  # weight of a measurement that a change of size may have made longer (benchmarks/widths.py)
+_DRIFT_GAIN = 1 / 12  # weight of one measurement in the drift
+_NEIGHBOURS = 0.5  # share of a correction that the next size gets too; the one after gets this squared, …
 
 _FLATTEST = 0.01
-"""What a further unit of size costs at least, as a share: a position of a pass that only reads weights."""
+"""Least cost of a further unit of size, as a share of the median measurement: a fitted line is never flat."""
 
 BYTES_PER_POSITION = 0.04
-"""What a further position adds to a pass where costs must not depend on the clock, as a share of a pass."""
+"""Cost of a further position where costs must not depend on the clock, as a share of a pass; assumed."""
 
 _BUCKET = [min(range(len(SIZES)), key=lambda i: abs(log(SIZES[i] / size))) for size in range(1, SIZES[-1] + 1)]
 
@@ -47,7 +47,7 @@ class Drift:
         self.value = 0.0
 
     def follow(self, surprise: float) -> None:
-        """A measurement differed by this from what its line and this drift say."""
+        """A measurement differed by this logarithm from its line with this drift."""
         self.value += _DRIFT_GAIN * min(max(surprise, -_OUTLIER), _OUTLIER)
 
 
@@ -83,7 +83,7 @@ class Line:
         return (self.fixed + self.each * size) * self._factors[_bucket(size)]
 
     def record(self, size: int, seconds: float, drift: Drift, steady: bool = True) -> None:
-        """A measurement; not a steady one where the last one was of another size, for which a runtime gets ready."""
+        """A measurement; `steady` if the last one was of the same size, so that the runtime had nothing to prepare."""
         if seconds <= 0.0:
             return
         surprise = log(seconds / self(size)) - drift.value
@@ -93,7 +93,7 @@ class Line:
         most = _OUTLIER * (1.0 + 2.0 / (1.0 + self._seen[at]))
         if not steady and surprise > 0.0:
             gain *= _UNSTEADY
-        # What is measured of one size alone for long does not tell it from the drift.
+        # Where one size alone is measured for long, its correction can't be told from the drift.
         self._recent = [share - share / _RECENT for share in self._recent]
         self._recent[at] += 1.0 / _RECENT
         gain *= 1.0 - self._recent[at]
@@ -120,7 +120,7 @@ def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     A single slow measurement does not bend it. With one point, seconds whatever the size.
     """
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for at, a in enumerate(points) for b in points[at + 1 :] if b[0] != a[0]]
-    # Measurements that scatter more than sizes differ must not promise that more costs nothing.
+    # Where noise is larger than the differences between sizes, the slope must not become 0.
     least = _FLATTEST * median(seconds for _, seconds in points)
     each = max(median(slopes), least) if slopes else least
     return max(median(seconds - each * size for size, seconds in points), 0.0), each
@@ -168,7 +168,7 @@ class Costs:
         return cls(Line(1.0 - BYTES_PER_POSITION, BYTES_PER_POSITION), lines)
 
     def anchor(self, positions: int, seconds: float) -> None:
-        """The first round of this process: only from here on is it known what a unit of the lines is."""
+        """The first round of this process: it sets the drift, which saved costs and costs by bytes do not know."""
         if not self.anchored and seconds > 0.0:
             self.drift.value = log(seconds / self.target(positions))
             self.anchored = True

@@ -9,7 +9,7 @@ from foretoken.policy.acceptance import Kind
 from foretoken.policy.costs import Costs
 from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Row
 
-_ROUNDS = 8  # after which costs are looked up anew: that takes as long as some choices
+_ROUNDS = 8  # for which looked-up costs are reused: looking them up is slow beside a choice
 
 
 class _Seconds(NamedTuple):
@@ -40,7 +40,7 @@ class Decider:
         self._seconds: dict[tuple[int, int], tuple[int, _Seconds]] = {}
 
     def forget(self) -> None:
-        """Costs have become others."""
+        """Drop looked-up costs: they were measured anew."""
         self._seconds.clear()
 
     def decide(self, rows: Sequence[Row], now: int) -> None:
@@ -56,23 +56,23 @@ class Decider:
         pace = max(sum(row.request.expected_pace() for row in rows) / count, 1.0)
         for drafter, table in tables.items():
             pace = max(pace, _pace_alone(table, costs, drafter, seconds))
-        worth = pace * count / seconds.plain  # ρ
+        rho = pace * count / seconds.plain  # ρ
         most = 0.0
         for row in rows:
-            row.alone, gain = _best_offer(row, worth, seconds, row.request.guards[0].balance / count)
+            row.alone, gain = _best_offer(row, rho, seconds, row.request.guards[0].balance / count)
             row.chosen, row.gain = row.alone, gain
             most += gain
         alone = most
         affordable = rows[0].request.guards[1].balance * seconds.plain
         for drafter, table in tables.items():
-            found, value = _with_model(rows, table, drafter, costs, seconds, worth, alone, affordable)
+            found, value = _with_model(rows, table, drafter, costs, seconds, rho, alone, affordable)
             if value > most:
                 most = value
                 for row, tokens in zip(rows, found, strict=True):
                     row.chosen = Choice(drafter, tokens) if tokens else row.alone
         if most == alone:
             for drafter, table in tables.items():
-                if self._look(rows, table, drafter, costs, seconds, worth, affordable):
+                if self._look(rows, table, drafter, costs, seconds, rho, affordable):
                     return
 
     def _options(self, row: Row, drafter: int) -> list[tuple[int, float]]:
@@ -96,7 +96,7 @@ class Decider:
         else:
             each = max((costs.target(4 * rows) - plain) / (3 * rows), 0.0)
             extra = [each * tokens for tokens in range(LARGEST + 1)]
-        for at in range(1, len(extra)):  # that more costs less is never due to more than noise
+        for at in range(1, len(extra)):  # a longer draft that costs less is noise
             extra[at] = max(extra[at], extra[at - 1])
         calls = [[costs.draft(at, tokens, 1, 0) for tokens in range(LARGEST + 1)] for at in range(len(costs.drafters))]
         found = _Seconds(plain, extra, calls)
@@ -110,7 +110,7 @@ class Decider:
         drafter: int,
         costs: Costs,
         seconds: _Seconds,
-        worth: float,
+        rho: float,
         affordable: float,
     ) -> bool:
         """Have one row draft with a model that does not pay, if that is due; whether one does."""
@@ -126,9 +126,9 @@ class Decider:
         best, most = 0, 0.0
         for length, right in table[at][:3]:
             call, extra = seconds.calls[drafter][length], seconds.extra[length]
-            # What pays not even with every token right, in all rows, needs no look.
-            hopeful = length > worth * (extra + call * share)
-            value = right - worth * (extra + call)
+            # No look where the draft would not pay even if every token were accepted, in all rows.
+            hopeful = length > rho * (extra + call * share)
+            value = right - rho * (extra + call)
             if (
                 hopeful
                 and extra + call + costs.drafters[drafter].lag * lag <= affordable
@@ -141,7 +141,7 @@ class Decider:
         return best > 0
 
 
-def _best_offer(row: Row, worth: float, seconds: _Seconds, budget: float) -> tuple[Choice, float]:
+def _best_offer(row: Row, rho: float, seconds: _Seconds, budget: float) -> tuple[Choice, float]:
     """A row's best use of the drafts that are made already, and what it gains; `budget` in plain rounds."""
     best, most = PLAIN, 0.0
     extra, limit = seconds.extra, budget * seconds.plain
@@ -151,11 +151,11 @@ def _best_offer(row: Row, worth: float, seconds: _Seconds, budget: float) -> tup
         for tokens in range(1, min(offer.size, row.most, LARGEST) + 1):
             if extra[tokens] > limit:
                 break
-            value = expected[tokens] - worth * extra[tokens]
+            value = expected[tokens] - rho * extra[tokens]
             if value > most:
                 best, most = Choice(offer.drafter, tokens), value
             elif value < most - 1.0:
-                break  # it only falls from here on
+                break  # longer drafts only lose from here on
     return best, most
 
 
@@ -172,7 +172,7 @@ def _pace_alone(table: list[list[tuple[int, float]]], costs: Costs, drafter: int
         if pace > best:
             best = pace
         elif pace < 0.9 * best:
-            break  # it only falls from here on
+            break  # longer drafts only lose from here on
     return best
 
 
@@ -182,7 +182,7 @@ def _with_model(
     drafter: int,
     costs: Costs,
     seconds: _Seconds,
-    worth: float,
+    rho: float,
     alone: float,
     affordable: float,
 ) -> tuple[list[int], float]:
@@ -196,7 +196,7 @@ def _with_model(
     read, share = costs.drafters[drafter].lag, costs.drafters[drafter].row
     value, asked, lag = alone, 0, 0
     spent = sum(seconds.extra[row.alone.tokens] for row in rows)
-    # What a model has to read first is spread over the rounds that are left.
+    # The cost of a model's lag is spread over the tokens that are left.
     entries = [read * row.lags[drafter] / max(row.room, 1) for row in rows]
     idle = 0
     for at in range(max(map(len, table))):
@@ -205,7 +205,7 @@ def _with_model(
             if at >= len(options):
                 continue
             length, right = options[at]
-            net = right - worth * (seconds.extra[length] + entries[index] * (1.0 + right))
+            net = right - rho * (seconds.extra[length] + entries[index] * (1.0 + right))
             if net > gains[index]:
                 value += net - gains[index]
                 gains[index] = net
@@ -222,7 +222,7 @@ def _with_model(
             continue
         idle = 0
         call = seconds.calls[drafter][length] * (1.0 + share * (asked - 1))
-        total = value - worth * call
+        total = value - rho * call
         if (not any(best) or total > most) and spent + call + read * lag <= affordable:
             best, most = own, total
     return best, most if any(best) else 0.0

@@ -8,13 +8,13 @@ sum of tokens over the sum of seconds largest. Expected seconds come from `costs
 
 Bounded regret. `Guard` keeps the account of what speculation lost against plain decoding, in plain rounds. Speculation
 is affordable if the account covers the loss should every draft token be rejected. The account begins with `CREDIT`,
-gains `SHARE` of a round with every round and `GRANT` with every request, and holds at most `CREDIT`. So, however
-acceptance and estimates go, R requests that would take T plain rounds take at most
+gains `SHARE` of a round with every round and `GRANT` with every request, and holds at most `CREDIT`. So, whatever the
+acceptance and the estimates are, R requests that would take T plain rounds lose at most
 
-    T (1 + SHARE) + GRANT R + CREDIT
+    SHARE T + GRANT R + CREDIT
 
-plain rounds, as far as rounds take what they were planned to, up to twice that: a single round that another process
-slowed down is not speculation's fault.
+plain rounds by each of two accounts: one of free drafters, one of models. This counts the measured time of a round only
+up to twice its planned time: a longer round is put down to other work on the machine.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and only what the account covers. Drafts that cost nothing to
@@ -67,7 +67,7 @@ class Policy:
         self._rounds = self._positions = 0
 
     def calibrate(self, costs: Costs) -> None:
-        """Costs that were measured just now."""
+        """Take over costs that were measured just now."""
         self.costs.become(costs)
         self._decider.forget()
 
@@ -76,8 +76,8 @@ class Policy:
 
         Args:
             sampled: its temperature is above 0.
-            reproducible: its output depends on the choice and its seed must give one output: nothing but the request's
-                own past is looked at.
+            reproducible: its output depends on the choice and its seed must give one output: the choice depends on
+                nothing but the request's own rounds.
         """
         if reproducible:
             engine = [EngineRates(kind) for kind in self.kinds]
@@ -137,7 +137,7 @@ class Policy:
             emitted: tokens of each row.
             positions: of the target's pass, over all rows.
             calls: of drafters that are not free: index, most tokens, rows, tokens of lag in all, seconds.
-            seconds: of the round without these calls; None where it did something else too (a prompt was read).
+            seconds: of the round without these calls; None where it did something else too (prefill).
         """
         self._rounds += 1
         costs, count = self.costs, len(rows)
@@ -185,7 +185,7 @@ class Policy:
         guards[not models].settle(emitted, emitted)
 
     def _planned_alone(self, row: Row) -> float:
-        """Plain rounds that a row's round took, by costs that know no clock."""
+        """Plain rounds that a row's round takes by its fixed costs."""
         costs, choice = row.request.costs, row.chosen
         seconds = costs.target(1 + choice.tokens)
         if choice.tokens and not self.free[choice.drafter]:

@@ -1,4 +1,4 @@
-"""What the policy is asked about: requests, their rows in a round, drafts that are on offer, and the choice."""
+"""The policy's input and output: requests, their rows in a round, drafts made already, and the choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foretoken.policy.account import Guard, Look, Pace
 from foretoken.policy.costs import Costs
 
 AUTO: Literal["auto"] = "auto"
-"""The draft length that leaves it to the policy."""
+"""The draft length with which the policy chooses."""
 
 LONGEST = 16
 """Most tokens of a chain that are considered."""
@@ -27,7 +27,7 @@ class Offer(NamedTuple):
     Attributes:
         drafter: its index.
         size: its tokens, or nodes.
-        match: tokens of the match that it continues, 0 if that says nothing.
+        match: tokens of the match that it continues, 0 for drafters without matches.
         reach: the drafter's own estimate for each token, or node, that it is accepted; empty if it makes none.
     """
 
@@ -62,14 +62,14 @@ class Request:
         self.looks = [Look() for _ in rates]
         self.pace = Pace()
         self.above = Pace()  # the engine's
-        self.copies = Pace()  # what free drafters alone would have given
+        self.copies = Pace()  # tokens that free drafters alone would have got accepted, by time
         self.copies_above = Pace()  # the engine's
-        self.copied = 0  # tokens of the last round that a free drafter's draft had right
+        self.copied = 0  # accepted tokens of the last round's longest-accepted free draft, verified or not
         self.rounds = 0
         self.looking = False  # the round drafts to see whether a drafter has become useful
 
     def expected_pace(self) -> float:
-        """Tokens in a plain round's time: of the last rounds, or what copies alone would have given."""
+        """Tokens in a plain round's time: of the last rounds, or what free drafters alone would have given."""
         return max(self.pace.of(self.above), self.copies.of(self.copies_above))
 
 
