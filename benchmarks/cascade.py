@@ -1,9 +1,9 @@
-"""A cascade's choices without a clock: real texts, real drafts, the real `Cascade`, and rounds whose times are given.
+"""A cascade's choices in simulated time: real outputs, real drafts, the real `Cascade`, and given costs of rounds.
 
-A greedy text is the same whatever drafts it, and so is a text under shared noise. So what each drafter would have
-proposed at each place of a text is recorded once, and then texts are gone through by any drafter in simulated time: the
-cascade's clock is moved on by what calls and passes are said to take, with noise, and dearer where a pass has another
-width than the last one (`PassWidths`). What is left is the choice itself, its learning included.
+A greedy output is the same with every drafter, and so is an output under shared noise. So outputs, and what the draft
+model proposes at each position, are recorded once, and every drafter is replayed on them. The cascade's clock advances
+by the given costs of calls and passes, with noise, and by more where a pass has another width than the last one
+(`PassWidths`). This measures the choice alone, with its estimates.
 
 Run with: python benchmarks/cascade.py --spec-bench FILE [--copy-edit-target DIR] [--recording FILE]
 """
@@ -39,17 +39,17 @@ LONGEST = 16  # tokens of a draft
 PLAIN, MODEL = "none", "draft-model@5"
 LOOKUPS: dict[str, type[Drafter]] = {"prompt-lookup": PromptLookup, "suffix": Suffix}
 
-Text = dict[str, Any]
-"""``prompt`` and ``output``, and for each position of the output the ``drafts`` of the draft model."""
+Trace = dict[str, Any]
+"""One request: ``prompt`` and ``output``, and for each position of the output the ``drafts`` of the draft model."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds, about those of the shipped pair and of one of 500M and 14M on two cores.
+    """Milliseconds, assumed.
 
     Attributes:
         first, further: of a pass over a token, and of each token more.
-        change: of a pass of another width than the last one, besides.
+        change: added to a pass of another width than the last one.
         call, step: of a call of the draft model, and of each of its tokens.
         own: the cascade's work in a round.
         lookup: a lookup's.
@@ -73,31 +73,31 @@ MACHINES = {
 
 
 def engine_of(model: Path) -> Engine:
-    """Writes texts by the noise that a seed and a place have for all models; greedy ones without."""
+    """An engine without a drafter; its noise is keyed by seed and position, the same for all models."""
     return Engine(load(model, dtype="float32"), None, verifier="coupled", reuse_prefixes=False)
 
 
-def record(spec_bench: Path, limit: int, tokens: int, copy_edit: Path | None) -> dict[str, list[Text]]:
-    """Texts by workload and temperature, and what the shipped drafter would say at each of their places."""
+def record(spec_bench: Path, limit: int, tokens: int, copy_edit: Path | None) -> dict[str, list[Trace]]:
+    """Outputs by workload and temperature, and the shipped draft model's drafts at each of their positions."""
     pair = tiny_pair_path()
     target, drafter = engine_of(pair / "target"), engine_of(pair / "drafter")
     questions = workloads.load("spec_bench", spec_bench)
     tasks = {name: (target, workloads.select(questions, limit, [category])) for name, category in WORKLOADS.items()}
     if copy_edit is not None:
         tasks[COPY_EDIT] = engine_of(copy_edit), workloads.load("copy_edit")[:limit]
-    found: dict[str, list[Text]] = {}
+    found: dict[str, list[Trace]] = {}
     for name, (writer, items) in tasks.items():
         prompts = workloads.encode(items, target.target.tokenizer, 300)
         for temperature in (0.0, 1.0):
-            texts = found.setdefault(f"{name}, {temperature:g}", [])
+            traces = found.setdefault(f"{name}, {temperature:g}", [])
             for seed, prompt in enumerate(track(prompts, f"{name}, temperature {temperature:g}")):
                 params = SamplingParams(temperature=temperature, max_new_tokens=tokens, seed=seed)
                 output = writer.generate(list(prompt.tokens), params).token_ids
-                places = [[*prompt.tokens, *output[:end]] for end in range(1, len(output))]
+                prefixes = [[*prompt.tokens, *output[:end]] for end in range(1, len(output))]
                 some = SamplingParams(temperature=temperature, max_new_tokens=LONGEST, seed=seed, ignore_eos=True)
-                parts = [places[at : at + 32] for at in range(0, len(places), 32)]
+                parts = [prefixes[at : at + 32] for at in range(0, len(prefixes), 32)]
                 drafts = [one.token_ids for part in parts for one in drafter.generate(part, some)]
-                texts.append({"prompt": list(prompt.tokens), "output": output, "drafts": drafts})
+                traces.append({"prompt": list(prompt.tokens), "output": output, "drafts": drafts})
     return found
 
 
@@ -113,7 +113,7 @@ class Clock:
 
 @dataclass
 class Machine:
-    """Moves the clock on."""
+    """Advances the clock by what work costs."""
 
     times: Times
     clock: Clock
@@ -137,20 +137,20 @@ class Machine:
 
 
 class Recorded(Drafter):
-    """A draft model that says what was recorded."""
+    """A draft model that proposes what was recorded."""
 
     name = "draft-model"
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self.text: Text = {}
+        self.trace: Trace = {}
 
     def propose(self, batch: Batch, limits: list[int]) -> Draft:
         (limit,), sequence = limits, batch.sequences[0]
         if limit:
             self._machine.spend(self._machine.times.call + self._machine.times.step * limit)
-        said = self.text["drafts"][len(sequence.output) - 1] if limit else []
-        return Draft.from_lists([said[:limit]])
+        recorded = self.trace["drafts"][len(sequence.output) - 1] if limit else []
+        return Draft.from_lists([recorded[:limit]])
 
 
 @dataclass
@@ -175,12 +175,12 @@ class Contender:
             calls = [(length, (times.call + times.step * length) / 1e3) for length in (1, 5)]
             self._drafter.measure(passes, [[], calls])
 
-    def write(self, name: str, text: Text, greedy: bool) -> None:
-        """Go through one text."""
-        began, output, times = self.machine.clock.milliseconds, text["output"], self.machine.times
-        self._model.text = text
+    def replay(self, name: str, trace: Trace, greedy: bool) -> None:
+        """Replay one output."""
+        began, output, times = self.machine.clock.milliseconds, trace["output"], self.machine.times
+        self._model.trace = trace
         params = SamplingParams(temperature=0.0 if greedy else 1.0, max_new_tokens=len(output))
-        sequence = Sequence([*text["prompt"], output[0]], len(text["prompt"]), params, 0)
+        sequence = Sequence([*trace["prompt"], output[0]], len(trace["prompt"]), params, 0)
         while left := len(output) - len(sequence.output):
             done = len(output) - left
             seeds, positions = torch.zeros(1, dtype=torch.int64), torch.tensor([len(sequence.tokens)])
@@ -213,17 +213,17 @@ class Contender:
         return self._drafter.propose(batch, [min(LONGEST, most)])
 
 
-def race(texts: dict[str, list[Text]], times: Times, seed: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of all contenders by workload; they take turns, text by text. Each target has its own of them."""
+def race(traces: dict[str, list[Trace]], times: Times, seed: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of all contenders by workload; they take turns, output by output. Each target has its own."""
     found: dict[str, dict[str, float]] = {}
     for target in ("shipped", COPY_EDIT):
         machine = Machine(times, Clock(), seed)
         names = [PLAIN, MODEL, *LOOKUPS, *(f"{lookup},draft-model" for lookup in LOOKUPS)]
         contenders = [Contender(name, machine, target) for name in names]
-        for name, rows in texts.items():
-            for text in rows if name.startswith(COPY_EDIT) == (target == COPY_EDIT) else []:
+        for name, rows in traces.items():
+            for trace in rows if name.startswith(COPY_EDIT) == (target == COPY_EDIT) else []:
                 for contender in contenders:
-                    contender.write(name, text, name.endswith(", 0"))
+                    contender.replay(name, trace, name.endswith(", 0"))
         for contender in contenders:
             found.setdefault(contender.name, {}).update(contender.milliseconds)
     return found
@@ -234,22 +234,22 @@ def main() -> None:
     parser.add_argument("--spec-bench", type=Path, required=True, help="its question.jsonl")
     parser.add_argument("--copy-edit-target", type=Path, help="a model of recipes/copy_edit, for that workload too")
     parser.add_argument("--limit", type=int, default=8, help="prompts of each workload")
-    parser.add_argument("--tokens", type=int, default=160, help="of each text")
+    parser.add_argument("--tokens", type=int, default=160, help="of each output")
     parser.add_argument("--recording", type=Path, help="JSON; written, and read if it is there")
-    told = parser.parse_args()
-    if told.recording is not None and told.recording.exists():
-        texts = json.loads(told.recording.read_text())
+    args = parser.parse_args()
+    if args.recording is not None and args.recording.exists():
+        traces = json.loads(args.recording.read_text())
     else:
-        texts = record(told.spec_bench, told.limit, told.tokens, told.copy_edit_target)
-        if told.recording is not None:
-            told.recording.write_text(json.dumps(texts))
+        traces = record(args.spec_bench, args.limit, args.tokens, args.copy_edit_target)
+        if args.recording is not None:
+            args.recording.write_text(json.dumps(traces))
     console = Console(width=140)
     for name, times in MACHINES.items():
         with tempfile.TemporaryDirectory() as folder:
             os.environ["FORETOKEN_CACHE"] = folder
             for process in ("first", "next"):
                 title = f"{name}, {process} process: speed, times plain decoding's"
-                console.print(table_of(title, race(texts, times, seed=0)))
+                console.print(table_of(title, race(traces, times, seed=0)))
 
 
 def table_of(title: str, contenders: dict[str, dict[str, float]]) -> Table:

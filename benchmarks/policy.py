@@ -1,7 +1,7 @@
-"""The policy against every fixed choice, on real engines: the default's speed over the best draft length by hand.
+"""The policy against every fixed choice, on real engines: the default's speed over the best fixed draft length.
 
-Every setting is an engine of its own on the same loaded models; settings take turns request by request, so that what
-else the machine does falls on all of them alike. The default starts with an empty cost store, as a first process does;
+Every setting is an engine of its own on the same loaded models; settings take turns request by request, so that other
+work on the machine slows all of them alike. The default starts with an empty cost store, as a first process does;
 its first request is measured too. Speeds are of the rounds, without prefill and loading.
 
 Tables, one command each:
@@ -47,7 +47,7 @@ RANDOM = "random"  # prompts of random tokens: no drafter is of use
 
 @dataclass(frozen=True)
 class Cell:
-    """What a line of a table is about."""
+    """A line of a table."""
 
     drafter: str
     workload: str
@@ -77,13 +77,13 @@ def prompts_of(
 def race(
     target: LanguageModel, drafter: Any, cell: Cell, prompts: Sequence[Any], lengths: Sequence[int], passes: int
 ) -> dict[int | str, list[float]]:
-    """Seconds of each call, by setting; settings take turns, and each second call goes the other way round."""
+    """Seconds of each call, by setting; settings take turns, and every second call in reverse order."""
     settings: list[int | str] = [PLAIN, *lengths, DEFAULT]
     engines = {k: Engine(target, drafter(), num_speculative_tokens=k, reuse_prefixes=False) for k in settings}
     params = SamplingParams(temperature=cell.temperature, max_new_tokens=cell.tokens, ignore_eos=True)
     warm = SamplingParams(temperature=cell.temperature, max_new_tokens=20, ignore_eos=True)
     for k in settings:
-        if k != DEFAULT:  # what it needs to be warm is its own affair
+        if k != DEFAULT:  # its calibration is measured
             engines[k].generate([prompts[0]] * cell.batch, warm)
     seconds: dict[int | str, list[float]] = {k: [] for k in settings}
     for number in range(passes * len(prompts)):
@@ -95,7 +95,7 @@ def race(
 
 
 def best_fixed(seconds: dict[int | str, list[float]], calls: slice) -> tuple[int | str, float]:
-    """The setting by hand with the smallest sum, and the sum."""
+    """The fixed setting with the smallest sum, and the sum."""
     sums = {k: sum(each[calls]) for k, each in seconds.items() if k != DEFAULT}
     best = min(sums, key=sums.__getitem__)
     return best, sums[best]
@@ -134,7 +134,7 @@ def table_of(found: dict[Cell, dict[int | str, list[float]]], calls: slice, titl
 
 
 def overhead(console: Console) -> None:
-    """Microseconds of the processor that a choice takes, at batch 1 and more."""
+    """Processor time of a choice in microseconds, by batch size."""
     table = Table(title="a choice, in µs", title_justify="left")
     for name in ("drafters", "batch", "choose"):
         table.add_column(name)
@@ -175,32 +175,32 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=6, help="prompts of each workload")
     parser.add_argument("--passes", type=int, default=2, help="over the prompts")
     parser.add_argument("--quick", action="store_true")
-    told = parser.parse_args()
+    args = parser.parse_args()
     console = Console(width=140)
-    if told.table == "overhead":
+    if args.table == "overhead":
         overhead(console)
         return
     lengths = FIXED
-    if told.quick:
-        told.workloads, told.tokens, told.batches = told.workloads[:2], [64], told.batches[:1]
-        told.temperatures, lengths = told.temperatures[:1], (2, 5)
-    first = told.table == "first"
+    if args.quick:
+        args.workloads, args.tokens, args.batches = args.workloads[:2], [64], args.batches[:1]
+        args.temperatures, lengths = args.temperatures[:1], (2, 5)
+    first = args.table == "first"
     if first:
-        told.tokens, told.passes, told.limit = [64], 1, 6
-    shipped, draft = tiny_pair(dtype=told.dtype)
-    target = shipped if told.target is None else load(told.target, dtype=told.dtype)
+        args.tokens, args.passes, args.limit = [64], 1, 6
+    shipped, draft = tiny_pair(dtype=args.dtype)
+    target = shipped if args.target is None else load(args.target, dtype=args.dtype)
     found: dict[Cell, dict[int | str, list[float]]] = {}
-    for name in told.workloads:
-        prompts = prompts_of(name, target, told.spec_bench, told.humaneval, told.limit)
-        for drafter in told.drafters:
-            for temperature in told.temperatures:
-                for batch in told.batches:
-                    for tokens in told.tokens:
+    for name in args.workloads:
+        prompts = prompts_of(name, target, args.spec_bench, args.humaneval, args.limit)
+        for drafter in args.drafters:
+            for temperature in args.temperatures:
+                for batch in args.batches:
+                    for tokens in args.tokens:
                         cell = Cell(drafter, name, temperature, batch, tokens)
                         with tempfile.TemporaryDirectory() as folder:
                             os.environ["FORETOKEN_CACHE"] = folder
-                            make = (lambda: draft) if drafter == "draft-model" else (lambda words=drafter: words)
-                            found[cell] = race(target, make, cell, prompts, lengths, told.passes)
+                            make = (lambda: draft) if drafter == "draft-model" else (lambda drafter=drafter: drafter)
+                            found[cell] = race(target, make, cell, prompts, lengths, args.passes)
                         console.print(table_of({cell: found[cell]}, slice(None), ""))
     calls = slice(0, 6) if first else slice(None)
     console.print(table_of(found, calls, "first six requests" if first else "default against fixed draft lengths"))

@@ -1,4 +1,4 @@
-"""Cascades: drafters under the policy, in the decode loop: who drafts, what is judged, and that outputs stay exact."""
+"""Cascades in the decode loop: who drafts, which drafts are judged, and that outputs stay exact."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
 
 
 class Fixed(Drafter):
-    """Proposes the same tokens always, and counts how often it is asked and told; with a match it costs nothing."""
+    """Proposes the same tokens always, and records `propose` and `observe` calls; with a match it is a free drafter."""
 
     def __init__(self, name: str, tokens: list[int], match: int | None = None) -> None:
         self.name, self.tokens = name, tokens
         self.asked: list[list[int]] = []
-        self.told: list[list[int]] = []
+        self.observed: list[list[int]] = []
         if match is not None:
             self.match = match
             self.matches = self
@@ -51,25 +51,25 @@ class Fixed(Drafter):
         return Draft.from_lists([self.tokens[:limit] for limit in limits])
 
     def observe(self, batch, draft, verdict, logits):
-        self.told.append(verdict.counts.tolist())
+        self.observed.append(verdict.counts.tolist())
 
 
-def said_by_the_target(prompt: list[int], count: int = 24) -> list[int]:
+def target_output(prompt: list[int], count: int = 24) -> list[int]:
     params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
     return Engine(tiny_llama(seed=1), None).generate(prompt, params).token_ids
 
 
 def wrong_token(prompt: list[int], count: int = 24) -> int:
     """One that the target does not emit in the next tokens."""
-    said = said_by_the_target(prompt, count)
-    return next(token for token in range(1, 32) if token not in said)
+    emitted = target_output(prompt, count)
+    return next(token for token in range(1, 32) if token not in emitted)
 
 
 class Right(Fixed):
     """Knows what the target will emit."""
 
     def __init__(self, name: str, prompt: list[int], match: int | None = None, count: int = 24) -> None:
-        super().__init__(name, said_by_the_target(prompt, count), match)
+        super().__init__(name, target_output(prompt, count), match)
         self.start = len(prompt)
 
     def propose(self, batch, limits):
@@ -150,10 +150,10 @@ def test_a_drafter_that_does_not_pay_is_looked_at_again_at_growing_intervals():
 
 
 def test_a_round_of_the_policy_never_depends_on_tokens_that_are_yet_to_be_emitted():
-    """A drafter and a clock that tell, by length and by seconds, whether the target is about to accept.
+    """A drafter whose first token and whose seconds are correlated.
 
-    To verify some drawn drafts and not others by their tokens would change the distribution. So neither what a draft
-    holds, nor how long it took, may decide in its own round whether and how much of it is verified.
+    To verify some drawn drafts and not others by their tokens would change the distribution. So neither the tokens of a
+    draft nor its seconds may decide in its own round whether and how much of it is verified.
     """
 
     class Telling(Drafter):
@@ -209,7 +209,7 @@ def test_a_single_drafter_is_decided_on_as_well():
     engine = Engine(tiny_llama(seed=1), Cascade([wrong], costs=[0.5]), num_speculative_tokens="auto")
     params = SamplingParams(temperature=0.0, max_new_tokens=250, ignore_eos=True)
     completion = engine.generate(NEW, params)
-    assert completion.token_ids == said_by_the_target(NEW, 250)
+    assert completion.token_ids == target_output(NEW, 250)
     assert len(wrong.asked) < 60
     right = Right("right", NEW)
     engine = Engine(tiny_llama(seed=1), Cascade([right], costs=[0.1]), num_speculative_tokens="auto")
@@ -231,10 +231,10 @@ def test_a_request_with_a_fixed_length_beside_one_that_leaves_it_to_the_policy()
     fixed, free = engine.submit(NEW, params, num_speculative_tokens=2), engine.submit(REPEATING, params)
     while engine.busy:
         engine.step()
-    assert fixed.completion.token_ids == said_by_the_target(NEW, 12)
+    assert fixed.completion.token_ids == target_output(NEW, 12)
     assert len(fixed.completion.stats.drafted_by_position) == 2
     assert fixed.completion.stats.drafted >= 2 * (fixed.completion.stats.rounds - 3)
-    assert free.completion.token_ids == said_by_the_target(REPEATING, 12)
+    assert free.completion.token_ids == target_output(REPEATING, 12)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -259,7 +259,7 @@ def test_rows_get_in_a_batch_what_they_get_alone(temperature, verifier):
 
 
 @pytest.mark.parametrize("learning", [TokenRecycling, NgramStorage, Lookahead])
-def test_what_a_drafter_learns_of_a_row_does_not_depend_on_what_others_ask_it(learning):
+def test_a_drafters_state_of_a_row_does_not_depend_on_other_rows(learning):
     def engine():
         return Engine(tiny_llama(seed=1), Cascade([PromptLookup(), learning()]), "token", 4)
 
@@ -287,23 +287,23 @@ def test_a_round_that_failed_leaves_nothing_behind(monkeypatch):
     assert [len(each.token_ids) for each in engine.generate([NEW, [1, 2], [3, 4]], one)] == [1, 1, 1]
 
 
-def test_a_drafter_is_not_told_of_paths_longer_than_its_drafts():
-    """One row copies a long text while another one is drafted for by a model that grows trees elsewhere."""
+def test_a_drafters_verdict_has_no_path_longer_than_its_drafts():
+    """One row copies a long output while a model that could draft trees drafts for another row."""
     prompt, target = [1, 2, 3], tiny_llama(seed=1)
-    said = Engine(target, None).generate(prompt, GREEDY).token_ids
+    wanted = Engine(target, None).generate(prompt, GREEDY).token_ids
 
     class Copy(Fixed):
         def propose(self, batch, limits):
             asked = [limit if one.params.greedy else 0 for one, limit in zip(batch.sequences, limits, strict=True)]
             ends = [len(one.output) for one in batch.sequences]
-            return Draft.from_lists([said[end:][:limit] for end, limit in zip(ends, asked, strict=True)])
+            return Draft.from_lists([wanted[end:][:limit] for end, limit in zip(ends, asked, strict=True)])
 
     cascade = Cascade([Copy("copy", [], match=6), DraftModel(tiny_llama(seed=2), "static")])
     params = [GREEDY, SamplingParams(seed=1, max_new_tokens=24, ignore_eos=True)]
-    texts = [one.token_ids for one in Engine(target, cascade, "token", 16).generate([prompt, NEW], params)]
-    assert texts[0] == said
+    outputs = [one.token_ids for one in Engine(target, cascade, "token", 16).generate([prompt, NEW], params)]
+    assert outputs[0] == wanted
     alone = Cascade([Copy("copy", [], match=6), DraftModel(tiny_llama(seed=2))])
-    assert texts[1] == Engine(target, alone, "token", 16).generate(NEW, params[1]).token_ids
+    assert outputs[1] == Engine(target, alone, "token", 16).generate(NEW, params[1]).token_ids
 
 
 def test_tokens_that_only_one_of_the_drafters_knows():
@@ -353,7 +353,7 @@ def test_a_seed_gives_the_same_drafts_whatever_came_before():
     assert one.stats.rounds == other.stats.rounds
 
 
-def test_the_clock_has_no_say_where_a_seed_must_give_one_output():
+def test_drafts_do_not_depend_on_the_clock_where_a_seed_must_give_one_output():
     class Slow(Fixed):
         def propose(self, batch, limits):
             now[0] += cost
@@ -375,7 +375,7 @@ def test_the_clock_has_no_say_where_a_seed_must_give_one_output():
     assert found[0] == found[1]
 
 
-def test_what_was_measured_is_kept_for_the_next_process(monkeypatch, tmp_path):
+def test_measured_costs_are_stored_for_the_next_process(monkeypatch, tmp_path):
     monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
     target = tiny_llama(seed=1)
     params = SamplingParams(temperature=0.0, max_new_tokens=100, ignore_eos=True)
@@ -394,7 +394,7 @@ def test_what_was_measured_is_kept_for_the_next_process(monkeypatch, tmp_path):
     assert Engine(tiny_gpt2(seed=1), Cascade([Fixed("cheap", [1], match=2)])).policy is not first.policy
 
 
-def test_sizes_of_weights_stand_for_seconds_where_the_clock_has_no_say():
+def test_fixed_costs_are_by_the_sizes_of_weights():
     target, small = load(tiny_llama(seed=1)), load(tiny_llama(seed=2, num_hidden_layers=1))
     cascade = Engine(target, small).policy
     assert 0.1 < cascade.fixed_costs.draft(0, 1, 1, 0) / cascade.fixed_costs.target(1) < 0.9

@@ -134,7 +134,7 @@ def test_trees(runner, tree):
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_drawn_trees_leave_the_law_alone(runner):
+def test_drawn_trees_keep_the_targets_distribution(runner):
     module = tiny_llama(vocab_size=8, seed=1, num_hidden_layers=3)
     model = load(module, **RUNNERS[runner])
     engine = Engine(model, EarlyExit(model, 2, "static"), "traversal", 6, max_batch_size=256)

@@ -1,4 +1,4 @@
-"""Drafters whose tokens are not the target's: what they read, what they draft, and that the text's law stays."""
+"""Drafters whose tokens are not the target's: what they read, what they draft, and the output's distribution."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_what_would_be_another_token_together_with_the_text_is_not_drafted():
         assert not (tokens[-1] == ids["th"] and new[:1] == [ids["e"]])
 
 
-# The law
+# The distribution of outputs
 
 
 @cache
@@ -363,7 +363,7 @@ CASES = [
 ]
 
 
-def check_law(case: tuple[str, ...], draws: int, alone: int) -> None:
+def check_distribution(case: tuple[str, ...], draws: int, alone: int) -> None:
     kind, vocab, verifier, option = case
     first_seed = 777_777 * (1 + CASES.index(case))
     engine = other_letters(kind, vocab, verifier, BATCH_SIZE)
@@ -373,24 +373,24 @@ def check_law(case: tuple[str, ...], draws: int, alone: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_the_text_has_the_targets_law(case):
-    check_law(case, DRAWS // 10, alone=10)
+def test_outputs_have_the_targets_distribution(case):
+    check_distribution(case, DRAWS // 10, alone=10)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_many_texts_have_the_targets_law(case):
-    check_law(case, DRAWS, alone=100)
+def test_many_outputs_have_the_targets_distribution(case):
+    check_distribution(case, DRAWS, alone=100)
 
 
-def test_a_wrong_law_is_caught():
+def test_a_wrong_distribution_is_caught():
     """The test has the power to fail: the same drafts, verified without the adjustment."""
     samples = draw(other_letters("llama", "intersection", "token-unadjusted", BATCH_SIZE), "plain", DRAWS // 10, 5)
     assert g_test(samples, target_distribution("llama", "draft-model", "plain")) < 1e-6
 
 
-def test_the_draft_carries_the_law_that_it_was_drawn_from():
-    """The drafter's law, given that the token is a shared one, in the target's ids."""
+def test_the_draft_carries_the_distribution_that_it_was_drawn_from():
+    """The drafter's distribution, given that the token is a shared one, in the target's ids."""
     pair = lettered("llama", 1, "abcdefgh"), lettered("llama", 2, "cgfdeba", (("c", "b"),))
     drafted = SharedTokens(pair[1], pair[0])
     draft = drafted.propose(batch_of(pair[0], PROMPT), [1])

@@ -1,4 +1,4 @@
-"""Draft trees: shapes, how they grow, that the text keeps the target's law, and how many nodes are drafted."""
+"""Draft trees: shapes, how they grow, that outputs keep the target's distribution, and how many nodes are drafted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tiny import tiny_gpt2, tiny_llama
 VOCAB_SIZE = 8
 LENGTH = 3
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
-ERROR_LEVEL = 0.01  # that any of the tests of a law fails a correct engine, before the choice of fixed seeds
+ERROR_LEVEL = 0.01  # chance that any of the distribution tests fails a correct engine, before the choice of fixed seeds
 
 RUNNERS = ["hf", "torch", "openvino"]
 OPTIONS = {"plain": {}, "top_k": {"top_k": 3}, "warm": {"temperature": 0.6, "repetition_penalty": 1.3}}
@@ -59,7 +59,7 @@ def model(runner: str, seed: int):
 
 
 @cache
-def law(option: str) -> np.ndarray:
+def target_joint(option: str) -> np.ndarray:
     return joint_distribution(module(1), PROMPT, SamplingParams(**OPTIONS[option]), LENGTH)
 
 
@@ -69,25 +69,25 @@ def sampled(seed: int, length: int = LENGTH + 1, **options) -> SamplingParams:
 
 
 def check(case: tuple, draws: int, tests: int) -> None:
-    """The law in batches; and that some requests, sent alone, get the very tokens that they got in a batch."""
+    """The distribution of outputs in batches; some requests, sent alone, get the same tokens as in a batch."""
     runner, tree, verifier, option = case
     first = 1_000_003 * (GRID.index(case) + 1)
     drafter = DraftModel(model(runner, 2), tree)
     params = [sampled(first + number, **OPTIONS[option]) for number in range(draws)]
     engine = Engine(model(runner, 1), drafter, verifier, 8, max_batch_size=128)
     samples = [one.token_ids[:LENGTH] for one in engine.generate([PROMPT] * draws, params)]
-    assert g_test(samples, law(option)) > ERROR_LEVEL / tests
+    assert g_test(samples, target_joint(option)) > ERROR_LEVEL / tests
     assert [engine.generate(PROMPT, one).token_ids[:LENGTH] for one in params[:30]] == samples[:30]
 
 
 @pytest.mark.parametrize("case", QUICK, ids="-".join)
-def test_trees_keep_the_targets_law(case):
+def test_trees_keep_the_targets_distribution(case):
     check(case, 1_500, len(QUICK))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", GRID, ids="-".join)
-def test_trees_keep_the_targets_law_in_many_draws(case):
+def test_trees_keep_the_targets_distribution_in_many_draws(case):
     check(case, 20_000, len(GRID))
 
 
@@ -102,11 +102,11 @@ def test_a_lossy_use_of_trees_is_caught():
     drafter = Wrong(model("hf", 2), TreeShape((0, 0, 0)))
     engine = Engine(model("hf", 1), drafter, "tree", 3, max_batch_size=128)
     samples = [one.token_ids[:1] for one in engine.generate([PROMPT] * 2_500, [sampled(i, 3) for i in range(2_500)])]
-    assert g_test(samples, law("plain").sum((1, 2))) < 1e-9
+    assert g_test(samples, target_joint("plain").sum((1, 2))) < 1e-9
 
 
 class Watching(DraftModel):
-    """Keeps the drafts of every text's first round."""
+    """Keeps the drafts of every sequence's first round."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -117,8 +117,8 @@ class Watching(DraftModel):
         for row, sequence in enumerate(batch.sequences):
             if len(sequence.tokens) == len(PROMPT):
                 count = int(draft.counts[row])
-                laws = None if draft.probs is None else draft.probs[row]
-                self.seen.append((draft.tokens[row, :count].tolist(), draft.parents[row, :count].tolist(), laws))
+                probs = None if draft.probs is None else draft.probs[row]
+                self.seen.append((draft.tokens[row, :count].tolist(), draft.parents[row, :count].tolist(), probs))
         return draft
 
 
@@ -129,31 +129,31 @@ def first_drafts(tree, count: int, budget: int = 8, verifier: str = "traversal",
     return drafter.seen
 
 
-def test_children_are_drawn_from_the_law_that_the_draft_carries():
+def test_children_are_drawn_from_the_probs_that_the_draft_carries():
     params = SamplingParams(temperature=0.8)
     q = joint_distribution(module(2), PROMPT, params, 1)
     drafts = first_drafts(TreeShape((0, 0, 1, 1, 2)), 2_000, temperature=0.8)
     pairs = q[:, None] * q / (1 - q[:, None])  # of two children, drawn without replacement
     np.fill_diagonal(pairs, 0.0)
     assert g_test([tokens[:2] for tokens, _, _ in drafts], pairs) > ERROR_LEVEL
-    for tokens, parents, laws in drafts[:40]:
+    for tokens, parents, probs in drafts[:40]:
         assert parents == [0, 0, 1, 1, 2]
-        np.testing.assert_allclose(laws[0].numpy(), q, atol=1e-5)
+        np.testing.assert_allclose(probs[0].numpy(), q, atol=1e-5)
         for node in (1, 2):
             wanted = next_distributions(module(2), PROMPT, torch.tensor([[tokens[node - 1]]]), params)[0]
-            np.testing.assert_allclose(laws[node].numpy(), wanted, atol=1e-5)
-    # Given the first child, its own children have the law that stands at it.
+            np.testing.assert_allclose(probs[node].numpy(), wanted, atol=1e-5)
+    # Given the first child, its own children have the distribution at its node.
     most = int(np.argmax(q))
     below = [tokens[2:3] for tokens, _, _ in drafts if tokens[0] == most]
     wanted = next_distributions(module(2), PROMPT, torch.tensor([[most]]), params)[0]
     assert g_test(below, wanted) > ERROR_LEVEL
 
 
-def test_a_law_of_few_tokens_gives_few_children():
-    for tokens, parents, laws in first_drafts(TreeShape((0, 0, 0, 0, 1, 1, 1)), 20, top_k=2):
+def test_a_distribution_of_few_tokens_gives_few_children():
+    for tokens, parents, probs in first_drafts(TreeShape((0, 0, 0, 0, 1, 1, 1)), 20, top_k=2):
         assert parents == [0, 0, 1, 1]
         assert tokens[0] != tokens[1]
-        assert (laws[0] > 0).sum() == 2
+        assert (probs[0] > 0).sum() == 2
     assert all(
         parents == [] or max(parents.count(p) for p in parents) == 1
         for _, parents, _ in first_drafts(TreeShape((0, 0, 1, 2)), 5, top_k=1)
@@ -162,34 +162,35 @@ def test_a_law_of_few_tokens_gives_few_children():
 
 def test_distinct_draws():
     probs = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4], [0.0, 1.0, 0.0, 0.0]]).repeat(2_000, 1)
-    coins = torch.rand(6_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    tokens, drawn = draw_distinct(probs, coins, torch.tensor([3, 3, 2]).repeat(2_000))
+    uniforms = torch.rand(6_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens, drawn = draw_distinct(probs, uniforms, torch.tensor([3, 3, 2]).repeat(2_000))
     assert drawn.reshape(2_000, 3)[0].tolist() == [2, 3, 1]
     assert (drawn.reshape(2_000, 3) == drawn[:3]).all()
     q = np.array([0.1, 0.2, 0.3, 0.4])
-    law = np.zeros((4, 4, 4))
+    wanted = np.zeros((4, 4, 4))
     for i, j, k in product(range(4), repeat=3):
         if len({i, j, k}) == 3:
-            law[i, j, k] = q[i] * q[j] / (1 - q[i]) * q[k] / (1 - q[i] - q[j])
-    assert g_test(tokens.reshape(2_000, 3, 3)[:, 1].tolist(), law) > ERROR_LEVEL
+            wanted[i, j, k] = q[i] * q[j] / (1 - q[i]) * q[k] / (1 - q[i] - q[j])
+    assert g_test(tokens.reshape(2_000, 3, 3)[:, 1].tolist(), wanted) > ERROR_LEVEL
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_dynamic_tree_holds_the_likeliest_nodes(temperature):
-    """With as many expanded as there are nodes, these are the likeliest of all texts of up to three tokens."""
-    laws = [joint_distribution(module(2), PROMPT, SamplingParams(temperature=temperature or 1.0), n) for n in (1, 2, 3)]
-    values = {place: float(law[place]) for law in laws for place in np.ndindex(law.shape)}
+    """With as many expanded as there are nodes, these are the likeliest of all continuations of up to three tokens."""
+    params = SamplingParams(temperature=temperature or 1.0)
+    joints = [joint_distribution(module(2), PROMPT, params, length) for length in (1, 2, 3)]
+    values = {path: float(joint[path]) for joint in joints for path in np.ndindex(joint.shape)}
     wanted = set(sorted(values, key=values.__getitem__)[-10:])
-    tokens, parents, laws = first_drafts(TreePlan(dynamic=True, depth=3, width=10), 1, 10, temperature=temperature)[0]
+    tokens, parents, probs = first_drafts(TreePlan(dynamic=True, depth=3, width=10), 1, 10, temperature=temperature)[0]
     paths = [()]
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*paths[parent], token))
     assert set(paths[1:]) == wanted
-    assert laws is None
+    assert probs is None
 
 
 @pytest.mark.parametrize("tree", [TreeShape((0, 0, 1)), "dynamic"])
-def test_with_shared_noise_the_first_child_is_what_the_drafter_alone_would_say(tree):
+def test_with_shared_noise_the_first_child_is_what_the_drafter_alone_would_emit(tree):
     drafts = first_drafts(tree, 30, verifier="coupled")
     alone = Engine(model("hf", 2), None, "coupled").generate([PROMPT] * 30, [sampled(seed, 2) for seed in range(30)])
     assert [tokens[0] for tokens, _, _ in drafts] == [one.token_ids[0] for one in alone]
@@ -216,7 +217,7 @@ def test_rows_of_all_kinds_get_in_a_batch_what_they_get_alone():
         )
     ]
 
-    def texts(engine: Engine, batch: list) -> list:
+    def outputs(engine: Engine, batch: list) -> list:
         made = [engine.submit(PROMPT[: 3 + seed % 5], one, **options) for seed, (options, one) in batch]
         while engine.busy:
             engine.step()
@@ -225,8 +226,8 @@ def test_rows_of_all_kinds_get_in_a_batch_what_they_get_alone():
     for tree in TREES:
         engine = Engine(model("hf", 1), DraftModel(model("hf", 2), tree), "traversal", 6)
         numbered = list(enumerate(requests))
-        together = texts(engine, numbered)
-        assert together == [texts(engine, [one])[0] for one in numbered]
+        together = outputs(engine, numbered)
+        assert together == [outputs(engine, [one])[0] for one in numbered]
         plain = Engine(model("hf", 1), None)
         for (seed, (options, one)), (tokens, _) in zip(numbered, together, strict=True):
             if one.greedy:
@@ -242,7 +243,7 @@ def test_a_chain_verifier_gets_the_chain_that_a_drafter_of_chains_gives_it():
     assert [one.stats.drafted for one in first] == [one.stats.drafted for one in second]
 
 
-def test_trees_end_where_the_text_does():
+def test_trees_end_where_the_output_does():
     seen = []
 
     class Deep(Watching):
@@ -302,7 +303,7 @@ MIXED = [
 
 
 def check_mixed(tree, draws: int, tests: int) -> None:
-    """Rows of all kinds, with numbers of nodes and lengths of their own, each with its own law."""
+    """Rows of all kinds, with numbers of nodes and lengths of their own, each with its own distribution."""
     engine = Engine(model("hf", 1), DraftModel(model("hf", 2), tree), "traversal", 8, max_batch_size=128)
     made = [
         engine.submit(
@@ -316,28 +317,28 @@ def check_mixed(tree, draws: int, tests: int) -> None:
     ]
     while engine.busy:
         engine.step()
-    texts = [one.completion.token_ids[:LENGTH] for one in made]
+    outputs = [one.completion.token_ids[:LENGTH] for one in made]
     for kind, (_, options) in enumerate(MIXED):
         if "temperature" in options and not options["temperature"]:
-            assert len({tuple(text) for text in texts[kind :: len(MIXED)]}) == 1
+            assert len({tuple(output) for output in outputs[kind :: len(MIXED)]}) == 1
         else:
             wanted = joint_distribution(module(1), PROMPT, SamplingParams(**options), LENGTH)
-            assert g_test(texts[kind :: len(MIXED)], wanted) > ERROR_LEVEL / len(MIXED) / tests, MIXED[kind]
+            assert g_test(outputs[kind :: len(MIXED)], wanted) > ERROR_LEVEL / len(MIXED) / tests, MIXED[kind]
 
 
-def test_every_row_of_a_mixed_batch_has_its_own_law():
+def test_every_row_of_a_mixed_batch_has_its_own_distribution():
     check_mixed("static", 150, 1)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("tree", ["static", "dynamic", TYPICAL, TreeShape((0, 0, 0, 0, 1, 1, 2, 5, 5))])
-def test_every_row_of_a_mixed_batch_has_its_own_law_in_many_draws(tree):
+def test_every_row_of_a_mixed_batch_has_its_own_distribution_in_many_draws(tree):
     check_mixed(tree, 3_000, 4)
 
 
 @pytest.mark.parametrize("verifier", ["token", "traversal", "tree", "coupled"])
 @pytest.mark.parametrize("tree", ["none", *TREES])
-def test_what_is_forbidden_is_not_said_where_the_drafter_knows_nothing_else(tree, verifier):
+def test_what_is_forbidden_is_not_emitted_where_the_drafter_knows_nothing_else(tree, verifier):
     """A drafter that is padded less than the target, and a row that forbids all of its tokens."""
     words = NumberTokenizer(6)
     target, drafter = load(module(1), runner="hf", tokenizer=words), tiny_llama(vocab_size=6, seed=2)
@@ -345,11 +346,11 @@ def test_what_is_forbidden_is_not_said_where_the_drafter_knows_nothing_else(tree
     banned = {"logit_bias": dict.fromkeys(range(6), -np.inf)}
     params = [sampled(seed, 4, **({} if seed % 2 else banned)) for seed in range(160)]
     params += [sampled(200 + seed, 4, top_p=0.9, top_k=seed, **banned) for seed in (0, 3)]
-    texts = [one.token_ids for one in engine.generate([PROMPT] * len(params), params)]
-    assert all(token > 5 for text in [*texts[:160:2], *texts[160:]] for token in text)
-    laws = [joint_distribution(module(1), PROMPT, SamplingParams(**options), 1) for options in (banned, {})]
-    for first, wanted in enumerate(laws):
-        assert g_test([text[:1] for text in texts[first:160:2]], wanted) > ERROR_LEVEL / 24
+    outputs = [one.token_ids for one in engine.generate([PROMPT] * len(params), params)]
+    assert all(token > 5 for output in [*outputs[:160:2], *outputs[160:]] for token in output)
+    distributions = [joint_distribution(module(1), PROMPT, SamplingParams(**options), 1) for options in (banned, {})]
+    for first, wanted in enumerate(distributions):
+        assert g_test([output[:1] for output in outputs[first:160:2]], wanted) > ERROR_LEVEL / 24
 
 
 def test_a_cascade_takes_chains_of_it():
@@ -361,7 +362,7 @@ def test_a_cascade_takes_chains_of_it():
 
 
 def every_shape(size: int):
-    for parents in product(*(range(place + 1) for place in range(size))):
+    for parents in product(*(range(node + 1) for node in range(size))):
         if list(parents) == sorted(parents):
             yield TreeShape(parents)
 

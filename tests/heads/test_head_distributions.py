@@ -105,17 +105,17 @@ def check(case: tuple, draws: int, tests: int) -> None:
 
 
 @pytest.mark.parametrize("case", QUICK, ids="-".join)
-def test_heads_keep_the_targets_law(case):
+def test_heads_keep_the_targets_distribution(case):
     check(case, 1_000, len(QUICK))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", GRID, ids="-".join)
-def test_heads_keep_the_targets_law_in_many_draws(case):
+def test_heads_keep_the_targets_distribution_in_many_draws(case):
     check(case, 20_000, len(GRID))
 
 
-def test_a_draft_law_that_is_not_what_was_drawn_from_is_caught(monkeypatch):
+def test_draft_probs_that_the_tokens_were_not_drawn_from_is_caught(monkeypatch):
     """The test has the power to fail: q is said to be flatter than it was."""
     made = Eagle3(tiny_eagle3(model("llama")), target("llama-hf"), backend="torch")
     propose = made.propose

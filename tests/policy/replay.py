@@ -66,23 +66,24 @@ class Output:
     def prepare(self, longest: int = 8) -> Output:
         """Work out what a lookup would draft at each position: the match's length, and how many tokens are right."""
         ends: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest + 1)]
-        text: list[int] = []
+        known: list[int] = []
 
         def add(token: int) -> None:
-            for size in range(1, min(longest, len(text)) + 1):
-                ends[size][tuple(text[-size:])] = len(text)
-            text.append(token)
+            for size in range(1, min(longest, len(known)) + 1):
+                ends[size][tuple(known[-size:])] = len(known)
+            known.append(token)
 
         for token in self.prompt:
             add(token)
         whole = self.prompt + self.tokens
         for at, token in enumerate(self.tokens):
             found = (0, 0)
-            for size in range(min(longest, len(text)), 0, -1):
-                end = ends[size].get(tuple(text[-size:]))
+            for size in range(min(longest, len(known)), 0, -1):
+                end = ends[size].get(tuple(known[-size:]))
                 if end is not None:
-                    place, right = len(self.prompt) + at, 0
-                    while right < LONGEST and place + right < len(whole) and whole[end + right] == whole[place + right]:
+                    position, right = len(self.prompt) + at, 0
+                    limit = min(LONGEST, len(whole) - position)
+                    while right < limit and whole[end + right] == whole[position + right]:
                         right += 1
                     found = size, right
                     break
@@ -155,7 +156,7 @@ def _run(machine: Machine, batch: list[Output], choose: Callable[[list[int]], li
 
 @dataclass
 class Engine:
-    """An engine with the policy; it goes on from batch to batch.
+    """An engine with the policy, which keeps its state from batch to batch.
 
     Args:
         machine: that it runs on.

@@ -1,4 +1,4 @@
-"""Acceptance: priors, what an engine and a request add to them, and what is no evidence."""
+"""Acceptance: priors, how an engine's and a request's drafts move them, and what is not recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from foretoken.policy.acceptance import LOOKUP, MODEL, TREES, EngineRates, RequestRates
 
 
-def teach(rates: RequestRates, engine: EngineRates, rate: float, rounds: int, length: int, seed: int = 0) -> None:
+def record(rates: RequestRates, engine: EngineRates, rate: float, rounds: int, length: int, seed: int = 0) -> None:
     random = np.random.default_rng(seed)
     for _ in range(rounds):
         accepted = int((random.random(length) < rate).cumprod().sum())
@@ -16,7 +16,7 @@ def teach(rates: RequestRates, engine: EngineRates, rate: float, rounds: int, le
         engine.record(1, length, accepted)
 
 
-def test_before_anything_was_drafted_the_kind_speaks():
+def test_before_anything_was_drafted_the_kinds_rates_hold():
     rates = RequestRates(EngineRates(MODEL))
     assert rates.expected(1) == [0.0, pytest.approx(MODEL.rate(1))]
     assert (
@@ -26,28 +26,28 @@ def test_before_anything_was_drafted_the_kind_speaks():
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 0.9])
-def test_a_request_teaches_its_own_rate(rate):
+def test_the_estimate_approaches_a_requests_rate(rate):
     engine = EngineRates(MODEL)
     rates = RequestRates(engine)
-    teach(rates, engine, rate, 60, 4)
+    record(rates, engine, rate, 60, 4)
     truth = sum(rate**depth for depth in range(1, 5))
     assert rates.expected(4)[4] == pytest.approx(truth, abs=0.15 + 0.2 * truth)
 
 
-def test_the_next_request_starts_from_what_the_engine_learnt_and_not_from_the_kind():
+def test_the_next_request_starts_from_the_engines_rates_and_not_from_the_kind():
     engine = EngineRates(MODEL)
-    teach(RequestRates(engine), engine, 0.1, 60, 2)
+    record(RequestRates(engine), engine, 0.1, 60, 2)
     assert RequestRates(engine).expected(1)[1] < 0.25
 
 
-def test_short_drafts_speak_for_longer_ones():
+def test_short_drafts_move_the_estimate_of_longer_ones():
     engine = EngineRates(MODEL)
     rates = RequestRates(engine)
-    teach(rates, engine, 0.95, 80, 2)
+    record(rates, engine, 0.95, 80, 2)
     assert rates.reach(8)[7] > 1.5 * RequestRates(EngineRates(MODEL)).reach(8)[7]
 
 
-def test_matches_of_one_length_can_be_wrong_where_others_are_right():
+def test_matches_of_each_length_have_estimates_of_their_own():
     engine = EngineRates(LOOKUP)
     rates = RequestRates(engine)
     for _ in range(20):
@@ -66,7 +66,7 @@ def test_an_empty_draft_is_no_evidence():
     assert rates.expected(4, match=2) == before
 
 
-def test_trees_are_learnt_as_a_whole():
+def test_trees_have_one_factor_for_all_sizes():
     engine = EngineRates(TREES)
     rates = RequestRates(engine)
     before = rates.tree(8)
@@ -78,7 +78,7 @@ def test_trees_are_learnt_as_a_whole():
     assert RequestRates(engine).tree(8) > 1.5 * before
 
 
-def test_a_drafters_own_estimates_are_corrected_by_what_came():
+def test_a_drafters_own_estimates_are_corrected_by_acceptance():
     rates = RequestRates(EngineRates(LOOKUP))
     assert rates.given([0.5, 0.25]) == [0.0, 0.5, 0.75]
     for _ in range(30):
@@ -86,8 +86,8 @@ def test_a_drafters_own_estimates_are_corrected_by_what_came():
     assert rates.given([0.5, 0.25])[2] < 0.2
 
 
-def test_another_process_starts_with_a_prior_and_no_verdict():
+def test_saved_rates_of_another_process_weigh_little():
     engine = EngineRates(MODEL)
-    teach(RequestRates(engine), engine, 0.0, 300, 1)
+    record(RequestRates(engine), engine, 0.0, 300, 1)
     again = EngineRates(MODEL, engine.as_json())
     assert 0.3 < again.rates()[1] < MODEL.rate(1)

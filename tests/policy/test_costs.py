@@ -1,4 +1,4 @@
-"""Costs: lines, their corrections, outliers, what all have in common, and what another process is told."""
+"""Costs: lines, their corrections, outliers, the drift that all share, and what is stored for another process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from foretoken.policy.costs import Costs, DrafterCosts, Drift, Line, fitted
 
 
-def test_a_line_goes_through_what_was_measured_and_between():
+def test_a_line_interpolates_and_extrapolates():
     line = Line.through([(1, 10.0), (6, 12.0), (9, 13.2)])
     assert line(1) == pytest.approx(10.0, rel=0.01)
     assert line(6) == pytest.approx(12.0, rel=0.01)
@@ -22,14 +22,14 @@ def test_one_slow_measurement_does_not_bend_a_line():
     assert fitted([(1, 10.4), (2, 10.8), (3, 30.0), (6, 12.4), (9, 13.6)])[1] == pytest.approx(0.4, rel=0.05)
 
 
-def test_noise_never_promises_that_more_costs_nothing():
+def test_a_line_always_rises_with_size():
     fixed, each = fitted([(1, 10.0), (6, 8.0), (9, 7.0)])
     assert each > 0.0
     assert fixed > 0.0
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rounds_refine_a_size_that_is_no_line(seed):
+def test_rounds_correct_sizes_off_the_line(seed):
     random = np.random.default_rng(seed)
     line, drift = Line(10.0, 0.2), Drift()
     true = {1: 10.2, 6: 14.0, 11: 15.0}
@@ -38,11 +38,11 @@ def test_rounds_refine_a_size_that_is_no_line(seed):
             slow = 3.0 if random.random() < 0.02 else 1.0
             line.record(size, seconds * slow * exp(random.normal(0.0, 0.1)), drift)
     for size, seconds in true.items():
-        # Choices go by ratios: what all sizes have in common is the drift's.
+        # Choices depend on ratios: a factor common to all sizes is the drift's.
         assert line(size) / line(1) == pytest.approx(seconds / true[1], rel=0.08)
 
 
-def test_what_slows_everything_down_changes_no_ratio():
+def test_a_slower_machine_changes_no_ratio():
     line, drift = Line(10.0, 0.2), Drift()
     for at in range(400):
         size = (1, 6)[at % 2]
@@ -59,7 +59,7 @@ def test_a_single_outlier_among_many_changes_next_to_nothing():
     assert line(4) < 1.02 * before
 
 
-def test_calls_for_several_rows_and_catching_up_are_told_apart():
+def test_costs_of_further_rows_and_of_lag_are_estimated_apart():
     costs = Costs(Line(10.0, 0.1), [DrafterCosts(Line(0.5, 1.0), row=0.0, lag=0.01)])
     for _ in range(60):
         costs.record_draft(0, 4, 4, 0, 4.5 * 1.3)

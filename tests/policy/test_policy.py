@@ -35,7 +35,7 @@ def best_of(machine, cell, drafters):
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("machine", [SMALL, LARGE, KERNEL, DEAR], ids=["small", "large", "kernel", "dear"])
 @pytest.mark.parametrize("drafter", [LOOKUP_AT, MODEL_AT])
-def test_it_is_near_the_best_fixed_choice(machine, size, drafter):
+def test_the_policy_is_near_the_best_fixed_draft_length(machine, size, drafter):
     cells = (
         [("copy", 0.0), ("code", 0.0), ("chat", 0.0)] if drafter == LOOKUP_AT else [("random", r) for r in (0.4, 0.8)]
     )
@@ -52,14 +52,14 @@ def test_it_is_near_the_best_fixed_choice(machine, size, drafter):
 @pytest.mark.parametrize("machine", [SMALL, LARGE, DEAR], ids=["small", "large", "dear"])
 @pytest.mark.parametrize("length", [32, 256])
 def test_what_a_useless_drafter_costs_is_bounded(machine, size, length):
-    """The bound that the policy states, in plain rounds, whatever was drafted."""
+    """The bound that the policy states, in plain rounds, for each of its two accounts."""
     cell = batches("random", 0.0, length, 6, size)
     engine = Engine(machine, (LOOKUP_AT, MODEL_AT), seed=2)
     spent = sum(map(engine.run, cell)) / machine.target(size)
     plain = sum(fixed(machine, cell, MODEL_AT, 0)) / machine.target(size)
     requests = 6 * size
-    # Two accounts: of drafters that cost nothing, and of models. Costs are measured with a noise of 10%.
-    assert spent < plain * (1 + SHARE) + 2 * (GRANT * requests + CREDIT) + 0.01 * plain
+    # Two accounts: of drafters that cost nothing, and of models.
+    assert spent < plain + 2 * (SHARE * plain + GRANT * requests + CREDIT)
     assert any(tokens for _, tokens in engine.choices)
 
 
@@ -71,7 +71,7 @@ def test_after_the_first_requests_a_useless_drafter_costs_two_percent():
     assert sum(spent[4:]) < 1.02 * sum(plain[4:])
 
 
-def test_a_drafter_that_becomes_useful_is_taken_up_again():
+def test_a_drafter_that_becomes_useful_is_used_again():
     engine = Engine(LARGE, (MODEL_AT,), seed=4)
     for batch in batches("random", 0.0, 128, 5, 1):
         engine.run(batch)
@@ -132,7 +132,7 @@ def test_where_there_is_no_room_nothing_is_drafted():
 
 
 def decisions(slow, others, seed=5):
-    """Choices of a reproducible request, beside others, on a clock that runs in any way."""
+    """Choices of a reproducible request, after other requests, on a machine slowed down by a factor."""
     machine = Machine(1.0, 20.0 * slow, 1.0, step=3.0 * slow)
     engine = Engine(machine, (LOOKUP_AT, MODEL_AT), seed=round(slow), reproducible=True)
     rows = outputs("code", 0.7, 96, 1, seed)
@@ -143,7 +143,7 @@ def decisions(slow, others, seed=5):
     return engine.choices
 
 
-def test_where_a_seed_must_give_one_output_neither_clock_nor_other_requests_have_a_say():
+def test_reproducible_requests_depend_neither_on_the_clock_nor_on_other_requests():
     assert decisions(1.0, 0) == decisions(7.0, 3)
     assert any(tokens for _, tokens in decisions(1.0, 0))
 
@@ -157,7 +157,7 @@ def test_a_reproducible_row_is_decided_as_if_it_were_alone():
     assert alone.chosen == beside.chosen
 
 
-def test_what_was_learnt_is_a_prior_in_the_next_process():
+def test_stored_rates_are_a_prior_in_the_next_process():
     first = policy_of()
     request = first.open(sampled=False)
     for _ in range(200):
@@ -209,7 +209,7 @@ def tree_policy(slope):
 
 
 @pytest.mark.parametrize(("quality", "slope"), [(0.2, 0.005), (0.5, 0.02), (0.5, 0.1), (0.9, 0.002)])
-def test_it_finds_the_number_of_nodes(quality, slope):
+def test_the_policy_finds_the_best_number_of_nodes(quality, slope):
     best = max(TreeMachine(quality, slope).fixed(nodes) for nodes in (0, *NODES))
     found = [TreeMachine(quality, slope, seed).run(tree_policy(slope), 12)[0] for seed in range(3)]
     assert np.mean(found) > 0.9 * best

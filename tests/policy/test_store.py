@@ -1,4 +1,4 @@
-"""What is kept from process to process."""
+"""The store of costs and acceptance rates between processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_was_written_is_read():
     assert store.read("c") == {}
 
 
-def test_a_damaged_file_is_like_none(folder):
+def test_a_damaged_file_counts_as_empty(folder):
     (folder / "foretoken").mkdir()
     (folder / "foretoken" / "costs.json").write_text("{")
     assert store.read("a") == {}
@@ -43,7 +43,7 @@ def test_processes_that_write_at_once_lose_nothing(folder):
         assert [store.read(f"{name} {at}") for at in range(25)] == [{"at": at} for at in range(25)]
 
 
-def test_where_nothing_can_be_written_nothing_happens(monkeypatch, folder):
+def test_a_folder_that_cant_be_written_raises_nothing(monkeypatch, folder):
     (folder / "file").write_text("")
     monkeypatch.setenv("FORETOKEN_CACHE", str(folder / "file"))
     store.write("a", {"x": 1})
