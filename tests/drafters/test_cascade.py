@@ -404,19 +404,19 @@ class Told(Fixed):
     """Keeps the tokens after the accepted ones too."""
 
     def observe(self, batch, draft, verdict, logits):
-        self.told.append([verdict.counts.tolist(), verdict.tokens.tolist()])
+        self.observed.append([verdict.counts.tolist(), verdict.tokens.tolist()])
 
 
 def test_every_drafter_is_told_the_token_that_comes_next_whoever_drafted_it():
     prompt = NEW
-    following = said_by_the_target(prompt)
+    following = target_output(prompt)
     free, idle = Told("free", [], match=1), Told("idle", [])
     drafter = Fixed("right", following[:1])
     engine = Engine(tiny_llama(seed=1), Cascade([free, idle, drafter], costs=[0.0, 9.0, 0.001]))
     engine.generate(prompt, SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True))
-    rounds = len(free.told)  # calibration asks no free drafter
+    rounds = len(free.observed)  # calibration asks no free drafter
     at, judged = 0, 0
-    for told, other in zip(free.told, idle.told[-rounds:], strict=True):
+    for told, other in zip(free.observed, idle.observed[-rounds:], strict=True):
         (accepted,), (token,) = told
         assert token == following[at + accepted]
         assert other == [[0], [following[at]]]  # nothing of its own was accepted
@@ -427,14 +427,14 @@ def test_every_drafter_is_told_the_token_that_comes_next_whoever_drafted_it():
 
 def test_lookup_knows_the_tokens_that_a_model_drafted():
     lookup, prompt = Lookup(), NEW
-    following = said_by_the_target(prompt)
+    following = target_output(prompt)
     drafter = Fixed("right", following[:4])
     engine = Engine(tiny_llama(seed=1), Cascade([lookup, drafter], costs=[0.0, 0.001]))
     events = engine.stream(prompt, SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True))
     next(events)
     next(events)
     (state,) = lookup._sequences._states.values()
-    assert sum(sum(counts) for counts in drafter.told) > 0
+    assert sum(sum(counts) for counts in drafter.observed) > 0
     end = 0
     for token in [*prompt, *following][: len(state.known)]:
         end = state.known.automaton.step(end, token)

@@ -65,9 +65,9 @@ class Cascade(Drafter):
     """Drafts with the drafter and the draft length with the largest expected gain; see `foretoken.policy`.
 
     Drafters that copy or look up tokens (`Drafter.matches`, `Drafter.estimates`) cost next to nothing: they draft in
-    every round, and the policy decides how many of the tokens are verified. Of the
-    others, the policy decides whether to ask one, and for how many tokens, before it is asked: a draft that was drawn
-    is verified as it is, since to prefer some of them by their tokens would change the distribution.
+    every round, and the policy decides how many of the tokens are verified. Of the others, the policy decides whether
+    to ask one, and for how many tokens, before it is asked: a draft that was drawn is verified as it is, since to
+    prefer some of them by their tokens would change the distribution.
 
     Measured times are not used where a request's output depends on the draft and its seed must give one output
     (`Batch.reproducible`): there costs are the bytes of the weights, and acceptance is the request's own.
