@@ -75,7 +75,8 @@ def test_it_generates_the_same_text_and_drafts_for_a_widened_target(shipped: Pat
     params = foretoken.SamplingParams(temperature=0, max_new_tokens=24)
     prompt = "def add(a, b):\n"
     alone = foretoken.Engine(shipped, None, dtype="float32").generate(prompt, params)
-    both = foretoken.Engine(tmp_path, tmp_path, dtype="float32").generate(prompt, params)
+    drafter = foretoken.load(tmp_path, dtype="float32")  # not rounded, as a path would be
+    both = foretoken.Engine(tmp_path, drafter, num_speculative_tokens=3, dtype="float32").generate(prompt, params)
     assert both.token_ids == alone.token_ids
     assert both.stats.acceptance_rate > 0.9
     sampled = foretoken.SamplingParams(temperature=5.0, max_new_tokens=64, seed=1, ignore_eos=True)
