@@ -274,18 +274,20 @@ def test_every_kind_of_target_shows_what_heads_need():
             [PROMPTS[0], PROMPTS[2]], GREEDY
         )
         assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-        assert drafted[0].stats.drafted > 10
+        assert drafted[0].stats.drafted > 20
 
 
 def test_heads_take_part_in_a_cascade():
     model = tiny_llama(seed=1)
     target = load(model)
-    cascade = Cascade([PromptLookup(), Eagle3(tiny_eagle3(model), target), Medusa(tiny_medusa(model), target)])
+    heads = [Eagle3(tiny_eagle3(model), target), Medusa(tiny_medusa(model), target)]
+    cascade = Cascade([PromptLookup(), *heads], costs=[0.0, 0.0, 0.0])  # so that the clock has no say
     assert cascade.hidden_layers == (0, 1, 2)
-    plain = Engine(target, None).generate(PROMPTS, GREEDY)
-    drafted = Engine(target, cascade, num_speculative_tokens=3).generate(PROMPTS, GREEDY)
+    params = SamplingParams(temperature=0.0, max_new_tokens=100, ignore_eos=True)
+    plain = Engine(target, None).generate(PROMPTS, params)
+    drafted = Engine(target, cascade, num_speculative_tokens=3).generate(PROMPTS, params)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-    assert drafted[0].stats.drafted > 10
+    assert drafted[0].stats.drafted > 20
     assert Cascade([PromptLookup(), PromptLookup()]).hidden_layers == ()
 
 

@@ -164,13 +164,13 @@ def _wanted(world: World, ledger: Ledger) -> tuple[int, int]:
 
     Worked out for a number that is likely to be near: distances fall with the root of it.
     """
-    plan, guess = ledger.plan, 4000
+    plan, assumed = ledger.plan, 4000
     reach = detectable_tv(
-        [(p, guess // len(world.joint_probs)) for p in world.joint_probs], ledger.threshold, plan.power
+        [(p, assumed // len(world.joint_probs)) for p in world.joint_probs], ledger.threshold, plan.power
     )
-    short = min(max(500, int(1.15 * guess * (reach / plan.tv) ** 2)), plan.max_samples)
-    reach = detectable_tv([(np.full(BINS, 1 / BINS), guess)], ledger.threshold, plan.power)
-    return short, int(1.15 * guess * (reach / plan.tv) ** 2 / LONG) + 1
+    short = min(max(500, int(1.15 * assumed * (reach / plan.tv) ** 2)), plan.max_samples)
+    reach = detectable_tv([(np.full(BINS, 1 / BINS), assumed)], ledger.threshold, plan.power)
+    return short, int(1.15 * assumed * (reach / plan.tv) ** 2 / LONG) + 1
 
 
 def _sample_world(run: Run, subject: Subject, world: World, until: float) -> bool:
