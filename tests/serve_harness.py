@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import uvicorn
 
 from byte_tokenizer import byte_tokenizer
@@ -85,10 +87,12 @@ class Running:
 
 
 @contextmanager
-def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
-    """Serve until the block ends."""
+def serving(engine: Engine, small_buffers: bool = False, **settings: Any) -> Iterator[Running]:
+    """Serve until the block ends; with small buffers, what a client does not read soon waits in the server."""
     app = create_app(engine, ServeSettings(model=MODEL, **settings))
     listener = socket.create_server(("127.0.0.1", 0))
+    if small_buffers:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -127,3 +131,38 @@ class GatedEngine(Engine):
     def open(self) -> None:
         self.gated = False
         self._let.release()
+
+
+ENDLESS = {"model": MODEL, "prompt": "the cat", "max_tokens": 400, "ignore_eos": True}
+
+
+class Ends:
+    """The reasons for which choices ended, as the metrics were told."""
+
+    def __init__(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reasons: queue.Queue[str] = queue.Queue()
+        tell = running.service.metrics.ended
+
+        def ended(reason: str) -> None:
+            tell(reason)
+            self.reasons.put(reason)
+
+        monkeypatch.setattr(running.service.metrics, "ended", ended)
+
+    def next(self) -> str:
+        return self.reasons.get(timeout=LONGEST)
+
+
+def begin(running: Running, **fields) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """A stream whose first token has come."""
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=LONGEST)
+    body = json.dumps({**ENDLESS, "stream": True, **fields})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: ")
+    return connection, response
+
+
+def hang_up(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+    response.close()
+    connection.close()

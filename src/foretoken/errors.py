@@ -30,6 +30,14 @@ class OutOfMemory(ForetokenError, MemoryError):
     """Memory ran out; the message says for which model and what to lower."""
 
 
+class QueueTimeout(ForetokenError):
+    """A request waited for a row for longer than it may."""
+
+
+class SlowConsumer(ForetokenError):
+    """Whoever reads a request's events is too many of them behind."""
+
+
 def did_you_mean(word: str, known: Iterable[str], note: str = " (did you mean {!r}?)") -> str:
     """A question with the known word that is closest to a wrong one; nothing where none is close."""
     close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)

@@ -16,7 +16,15 @@ import pytest
 import foretoken
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.engine import Engine
-from foretoken.errors import ForetokenError, NumericalError, OutOfMemory, ParameterError, PromptError
+from foretoken.errors import (
+    ForetokenError,
+    NumericalError,
+    OutOfMemory,
+    ParameterError,
+    PromptError,
+    QueueTimeout,
+    SlowConsumer,
+)
 from foretoken.models import load
 from foretoken.sampling import SamplingParams
 from tiny import tiny_llama
@@ -122,6 +130,58 @@ def test_a_stream_equals_what_generate_gives():
         assert [piece.token_id for event in events for piece in event.pieces] == tokens
         assert [event.completion is not None for event in events] == [False] * (len(events) - 1) + [True]
         assert events[-1].completion.token_ids == tokens
+
+
+@pytest.mark.parametrize(("most", "ends"), [(5, True), (31, False)])
+def test_a_reader_may_be_so_many_events_behind(most, ends):
+    engine = make(k=0)
+
+    async def main():
+        async with AsyncEngine(engine, max_events=most) as served:
+            stream = served.stream([5], sampling(1, 30))
+            tokens = [piece.token_id for piece in (await anext(stream)).pieces]
+            await served.generate([6], sampling(2, 40))  # the stream's rounds are over by then
+            async for event in stream:
+                tokens += [piece.token_id for piece in event.pieces]
+            return tokens
+
+    wanted = engine.generate([5], sampling(1, 30)).token_ids
+    if ends:
+        with pytest.raises(SlowConsumer):
+            run(main())
+    else:
+        assert run(main()) == wanted
+
+
+def test_a_request_may_wait_for_so_long(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("foretoken.engine.async_engine.monotonic", lambda: now[0])
+    engine = make(GatedEngine, k=0, max_batch_size=1)
+
+    async def main():
+        async with AsyncEngine(engine, queue_seconds=10.0) as served:
+            first = asyncio.create_task(served.generate([1], sampling(1, 4)))
+            await engine.at_the_gate()
+            second = asyncio.create_task(served.generate([2], sampling(1, 4)))
+            await asyncio.sleep(0)
+            now[0] = 109.0
+            engine.let()
+            await engine.at_the_gate()
+            assert served.occupancy().running == served.occupancy().waiting == 1
+            now[0] = 119.0
+            engine.open()
+            with pytest.raises(QueueTimeout):
+                await second
+            assert len((await first).token_ids) == 4
+
+    run(main())
+    assert engine.requests[1].completion.finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("wrong", [{"queue_seconds": 0}, {"max_events": 0}, {"max_events": 1.5}])
+def test_limits_have_ranges(wrong):
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        AsyncEngine(make(), **wrong)
 
 
 def test_a_slow_reader_misses_nothing_and_delays_nobody():

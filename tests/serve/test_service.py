@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,42 +15,18 @@ from foretoken.errors import ParameterError
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.lifecycle import listen, serve
-from serve_harness import LONGEST, MODEL, GatedEngine, Running, serving, tiny_engine
-
-ENDLESS = {"model": MODEL, "prompt": "the cat", "max_tokens": 400, "ignore_eos": True}
-
-
-class Ends:
-    """The reasons for which choices ended, as the metrics were told."""
-
-    def __init__(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reasons: queue.Queue[str] = queue.Queue()
-        tell = running.service.metrics.ended
-
-        def ended(reason: str) -> None:
-            tell(reason)
-            self.reasons.put(reason)
-
-        monkeypatch.setattr(running.service.metrics, "ended", ended)
-
-    def next(self) -> str:
-        return self.reasons.get(timeout=LONGEST)
-
-
-def begin(running: Running, **fields) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """A stream whose first token has come."""
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=LONGEST)
-    body = json.dumps({**ENDLESS, "stream": True, **fields})
-    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-    response = connection.getresponse()
-    assert response.readline().startswith(b"data: ")
-    return connection, response
-
-
-def hang_up(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
-    response.close()
-    connection.close()
-
+from serve_harness import (
+    ENDLESS,
+    LONGEST,
+    MODEL,
+    Ends,
+    GatedEngine,
+    Running,
+    begin,
+    hang_up,
+    serving,
+    tiny_engine,
+)
 
 # --- status ---------------------------------------------------------------------------------------------------------
 

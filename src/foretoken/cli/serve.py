@@ -15,7 +15,7 @@ from foretoken.cli.checks import check_models
 from foretoken.cli.options import ModelOptions
 from foretoken.cli.prompt import read_text
 from foretoken.cli.screen import Screen
-from foretoken.errors import ForetokenError, ParameterError
+from foretoken.errors import ForetokenError, ParameterError, check_choice
 
 KEY_VARIABLE = "FORETOKEN_API_KEY"
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client")
@@ -43,6 +43,12 @@ class ServeOptions:
     metrics: Annotated[
         bool, typer.Option("--metrics/--no-metrics", help="Serve /metrics.", rich_help_panel=_SERVER)
     ] = True
+    log_format: Annotated[
+        str, typer.Option(metavar="FORM", help="Of the log: text, or json (an object a line).", rich_help_panel=_SERVER)
+    ] = "text"
+    log_bodies: Annotated[
+        bool, typer.Option("--log-bodies", help="Log what clients send, prompts included.", rich_help_panel=_SERVER)
+    ] = False
     tls_cert: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="PEM certificate: HTTPS.", show_default=False, rich_help_panel=_SERVER),
@@ -89,6 +95,16 @@ class ServeOptions:
     max_output_tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens that a request may ask for.", rich_help_panel=_LIMITS)
     ] = 16_384
+    queue_timeout: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that a completion may wait; 0: no limit.", rich_help_panel=_LIMITS)
+    ] = 600.0
+    request_timeout: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that a request may take; 0: no limit.", rich_help_panel=_LIMITS)
+    ] = 3600.0
+    send_timeout: Annotated[
+        float,
+        typer.Option(min=0.001, help="Seconds for which a client may take nothing.", rich_help_panel=_LIMITS),
+    ] = 60.0
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Of a request's body.", rich_help_panel=_LIMITS)] = (
         8 * 2**20
     )
@@ -113,11 +129,15 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
     if options.tls_key is not None and options.tls_cert is None:
         raise ParameterError("--tls-key needs --tls-cert: give the certificate, too")
 
+    check_choice("log_format", options.log_format, ("text", "json"))
+
     from foretoken.serve.app import create_app
-    from foretoken.serve.lifecycle import listen, log_to_stderr, serve, warm_up
+    from foretoken.serve.lifecycle import listen, serve, warm_up
+    from foretoken.serve.logs import log_to_stderr
     from foretoken.serve.settings import ServeSettings
 
-    listener = listen(options.host, options.port)  # before models take their time: a port that is taken is told at once
+    # Before models take their time, so that a port that is taken is told at once.
+    listener = listen(options.host, options.port, options.send_timeout)
     with listener:
         settings = ServeSettings(
             model="model" if options.served_model_name is None else options.served_model_name,
@@ -126,6 +146,10 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
             max_queue=options.max_queue,
             max_output_tokens=options.max_output_tokens,
             max_body_bytes=options.max_body_bytes,
+            queue_seconds=options.queue_timeout or None,
+            request_seconds=options.request_timeout or None,
+            send_seconds=options.send_timeout,
+            log_bodies=options.log_bodies,
             expose_metrics=options.metrics,
         )
         engine = load_engine(models, screen, max_batch_size=options.max_batch_size, cache_memory=options.cache_memory)
@@ -133,7 +157,7 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
             settings = replace(settings, model=_model_name(engine.target.name))
         warm_up(engine)
         app = create_app(engine, settings)
-        log_to_stderr()
+        log_to_stderr("json" if options.log_format == "json" else "text")
         if not keys and not _is_loopback(options.host):
             screen.note(f"note: anybody who reaches {options.host} may ask: give --api-key-file", style="yellow")
         scheme = "http" if options.tls_cert is None else "https"

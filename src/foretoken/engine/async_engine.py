@@ -6,16 +6,19 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
+from math import inf
 from queue import Empty, SimpleQueue
 from threading import RLock, Thread, current_thread
+from time import monotonic
 from typing import Any, Self
 
 from foretoken.engine.engine import Engine
-from foretoken.engine.outputs import Completion, StreamEvent
+from foretoken.engine.outputs import Completion, Occupancy, StreamEvent
 from foretoken.engine.prompts import Prompt
 from foretoken.engine.scheduler import Request
-from foretoken.errors import ForetokenError, ParameterError
+from foretoken.errors import ForetokenError, ParameterError, QueueTimeout, SlowConsumer
 from foretoken.sampling import SamplingParams
+from foretoken.sampling.params import check_integer, check_number
 
 
 class AsyncEngine:
@@ -24,22 +27,29 @@ class AsyncEngine:
     A thread of its own, started with the first request, makes all calls of the engine; prompts are tokenized there,
     between rounds. Do not call the engine meanwhile; after `aclose` it can be used directly again.
 
-    Events of a slow consumer queue up in memory, some hundred bytes each and at most `max_new_tokens` a request:
-    decoding does not wait for consumers. To bound that memory, bound the number of requests.
+    Decoding does not wait for consumers: events of a slow one queue up in memory, some hundred bytes each, up to
+    `max_events` a request.
 
     Args:
         engine: its `max_batch_size` is the number of requests that run at once; further ones wait.
+        queue_seconds: for which a request may wait for a row; then it fails with `QueueTimeout`. None sets no limit.
+        max_events: that a consumer may be behind; then its request fails with `SlowConsumer`. None sets no limit.
 
     Raises:
-        ParameterError: it is no engine.
+        ParameterError: it is no engine, or a limit is not above 0.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, queue_seconds: float | None = None, max_events: int | None = None) -> None:
         if not isinstance(engine, Engine):
             raise ParameterError(
                 f"AsyncEngine takes an Engine, not {type(engine).__name__}: AsyncEngine(Engine(target, drafter))"
             )
-        self._worker = _Worker(engine)
+        if queue_seconds is not None:
+            check_number("queue_seconds", queue_seconds, 0.0, above=True, cure="use None for no limit")
+        if max_events is not None:
+            check_integer("max_events", max_events, 1, cure="use None for no limit")
+        self._max_events = max_events
+        self._worker = _Worker(engine, queue_seconds)
         # Also runs at the interpreter's exit, where a thread that is killed within a pass may crash the process.
         weakref.finalize(self, self._worker.stop)
 
@@ -61,7 +71,7 @@ class AsyncEngine:
             OutOfMemory: a round that the request took part in did not fit.
             ForetokenError: the engine is closed.
         """
-        call = self._worker.submit(_Call(every_event=False), prompt, params, settings)
+        call = self._worker.submit(_Call(every_event=False, max_events=None), prompt, params, settings)
         try:
             completion = (await call.receive()).completion
             assert completion is not None
@@ -89,7 +99,7 @@ class AsyncEngine:
         Raises:
             ForetokenError: as `generate`.
         """
-        call = self._worker.submit(_Call(every_event=True), prompt, params, settings)
+        call = self._worker.submit(_Call(every_event=True, max_events=self._max_events), prompt, params, settings)
         try:
             while not call.over:
                 yield await call.receive()
@@ -100,6 +110,15 @@ class AsyncEngine:
     def failure(self) -> Exception | None:
         """What ended the thread, after which every request fails; None while all is well."""
         return self._worker.failure
+
+    def occupancy(self) -> Occupancy:
+        """What the requests take up that the engine has."""
+        return self._worker.engine.occupancy()
+
+    @property
+    def speedup(self) -> float:
+        """See `Policy.speedup`."""
+        return self._worker.engine.policy.speedup
 
     async def aclose(self) -> None:
         """End all requests as cancelled, those that wait included, and the thread after its present round."""
@@ -117,15 +136,25 @@ class _Call:
 
     Args:
         every_event: send the caller all events, not only the last one.
+        max_events: that the caller may be behind; None for any number.
     """
 
-    def __init__(self, every_event: bool) -> None:
+    def __init__(self, every_event: bool, max_events: int | None) -> None:
         self.every_event = every_event
+        self.waits_until = inf
+        """When it fails, on the clock of `monotonic`, if it has no row by then."""
         self.over = False
         """The caller has received the last event, or an error."""
         self.request: Request | None = None  # the thread's; None while nobody has submitted it
+        self._max_events = max_events
+        self._sent = self._received = 0  # each counted on one thread
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Queue[StreamEvent | Exception] = asyncio.Queue()
+
+    @property
+    def is_behind(self) -> bool:
+        """The caller has not received so many events that it may have no further one."""
+        return self._max_events is not None and self._sent - self._received >= self._max_events
 
     def send(self, what: StreamEvent | Exception) -> bool:
         """From the thread to the caller; whether the caller's loop is there to take it."""
@@ -133,11 +162,13 @@ class _Call:
             self._loop.call_soon_threadsafe(self._arrived.put_nowait, what)
         except RuntimeError:  # the loop was closed with the request still running
             return False
+        self._sent += 1
         return True
 
     async def receive(self) -> StreamEvent:
         """The next event; an error is raised."""
         what = await self._arrived.get()
+        self._received += 1
         self.over = isinstance(what, Exception) or what.completion is not None
         if isinstance(what, Exception):
             raise what
@@ -150,8 +181,10 @@ class _Worker:
     `submit`, `cancel` and `stop` are called from other threads and queue commands; all else runs on the thread.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, queue_seconds: float | None) -> None:
+        self.engine = engine
+        self._queue_seconds = queue_seconds
+        self._waiting: dict[_Call, None] = {}  # that may have no row yet, first come first
         self._calls: dict[Request, _Call] = {}  # of unfinished requests that were not cancelled
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: stop
         # No request may be queued after the command to stop. Garbage collection can call `stop` and `cancel` at any
@@ -199,7 +232,7 @@ class _Worker:
         try:
             while True:
                 try:
-                    command = self._commands.get(block=not self._engine.busy)
+                    command = self._commands.get(block=not self.engine.busy)
                 except Empty:  # no commands are left, and there are requests to decode
                     self._step()
                     continue
@@ -212,20 +245,42 @@ class _Worker:
 
     def _submit(self, call: _Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> None:
         try:
-            call.request = self._engine.submit(prompt, params, **settings)
+            call.request = self.engine.submit(prompt, params, **settings)
         except Exception as error:
             call.send(error)
         else:
             self._calls[call.request] = call
+            if self._queue_seconds is not None:
+                call.waits_until = monotonic() + self._queue_seconds
+                self._waiting[call] = None
 
     def _cancel(self, call: _Call) -> None:
+        self._waiting.pop(call, None)
         if call.request is not None and call.request in self._calls:
             del self._calls[call.request]
             call.request.cancel()
 
+    def _give_up_waiting(self) -> None:
+        """End the requests that have waited for too long; those that came first get rows first."""
+        while self._waiting:
+            call = next(iter(self._waiting))
+            assert call.request is not None
+            if not call.request.begun:
+                if monotonic() < call.waits_until:
+                    break
+                call.send(
+                    QueueTimeout(
+                        f"no row became free within {self._queue_seconds:g} seconds: ask again later, or raise "
+                        "queue_seconds"
+                    )
+                )
+                self._cancel(call)
+            self._waiting.pop(call, None)
+
     def _step(self) -> None:
+        self._give_up_waiting()
         try:
-            events = self._engine.step()
+            events = self.engine.step()
         except Exception as error:
             ended = [request for request in self._calls if request.finished]
             if not ended:  # not a round's error, which would have ended the running requests: it would recur for ever
@@ -240,6 +295,9 @@ class _Worker:
             if event.completion is not None:
                 del self._calls[request]
                 call.send(event.completion.error or event)
+            elif call.is_behind:
+                call.send(SlowConsumer("events are not read as fast as they come: read them, or raise max_events"))
+                self._cancel(call)
             elif call.every_event and not call.send(event):
                 self._cancel(call)
 
@@ -251,8 +309,9 @@ class _Worker:
             assert completion is not None
             call.send(StreamEvent((), completion.stats, completion=completion))
         self._calls.clear()
-        while self._engine.busy:
-            self._engine.step()
+        self._waiting.clear()
+        while self.engine.busy:
+            self.engine.step()
 
     def _fail(self, error: Exception) -> None:
         """The engine can't continue: all requests, and all that are submitted later, get this error."""

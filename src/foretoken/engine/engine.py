@@ -16,7 +16,7 @@ from foretoken.engine.cache_budget import parse_bytes
 from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.loops import Loops
 from foretoken.engine.membership import MakeSampler
-from foretoken.engine.outputs import Completion, StreamEvent
+from foretoken.engine.outputs import Completion, Occupancy, StreamEvent
 from foretoken.engine.profile import Profile, engine_arguments
 from foretoken.engine.prompts import Prompt, is_single, make_sequence
 from foretoken.engine.row import Row
@@ -356,6 +356,15 @@ class Engine:
     def busy(self) -> bool:
         """There are submitted requests that are not finished, so that `step` has something to do."""
         return self._scheduler is not None and self._scheduler.busy
+
+    def occupancy(self) -> Occupancy:
+        """What the submitted requests take up; the one method that another thread may call meanwhile."""
+        scheduler, target = self._scheduler, self.target
+        if scheduler is None:
+            return Occupancy()
+        lengths = [len(row.sequence.tokens) + len(row.sequence.source or ()) for row in list(scheduler.loop.rows)]
+        used, most = self._loops.cache_use(lengths, [target.max_length] * self.max_batch_size)
+        return Occupancy(len(lengths), scheduler.num_waiting, min(used / most, 1.0) if most else 0.0)
 
     def release(self) -> None:
         """Drop the KV cache that was kept for the next call; see `reuse_prefixes`."""

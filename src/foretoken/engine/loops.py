@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from foretoken.drafters import Cascade, Drafter, NoDrafter, Vocab
@@ -108,6 +108,17 @@ class Loops:
         # Under a limit, nothing is kept beside what others hold: they may be about to need it.
         if self.reuse_prefixes and self.target.shares_prefixes and (self.budget is None or not self.budget.held()):
             self._idle = loop
+
+    def cache_use(self, lengths: Sequence[int], most: Sequence[int]) -> tuple[int, int]:
+        """Bytes of KV cache of rows of these lengths, and the most that there may be.
+
+        Args:
+            lengths: tokens of each row.
+            most: the same of the largest batch, which counts where there is no `cache_memory`.
+        """
+        if self.budget is not None:
+            return self.budget.needs(lengths), self.budget.limit
+        return self.target.cache_bytes(lengths), self.target.cache_bytes(most)
 
     def release(self) -> None:
         """Drop what is kept."""

@@ -111,6 +111,22 @@ class DecodeStats:
 
 
 @dataclass(frozen=True)
+class Occupancy:
+    """What an engine's submitted requests take up at a moment.
+
+    Attributes:
+        running: requests that are decoded.
+        waiting: requests that wait for a row, or for memory.
+        cache_usage: KV cache of those that run / `cache_memory`, or, without a limit, what `max_batch_size` rows of the
+            model's whole context would take; 0 to 1.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    cache_usage: float = 0.0
+
+
+@dataclass(frozen=True)
 class TokenLogprob:
     """The target's log-probability of one emitted token, and of the most probable ones.
 

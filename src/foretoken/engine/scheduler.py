@@ -17,10 +17,12 @@ class Request:
 
     Attributes:
         number: counts an engine's requests, from 0.
+        begun: it has got a row.
     """
 
     def __init__(self, number: int, row: Row) -> None:
         self.number = number
+        self.begun = False
         self._row: Row | None = row
         self._completion: Completion | None = None
 
@@ -77,6 +79,11 @@ class Scheduler:
         """There are requests that wait or run."""
         return bool(self._requests)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a row."""
+        return len(self._waiting)
+
     def submit(self, row: Row) -> Request:
         """Take a request in; the calls of `step` to come decode it."""
         request = self._requests[row] = Request(self.count, row)
@@ -102,6 +109,7 @@ class Scheduler:
         joining: list[Row] = []
         while self._waiting and self._has_room(self._waiting[0], joining):
             joining.append(self._waiting.popleft())
+            self._requests[joining[-1]].begun = True
         running = [*self.loop.rows, *joining]
         if self._waiting and not running:
             self._refuse_to_wait(self._waiting[0])

@@ -71,6 +71,15 @@ class Policy:
         self.costs.become(costs)
         self._decider.forget()
 
+    @property
+    def speedup(self) -> float:
+        """Tokens emitted in a plain round's time, over the last rounds of all requests: 1 where nothing is known.
+
+        Of requests whose draft lengths the policy chooses, those that are reproducible apart.
+        """
+        paces = [request for request, _ in self._pace.values()]
+        return (1.0 + sum(pace.tokens for pace in paces)) / (1.0 + sum(pace.time for pace in paces))
+
     def open(self, *, sampled: bool, reproducible: bool = False) -> Request:
         """A request begins.
 

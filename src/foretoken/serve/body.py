@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from foretoken.errors import did_you_mean
 from foretoken.serve.errors import ApiError, ClientGone
+from foretoken.serve.logs import log_body
 from foretoken.serve.settings import ServeSettings
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -56,6 +57,8 @@ async def read(request: Request, schema: type[Body], settings: ServeSettings) ->
         ) from None
     except ClientDisconnect:
         raise ClientGone from None
+    if settings.log_bodies:
+        log_body(data, request.state.request_id)
     return check(parse(data), schema)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from foretoken.errors import ForetokenError, OutOfMemory, ParameterError, PromptError
+from foretoken.errors import ForetokenError, OutOfMemory, ParameterError, PromptError, QueueTimeout, SlowConsumer
 
 CLIENT_GONE = 499
 """Status, in logs and metrics alone, of a request whose client hung up."""
@@ -18,9 +18,11 @@ _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
@@ -82,6 +84,11 @@ def api_error(error: Exception, target: str, model: str) -> ApiError:
         return ApiError(400, message, _parameter(message))
     if isinstance(error, OutOfMemory):
         return ApiError(503, "memory ran out: ask for fewer tokens, or again later", code="out_of_memory")
+    if isinstance(error, QueueTimeout):
+        message = "the queue did not move within the time that requests may wait: ask again later"
+        return ApiError(503, message, code="queue_timeout", headers={"retry-after": "30"})
+    if isinstance(error, SlowConsumer):
+        return ApiError(408, "the stream was not read as fast as it came: read it faster", code="slow_reader")
     if isinstance(error, ForetokenError):
         return ApiError(500, "the model could not go on with this request", code="generation_failed")
     return ApiError(500, "internal error", code="internal_error")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import uuid
 from time import perf_counter
@@ -12,20 +11,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.errors import ApiError, error_response
+from foretoken.serve.logs import log_failure, log_response
 from foretoken.serve.metrics import Metrics
 
 OPEN_PATHS = ("/health", "/ready")
 """What load balancers ask, who have no key."""
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_log = logging.getLogger("foretoken.serve")
 
 
 class Gate:
     """ASGI middleware around the application.
 
     Every response has an ``x-request-id``: the request's own where it is well-formed, else a fresh one. One line is
-    logged a request: method, path, status, seconds and id; never a body.
+    logged a request: method, path, status, seconds and id.
 
     Args:
         app: what answers.
@@ -46,6 +45,7 @@ class Gate:
         headers, path = Headers(scope=scope), scope["path"]
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
         status, began = 0, perf_counter()
 
         async def send_with_id(message: Message) -> None:
@@ -67,17 +67,11 @@ class Gate:
             else:
                 await self._app(scope, receive, send_with_id)
         except Exception:
-            _log.exception("request %s failed", request_id)
+            log_failure(request_id)
             error = ApiError(500, f"internal error in request {request_id}", code="internal_error")
         try:
             if error is not None and not status:
                 await error_response(error, path)(scope, receive, send_with_id)
         finally:
             self._metrics.response(status)
-            seconds = perf_counter() - began
-            _log.info("%s %s %d %.3fs %s", scope["method"], _printable(path), status, seconds, request_id)
-
-
-def _printable(path: str) -> str:
-    """A path for the log: one line, of bounded length."""
-    return path[:200].encode("unicode_escape").decode("ascii")
+            log_response(scope["method"], path, status, perf_counter() - began, request_id)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -33,12 +31,13 @@ def warm_up(engine: Engine) -> None:
     engine.generate([0], SamplingParams(max_new_tokens=8, ignore_eos=True, seed=0))
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, send_seconds: float | None = None) -> socket.socket:
     """A socket that listens.
 
     Args:
         host: address or name of an interface.
         port: 0 takes a free one.
+        send_seconds: after which a connection ends whose other side takes nothing, where the system can do that.
 
     Raises:
         ForetokenError: it can't.
@@ -46,12 +45,15 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, address = found[0][0], found[0][4]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError, OverflowError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ForetokenError(
             f"can't listen on port {port} of {host!r} ({reason}): give a free port, and an address of this machine"
         ) from error
+    if send_seconds is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; its connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * send_seconds))
+    return listener
 
 
 def serve(
@@ -97,7 +99,7 @@ def serve(
             raise ForetokenError(
                 f"the TLS certificate or its key can't be used ({error.strerror or error}): give PEM files"
             ) from error
-        server = _Server(config, service)
+        server = app.state.server = _Server(config, service)
         asyncio.run(server.serve(sockets=[listener]))
     return service.engine.failure is None
 
@@ -133,13 +135,3 @@ class _Server(uvicorn.Server):
         self._service.admission.draining = True
         self.force_exit = self.should_exit
         self.should_exit = True
-
-
-def log_to_stderr() -> None:
-    """One line a request, and what goes wrong; never what clients write."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name, level in (("foretoken.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)

@@ -69,7 +69,7 @@ def messages_routes(service: Service) -> APIRouter:
             tokens, params = await unless_gone(request, chat_prompt(service, chat, body))
             batch = Batch(service, [tokens], params, settings=options)
             if body.stream:
-                return EventStream(_events(batch, body), held.pop_all())
+                return EventStream(_events(batch, body), held.pop_all(), settings.send_seconds)
             (completion,) = await unless_gone(request, batch.complete())
             message = _message(batch, [{"type": "text", "text": completion.text}])
             return json_response({**message, **_end(completion), "usage": _usage(batch, completion.stats, body)})

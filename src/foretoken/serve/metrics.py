@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.outputs import DecodeStats, StreamEvent
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -21,17 +21,23 @@ class Metrics:
 
     Args:
         model: the name that the target is served by; a label of every number.
-        in_flight: the number of choices under way, those that wait included.
-        rows: most rows that are decoded at once.
+        engine: what decodes.
     """
 
-    def __init__(self, model: str, in_flight: Callable[[], int], rows: int) -> None:
+    def __init__(self, model: str, engine: AsyncEngine) -> None:
         self._registry = CollectorRegistry()
         self._model = model
-        running = self._gauge("vllm:num_requests_running", "Choices that are decoded.")
-        waiting = self._gauge("vllm:num_requests_waiting", "Choices that wait for a row.")
-        running.set_function(lambda: min(in_flight(), rows))
-        waiting.set_function(lambda: max(in_flight() - rows, 0))
+        for name, help_text, value in (
+            ("vllm:num_requests_running", "Choices that are decoded.", lambda: engine.occupancy().running),
+            ("vllm:num_requests_waiting", "Choices that wait for a row.", lambda: engine.occupancy().waiting),
+            ("vllm:kv_cache_usage_perc", "KV cache in use; 1 is all of it.", lambda: engine.occupancy().cache_usage),
+            (
+                "foretoken:speedup_estimate",
+                "Tokens in the time that plain decoding takes for one, as the policy estimates it.",
+                lambda: engine.speedup,
+            ),
+        ):
+            self._gauge(name, help_text).set_function(value)
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self.first_token = self._histogram(

@@ -221,5 +221,5 @@ def openai_routes(service: Service) -> APIRouter:
 
 async def _respond(request: Request, answer: _Answer, held: ExitStack) -> Response:
     if answer.request.stream:
-        return EventStream(answer.chunks(), held.pop_all())
+        return EventStream(answer.chunks(), held.pop_all(), answer.batch.service.settings.send_seconds)
     return json_response(await unless_gone(request, answer.whole()))

@@ -226,7 +226,7 @@ def responses_routes(service: Service) -> APIRouter:
             tokens, params = await unless_gone(request, chat_prompt(service, chat, body))
             answer = _Answer(Batch(service, [tokens], params, settings=options), body, conversation, kept)
             if body.stream:
-                return EventStream(answer.events(), held.pop_all())
+                return EventStream(answer.events(), held.pop_all(), settings.send_seconds)
             return json_response(await unless_gone(request, answer.whole()))
 
     router.add_api_route("/v1/responses", responses, methods=["POST"])

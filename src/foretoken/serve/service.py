@@ -39,8 +39,8 @@ class Service:
         self.created = int(time())
         self.tokenizing = Tokenizing(self.target)
         self.admission = Admission(engine.max_batch_size, settings.max_queue)
-        self.metrics = Metrics(settings.model, lambda: self.admission.in_flight, engine.max_batch_size)
-        self.engine = AsyncEngine(engine)
+        self.engine = AsyncEngine(engine, queue_seconds=settings.queue_seconds, max_events=settings.max_backlog)
+        self.metrics = Metrics(settings.model, self.engine)
         tokenizer = copy.deepcopy(self.target.tokenizer)  # the event loop's own
         self.token_text = lru_cache(maxsize=self.target.vocab_size)(
             lambda token: "" if tokenizer is None else str(tokenizer.decode([token]))
@@ -73,14 +73,23 @@ class Service:
         Raises:
             ApiError: the engine refused the request, or could not go on with it.
         """
-        watch = Watch(self.metrics, len(prompt))
+        watch, limit = Watch(self.metrics, len(prompt)), self.settings.request_seconds
+        until = None if limit is None else asyncio.get_running_loop().time() + limit
         try:
             async with aclosing(self.engine.stream(prompt, params, **settings)) as events:
-                async for event in events:
+                over = False
+                while not over:
+                    async with asyncio.timeout_at(until):
+                        event = await anext(events)
+                    over = event.completion is not None
                     watch.event(event)
                     if event.completion is not None and event.completion.finish_reason == "cancelled":
                         raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
                     yield event
+        except TimeoutError:
+            watch.failed()
+            message = f"the request was not answered within {limit:g} seconds: ask for fewer tokens, or again later"
+            raise ApiError(504, message, code="request_timeout") from None
         except Exception as error:
             watch.failed()
             raise self.explain(error) from error

@@ -22,6 +22,11 @@ class ServeSettings:
         max_logprobs: most probable tokens that a request may have reported with each token.
         max_body_bytes: of a request's body.
         body_seconds: within which a client has to send its body.
+        queue_seconds: for which a choice may wait for a row; None for no limit.
+        request_seconds: within which a request has to be answered once it is let in; None for no limit.
+        send_seconds: within which a client has to take what is ready for it; further it is cut off.
+        max_backlog: events of a choice (one a round) that its client may be behind.
+        log_bodies: log what clients send.
         expose_metrics: serve ``/metrics``.
 
     Raises:
@@ -37,6 +42,11 @@ class ServeSettings:
     max_logprobs: int = 20
     max_body_bytes: int = 8 * 2**20
     body_seconds: float = 60.0
+    queue_seconds: float | None = 600.0
+    request_seconds: float | None = 3600.0
+    send_seconds: float = 60.0
+    max_backlog: int = 4_096
+    log_bodies: bool = False
     expose_metrics: bool = True
 
     def __post_init__(self) -> None:
@@ -48,10 +58,14 @@ class ServeSettings:
             ("max_output_tokens", 1),
             ("max_logprobs", 0),
             ("max_body_bytes", 1),
+            ("max_backlog", 1),
         ):
             check_integer(name, getattr(self, name), low, cure="raise it")
-        check_number("body_seconds", self.body_seconds, 0.0, above=True, cure="raise it")
+        for name in ("body_seconds", "queue_seconds", "request_seconds", "send_seconds"):
+            if (seconds := getattr(self, name)) is not None:
+                check_number(name, seconds, 0.0, above=True, cure="raise it")
         check_flag("expose_metrics", self.expose_metrics)
+        check_flag("log_bodies", self.log_bodies)
         for origin in self.cors_origins:
             if origin != "*" and not origin.startswith(("http://", "https://")):
                 raise ParameterError(f"the origin {origin!r} is none: write it like https://example.org, or * for all")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from foretoken.serve.errors import ClientGone, dump
 
@@ -29,29 +29,43 @@ class EventStream(StreamingResponse):
     """Server-sent events, as a generator makes them.
 
     The next event is made when the last one is sent, so that a slow reader holds up its own stream alone. The generator
-    is closed as soon as the client is gone.
+    is closed as soon as the client is gone, or takes nothing for too long.
 
     Args:
         events: server-sent events.
         held: what is given back at the end.
+        send_seconds: for which a client may take nothing.
     """
 
-    def __init__(self, events: AsyncGenerator[str, None], held: ExitStack) -> None:
+    def __init__(self, events: AsyncGenerator[str, None], held: ExitStack, send_seconds: float) -> None:
         # The second header has proxies pass events on at once.
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(events, headers=headers, media_type="text/event-stream")
         self._events = events
         self._held = held
+        self._send_seconds = send_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        with self._held:
+        """Send it. Without its end, if the client takes nothing for too long: the connection is closed then."""
+        with self._held, suppress(ClientGone):
             await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
-        """Send it, and close the generator however that ends."""
+        """Send it, and close the generator however that ends.
+
+        Raises:
+            ClientGone: the client took nothing for too long.
+        """
+
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._send_seconds):
+                    await send(message)
+            except TimeoutError:
+                raise ClientGone from None
+
         async with aclosing(self._events):
-            await super().stream_response(send)
+            await super().stream_response(send_in_time)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,200 @@
+"""Limits of time and of memory: the queue, requests, readers; and what the log has."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import re
+import socket
+import ssl
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from foretoken.errors import ParameterError
+from foretoken.serve import ServeSettings, create_app
+from foretoken.serve.lifecycle import listen, serve
+from foretoken.serve.logs import MOST_LOGGED, JsonLines
+from serve_harness import LONGEST, MODEL, Ends, GatedEngine, Running, begin, hang_up, serving, tiny_engine
+
+DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "foretoken.json"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"queue_seconds": 0}, {"request_seconds": -1}, {"send_seconds": 0}, {"max_backlog": 0}, {"log_bodies": 1}]
+)
+def test_limits_have_ranges(wrong):
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        ServeSettings(model="m", **wrong)
+
+
+def test_who_waits_for_too_long_is_told(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("foretoken.engine.async_engine.monotonic", lambda: now[0])
+    engine = tiny_engine(GatedEngine, max_batch_size=1)
+    with serving(engine, queue_seconds=5.0) as running, ThreadPoolExecutor(1) as pool:
+        engine.let()
+        stream = begin(running)
+        submitted = threading.Event()
+        submit = engine.submit
+        monkeypatch.setattr(engine, "submit", lambda *a, **k: (submit(*a, **k), submitted.set())[0])
+        second = pool.submit(running.complete, prompt="a dog", max_tokens=2)
+        assert submitted.wait(LONGEST)
+        engine.let(1)
+        assert not second.done()
+        now[0] = 5.0
+        engine.open()
+        answer = second.result(LONGEST)
+        assert (answer.status, answer.json["error"]["code"]) == (503, "queue_timeout")
+        assert answer.headers["retry-after"]
+        stream[1].read()  # the first goes on to its end
+        hang_up(*stream)
+        assert running.complete(prompt="x", max_tokens=2).status == 200
+
+
+def test_a_request_that_takes_too_long_is_told(monkeypatch):
+    engine = tiny_engine(GatedEngine, max_batch_size=1)
+    with serving(engine, request_seconds=0.2) as running:
+        ends = Ends(running, monkeypatch)
+        for streams in (False, True):
+            answer = running.complete(prompt="x", max_tokens=400, stream=streams)
+            error = json.loads(answer.events[-2])["error"] if streams else answer.json["error"]
+            assert answer.status == (200 if streams else 504)
+            assert (error["type"], error["code"]) == ("timeout_error", "request_timeout")
+            assert ends.next() == "error"
+        engine.open()
+        assert running.complete(prompt="x", max_tokens=1).status == 200
+        assert [request.completion.finish_reason for request in engine.requests[:2]] == ["cancelled"] * 2
+
+
+def stalled(running: Running, **fields) -> socket.socket:
+    """A client that asks for a stream, and reads nothing."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", running.port))
+    body = json.dumps({"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 8, **fields}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    connection.sendall(head.encode() + b"\r\n\r\n" + body)
+    return connection
+
+
+def test_a_reader_that_stalls_is_cut_off_and_holds_up_nobody(monkeypatch):
+    with serving(tiny_engine(max_batch_size=16), send_seconds=0.3, max_backlog=20, small_buffers=True) as running:
+        ends = Ends(running, monkeypatch)
+        connection = stalled(running)
+        assert running.complete(prompt="the cat", max_tokens=20, ignore_eos=True).status == 200
+        reasons = [ends.next() for _ in range(9)]
+        assert reasons.count("length") < 9
+        connection.close()
+        while running.service.admission.in_flight:
+            running.get("/health")  # the server's turn
+        assert running.complete(prompt="x", max_tokens=1).status == 200
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_of_the_dashboard_exists(server):
+    server.complete(prompt="the cat", max_tokens=40, ignore_eos=True)
+    there = set(re.findall(r"^([\w:]+)[{ ]", server.get("/metrics").text, re.MULTILINE))
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked = {name for text in expressions for name in re.findall(r"\b(?:vllm|foretoken):\w+", text)}
+    assert len(asked) >= 15
+    assert asked <= there, asked - there
+    assert all('model_name=~"$model"' in text for text in expressions)
+
+
+def test_what_an_engine_takes_up_is_shown():
+    engine = tiny_engine(GatedEngine, k="auto", max_batch_size=2)
+    with serving(engine) as running:
+        engine.let()
+        stream = begin(running, n=3)
+        text = running.get("/metrics").text
+        shown = {name: float(value) for name, value in re.findall(r"^([\w:]+)\{[^}]*\} (\S+)$", text, re.MULTILINE)}
+        assert (shown["vllm:num_requests_running"], shown["vllm:num_requests_waiting"]) == (2, 1)
+        assert 0 < shown["vllm:kv_cache_usage_perc"] < 1
+        assert shown["foretoken:speedup_estimate"] > 0
+        engine.open()
+        stream[1].read()
+        hang_up(*stream)
+        assert running.service.engine.occupancy().running == 0
+
+
+def test_kv_usage_is_of_the_limit():
+    engine = tiny_engine(max_batch_size=4, cache_memory="1MiB")
+    request = engine.submit("the cat", None)
+    engine.step()
+    found = engine.occupancy()
+    tokens = len(engine.target.tokenizer("the cat").input_ids) + 3
+    assert found.running == 1
+    assert 0 < found.cache_usage < 1
+    assert found.cache_usage >= engine.target.cache_bytes([tokens - 3]) / 2**20
+    request.cancel()
+    engine.step()
+    assert engine.occupancy().running == 0
+
+
+# --- the log --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_prompts_are_logged_only_where_that_is_asked_for(caplog, asked):
+    with caplog.at_level(logging.INFO, "foretoken.serve"), serving(tiny_engine(), log_bodies=asked) as running:
+        running.complete(prompt="secret\nprompt" + "x" * 300, max_tokens=1)
+        running.post("/v1/completions?secret=1", {"prompt": "secret", "max_tokens": -1}, x_request_id="mine")
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    assert any("secret" in json.dumps(line) for line in lines) is asked
+    answered = [line for line in lines if "status" in line]
+    assert [line["status"] for line in answered] == [200, 400]
+    assert answered[1]["request_id"] == "mine"
+    assert answered[0]["path"] == "/v1/completions"
+    assert all("\n" not in line["message"] and len(line["message"]) < 3 * MOST_LOGGED for line in lines)
+    if asked:
+        assert json.loads(next(line["body"] for line in lines if "body" in line))["prompt"].startswith("secret\n")
+
+
+def test_a_failure_is_logged_with_its_stack_and_told_without(caplog, monkeypatch):
+    with serving(tiny_engine()) as running:
+        monkeypatch.setattr(running.service.admission, "admit", lambda count: 1 / 0)
+        answer = running.complete(prompt="x")
+        assert answer.status == 500
+        assert answer.json["error"]["type"] == "api_error"
+        assert "division" not in answer.text
+    (line,) = [json.loads(JsonLines().format(record)) for record in caplog.records if record.exc_info]
+    assert "ZeroDivisionError" in line["exception"]
+    assert line["request_id"] == answer.headers["x-request-id"]
+
+
+# --- TLS ------------------------------------------------------------------------------------------------------------
+
+
+def test_https(tmp_path):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    try:
+        subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl makes the certificate, and is not installed")
+    app = create_app(tiny_engine(), ServeSettings(model=MODEL))
+    listener = listen("127.0.0.1", 0, 60.0)
+    port = listener.getsockname()[1]
+    thread = threading.Thread(
+        target=serve, args=(app, listener), kwargs={"grace": 5.0, "tls_cert": cert, "tls_key": key}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("signal.signal", lambda *_: None)  # not the main thread
+        thread.start()
+        trust = ssl.create_default_context(cafile=str(cert))
+        trust.check_hostname = False
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=LONGEST, context=trust)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        connection.close()
+        app.state.server.handle_exit(15, None)
+        thread.join(LONGEST)
+    assert not thread.is_alive()
