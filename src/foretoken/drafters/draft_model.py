@@ -196,7 +196,7 @@ class DraftModel(Drafter):
         if self.model.shares_prefixes:
             lengths = state.cache.lengths.tolist()
             for row, sequence in enumerate(batch.sequences):
-                if ids[row] in rows or sequence.source is not None:
+                if ids[row] in rows or sequence.source is not None or len(sequence.tokens) <= shortest:
                     continue
                 # The KV cache of a shared prefix, such as a system prompt, is copied from another row.
                 for other in batch.sequences:
@@ -206,6 +206,8 @@ class DraftModel(Drafter):
                     length = min(shared_prefix_length(sequence.tokens, other.tokens, shortest), lengths[donor])
                     if length > (keep[row] or 0):
                         selection[row], keep[row] = donor, length
+                        if length == len(sequence.tokens) - 1:  # no other row shares more
+                            break
         state.cache.select(selection, keep)
         state.rows = ids
         for row, (sequence, old) in enumerate(zip(batch.sequences, selection, strict=True)):

@@ -94,6 +94,8 @@ class PrefixCache:
                 shared = min(shared, lengths[other])
             if shared >= self._min_shared_prefix and shared > best[1]:
                 best = other, shared
+                if shared == len(slot.tokens) - 1:  # no other slot shares more
+                    break
         return best
 
     def copy(self) -> None:

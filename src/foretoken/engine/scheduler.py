@@ -106,10 +106,7 @@ class Scheduler:
         if cancelled:
             self._waiting = deque(row for row in self._waiting if not row.finished)
             self._settle(cancelled)
-        joining: list[Row] = []
-        while self._waiting and self._has_room(self._waiting[0], joining):
-            joining.append(self._waiting.popleft())
-            self._requests[joining[-1]].begun = True
+        joining = self._admit()
         running = [*self.loop.rows, *joining]
         if self._waiting and not running:
             self._refuse_to_wait(self._waiting[0])
@@ -137,11 +134,17 @@ class Scheduler:
         for row in rows:
             self._requests.pop(row).settle()
 
-    def _has_room(self, row: Row, joining: AbstractSequence[Row]) -> bool:
-        if len(self.loop.rows) + len(joining) >= self._max_batch_size:
-            return False
-        lengths = [*self.max_lengths, *(other.max_length for other in joining), row.max_length]
-        return self._budget is None or self._budget.fits(lengths, self)
+    def _admit(self) -> list[Row]:
+        """Take the requests that fit from the queue."""
+        joining: list[Row] = []
+        lengths = self.max_lengths if self._waiting else []
+        while self._waiting and len(lengths) < self._max_batch_size:
+            lengths.append(self._waiting[0].max_length)
+            if self._budget is not None and not self._budget.fits(lengths, self):
+                break
+            joining.append(self._waiting.popleft())
+            self._requests[joining[-1]].begun = True
+        return joining
 
     def _refuse_to_wait(self, row: Row) -> None:
         assert self._budget is not None
