@@ -98,7 +98,7 @@ def _case(
 
         def call() -> object:
             draft = Draft.chain(tokens, probs=torch.softmax(drafted_logits, -1, out=memory))
-            return decide_batch(verifier, sampler, sequences, draft, target)[0].tokens.tolist()
+            return decide_batch(verifier, sampler, sequences, draft, target).tokens.tolist()
 
         return call
 

@@ -57,8 +57,8 @@ def test_white_space_is_visible_in_a_trace():
 
 
 DRAFT = (
-    DraftedToken(1, " yes", 1, True, 1.0, 0.5),
-    DraftedToken(2, " no", 2, False, 0.001, 0.996),
+    DraftedToken(1, " yes", 1, True, 1.0, 0.5, parent=0, rank=1),
+    DraftedToken(2, " no", 2, False, 0.001, 0.996, parent=1, rank=9),
 )
 
 
@@ -78,9 +78,9 @@ def test_trace_line(probs, coloured, expected):
 
 def test_trees_are_traced_level_by_level():
     drafted = [
-        DraftedToken(1, "a", 1, True, 1, 1),
-        DraftedToken(2, "b", 1, False, 0, 1),
-        DraftedToken(3, "c", 2, True, 1, 1),
+        DraftedToken(1, "a", 1, True, 1, 1, parent=0, rank=1),
+        DraftedToken(2, "b", 1, False, 0, 1, parent=0, rank=2),
+        DraftedToken(3, "c", 2, True, 1, 1, parent=1, rank=1),
     ]
     line = render.trace_line(1, event(("d", "bonus"), drafted=drafted), lambda token: "d", False, True)
     assert line.plain == "   1  2/3  a b │ c + d"

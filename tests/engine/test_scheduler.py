@@ -351,15 +351,24 @@ def test_requests_may_have_settings_of_their_own():
 
 def test_a_trace_of_rows_with_different_verifiers():
     engine = Engine(*pair(), "token", 3)
-    loop = engine.decode_loop(trace=True)
-    rows = [engine._row([5, 6], SamplingParams(seed=seed, max_new_tokens=9, ignore_eos=True)) for seed in range(3)]
+    loop = engine.decode_loop()
+    rows = [engine._row([5, 6], SamplingParams(seed=seed, max_new_tokens=9, ignore_eos=True)) for seed in range(4)]
     rows[1].verifier = verify.get("coupled")
+    untraced = rows.pop()
+    for row in rows:
+        row.trace = True
+    loop.join([untraced])
     loop.join(rows)
     loop.step()
     for row in rows:
         assert len(row.drafted) == 3
         assert [token.token_id for token in row.drafted if token.accepted] == row.sequence.output[: row.stats.accepted]
         assert all(0 < token.p < 1 for token in row.drafted)
+        assert row.traced.rule == ("coupled" if row is rows[1] else "rejection")
+        assert row.traced.node == row.stats.accepted
+    assert untraced.stats.rounds
+    assert untraced.drafted == ()
+    assert untraced.traced is None
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.full)])

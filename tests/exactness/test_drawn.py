@@ -133,7 +133,7 @@ def test_greedy_rows_follow_the_target_as_their_verifier_would(name, shape):
     size = draft.batch_size
     sampler = Sampler([params] * size, list(range(size)), vocab_size=vocab_size)
     sequences = [Sequence([1, 0], 2, params, row) for row in range(size)]
-    verdict, _ = decide_batch(get(name), sampler, sequences, draft, probs.log().float())
+    verdict = decide_batch(get(name), sampler, sequences, draft, probs.log().float())
     one_hot = torch.nn.functional.one_hot(probs.argmax(-1), vocab_size).double()
     node = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.counts[:, None])[:, 0]
     if name != "coupled":
@@ -213,7 +213,7 @@ def test_a_real_vocabulary_in_parts_equals_the_whole(name, options):
     ):
         with use_limits(limits):
             fresh = sampler.select(range(size))
-            verdicts.append(decide_batch(get(name), fresh, sequences, draft, logits.clone())[0])
+            verdicts.append(decide_batch(get(name), fresh, sequences, draft, logits.clone()))
     for other in verdicts[1:]:
         assert torch.equal(other.counts, verdicts[0].counts)
         assert torch.equal(other.tokens, verdicts[0].tokens)

@@ -17,8 +17,9 @@ from foretoken.engine.draft_length import DraftLengths
 from foretoken.engine.membership import MakeSampler, Membership
 from foretoken.engine.prefill import Prefill
 from foretoken.engine.prefix_cache import PrefixCache
-from foretoken.engine.recording import RoundClock, emit, record_drafts
+from foretoken.engine.recording import RoundClock, emit
 from foretoken.engine.row import Row
+from foretoken.engine.tracing import trace_round, trace_seconds
 from foretoken.engine.verification import Verified, check_draft, verify_round
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.limits import DEFAULT_LIMITS, Limits, use_limits
@@ -40,7 +41,6 @@ class DecodeLoop:
         drafter: what proposes; it follows rows that come and go by itself.
         num_speculative_tokens: most tokens that are drafted a round, or "auto" for what the policy chooses.
         cascade: the drafter under the policy, which chooses the draft lengths that are not fixed.
-        trace: keep each round's draft in `Row.drafted`.
         make_sampler: makes the sampler of the rows of these sequences; None takes their sampling parameters.
         limits: sizes at which work is split.
     """
@@ -52,14 +52,12 @@ class DecodeLoop:
         num_speculative_tokens: int | Literal["auto"],
         cascade: Cascade,
         *,
-        trace: bool = False,
         make_sampler: MakeSampler | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.target = target
         self.limits = limits
         self.drafter = drafter
-        self.trace = trace
         self.cascade = cascade
         self.lengths = DraftLengths(drafter, num_speculative_tokens)
         # A drafter that needs the target's hidden states of every token gets none of tokens that are copied.
@@ -119,15 +117,16 @@ class DecodeLoop:
         with clock.part("target"), self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
         with clock.part("verification"):
-            verified = verify_round(members.groups, batch.sequences, draft, logits, self.trace)
+            verified = verify_round(members.groups, batch.sequences, draft, logits)
         with clock.part("drafter"):
             drafter.observe(batch, draft, verified.verdict, logits)
         with clock.part("target"):
             path = self._commit(members, verified)
         lengths = [len(sequence.tokens) for sequence in batch.sequences]
+        traced = [at for at, row in enumerate(members.rows) if row.trace]
+        if traced:
+            trace_round(members, traced, draft, verified, logits, self.target.tokenizer)
         emit(members.rows, draft, verified, logits)
-        if self.trace:
-            record_drafts(members.rows, draft, verified, self.target.tokenizer)
         if hidden:
             with clock.part("drafter"):
                 _pass_hidden_states(self.drafter, batch, lengths, verified, path, hidden)
@@ -135,6 +134,7 @@ class DecodeLoop:
         seconds = clock.stop()
         for row in members.rows:
             row.stats.add_seconds(seconds)
+        trace_seconds([members.rows[at] for at in traced], seconds)
         drafter.observe_seconds(None if prefilled else sum(seconds.values()))
 
     def _membership(self, slots: list[int]) -> Membership:

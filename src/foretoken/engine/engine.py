@@ -265,17 +265,19 @@ class Engine:
         Args:
             prompt: a string, a list of token ids, or a list of chat messages.
             params: how to sample.
-            trace: also report each round's draft, with p and q of every draft token.
+            trace: also report each round's draft, with p and q of every draft token, and how it was decided.
 
         Yields:
             One event a round; the last one holds the completion. Stop iterating to cancel.
         """
         if not is_single(prompt):
             raise PromptError("stream takes one prompt; for a list of them use generate")
-        return self._stream(self._row(prompt, SamplingParams() if params is None else params, stream=True), trace)
+        row = self._row(prompt, SamplingParams() if params is None else params, stream=True)
+        row.trace = trace
+        return self._stream(row)
 
-    def _stream(self, row: Row, trace: bool) -> Iterator[StreamEvent]:
-        loop = self._loops.take(trace)
+    def _stream(self, row: Row) -> Iterator[StreamEvent]:
+        loop = self._loops.take()
         scheduler = Scheduler(loop, 1, self._loops.budget)
         scheduler.submit(row)
         while scheduler.busy:
@@ -293,6 +295,7 @@ class Engine:
         *,
         verifier: str | verify.AnyVerifier | None = None,
         num_speculative_tokens: int | Literal["auto"] | None = None,
+        trace: bool = False,
         **unknown: Any,
     ) -> Request:
         """Take a request in, to be decoded together with others by the calls of `step` to come.
@@ -302,6 +305,7 @@ class Engine:
             params: how to sample.
             verifier: of this request alone; None for the engine's.
             num_speculative_tokens: of this request alone, 0 to decode it plainly; None for the engine's.
+            trace: see `stream`.
             unknown: anything else is refused.
 
         Returns:
@@ -312,10 +316,11 @@ class Engine:
             ParameterError: an unknown verifier or option, or a draft length out of its range.
             OutOfMemory: `cache_memory` is not enough for the request.
         """
-        refuse_unknown("Engine.submit", unknown, ("verifier", "num_speculative_tokens"))
+        refuse_unknown("Engine.submit", unknown, ("verifier", "num_speculative_tokens", "trace"))
         if not is_single(prompt):
             raise PromptError("submit takes one prompt: call it for each of a list")
         row = self._row(prompt, SamplingParams() if params is None else params, stream=True)
+        row.trace = trace
         if verifier is not None:
             row.verifier = verify.get(verifier)
         if num_speculative_tokens is not None:
@@ -370,15 +375,14 @@ class Engine:
         """Drop the KV cache that was kept for the next call; see `reuse_prefixes`."""
         self._loops.release()
 
-    def decode_loop(self, make_sampler: MakeSampler | None = None, *, trace: bool = False) -> DecodeLoop:
+    def decode_loop(self, make_sampler: MakeSampler | None = None) -> DecodeLoop:
         """The loop itself, without rows yet, for callers that have requests of their own kind.
 
         Args:
             make_sampler: makes what turns logits into distributions, for rows of these sequences; None uses their
                 sampling parameters.
-            trace: see `stream`.
         """
-        return self._loops.make(trace, make_sampler)
+        return self._loops.make(make_sampler)
 
     def _row(self, prompt: Prompt, params: SamplingParams, stream: bool = False) -> Row:
         row = Row(make_sequence(self.target, prompt, params), self.target, stream, verifier=self.verifier)

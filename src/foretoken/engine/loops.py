@@ -79,19 +79,18 @@ class Loops:
             self._calibrated.add(sampled)
             calibrate(self.target, self.cascade, row.verifier, sampled=sampled, limits=self.limits)
 
-    def make(self, trace: bool = False, make_sampler: MakeSampler | None = None) -> DecodeLoop:
+    def make(self, make_sampler: MakeSampler | None = None) -> DecodeLoop:
         """A new loop without rows."""
         return DecodeLoop(
             self.target,
             self.drafter,
             self.num_speculative_tokens,
             self.cascade,
-            trace=trace,
             make_sampler=make_sampler,
             limits=self.limits,
         )
 
-    def take(self, trace: bool = False) -> DecodeLoop:
+    def take(self) -> DecodeLoop:
         """A loop without rows: the one of the last call, unless someone has it or a setting has changed since."""
         loop, self._idle = self._idle, None
         if loop is None or (loop.drafter, loop.lengths.num_speculative_tokens, loop.cascade) != (
@@ -99,8 +98,7 @@ class Loops:
             self.num_speculative_tokens,
             self.cascade,
         ):
-            return self.make(trace)
-        loop.trace = trace
+            return self.make()
         return loop
 
     def put_back(self, loop: DecodeLoop) -> None:

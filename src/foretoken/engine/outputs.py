@@ -177,6 +177,56 @@ class DraftedToken:
     """The target's probability of the token at its node, sampling parameters applied."""
     q: float
     """The drafter's; 1 for a token that was chosen, not drawn."""
+    parent: int
+    """Node number of the token before it in the draft; 0 for the root, the last token of the sequence. The tokens of a
+    draft are nodes 1, 2, …, in order."""
+    rank: int
+    """Tokens that the target finds more probable at this place, plus 1; equally probable ones do not count."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the most probable tokens of a distribution, as a trace shows it."""
+
+    token_id: int
+    text: str
+    p: float
+    q: float | None = None
+    """The probability by which the drafter drew at the same place; None where it drew nothing there."""
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    """How a round of one request was decided; see `foretoken.verify` for the two distributions and their uniforms.
+
+    Attributes:
+        rule: ``rejection`` draws the node to stop at and the token after it; ``greedy`` and ``coupled`` accept what the
+            target itself picks.
+        verifier: its name.
+        stop_probs: with ``rejection``, the probability of stopping at each node, 0 (the root) first; else empty.
+        stop_uniform: what drew the node: the first one whose cumulative probability exceeds it; None without
+            ``rejection``.
+        next_uniform: what drew the token after that node; None without ``rejection``.
+        node: where the round stopped.
+        p: the target's probability of the token after that node, sampling parameters applied.
+        rank: as `DraftedToken.rank`, of that token.
+        next_top: the most probable tokens of the distribution which that token is from: the residual, or p.
+        top: of the first nodes, the target's most probable tokens there, sampling parameters applied; of a greedy
+            request, whose p is one-hot, by the model's own probabilities.
+        seconds: of the round, by part; rows of one batch share them.
+    """
+
+    rule: Literal["rejection", "greedy", "coupled"]
+    verifier: str
+    stop_probs: tuple[float, ...]
+    stop_uniform: float | None
+    next_uniform: float | None
+    node: int
+    p: float
+    rank: int
+    next_top: tuple[Candidate, ...]
+    top: tuple[tuple[Candidate, ...], ...]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -195,6 +245,7 @@ class StreamEvent:
     Attributes:
         pieces: the new tokens, in order.
         drafted: the round's draft; filled with ``trace=True`` only.
+        trace: how the round was decided; likewise, and None where it was not decided because its scores were unusable.
         stats: the request's statistics so far (the same object in every event).
         completion: the whole result, in the last event only.
         logprobs: one entry a piece where `SamplingParams.logprobs` asked for them, else None.
@@ -203,6 +254,7 @@ class StreamEvent:
     pieces: tuple[Piece, ...]
     stats: DecodeStats
     drafted: tuple[DraftedToken, ...] = ()
+    trace: RoundTrace | None = None
     completion: Completion | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
 

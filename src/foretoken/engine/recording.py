@@ -1,4 +1,4 @@
-"""What is recorded of a round: emitted tokens and their origins, log-probabilities, traces, seconds."""
+"""What is recorded of a round: emitted tokens and their origins, log-probabilities, seconds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
 
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.engine.outputs import PARTS, DraftedToken, Origin, TokenLogprob
+from foretoken.engine.outputs import PARTS, Origin, TokenLogprob
 from foretoken.engine.row import Row
 from foretoken.engine.verification import Verified
 
@@ -85,34 +84,3 @@ def token_logprobs(logits: Tensor, nodes: list[int], tokens: list[int], top: int
         TokenLogprob(token, float(row[token]), dict(zip(ids, values, strict=True)))
         for row, token, ids, values in zip(log_probs, tokens, best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def record_drafts(rows: AbstractSequence[Row], draft: Draft, verified: Verified, tokenizer: Any | None) -> None:
-    """Note each row's draft in `Row.drafted`, with p and q of every token.
-
-    Args:
-        rows: of the round.
-        draft: what was verified.
-        verified: with the target's probabilities.
-        tokenizer: for the tokens' text; None for none.
-    """
-    assert verified.target_probs is not None
-    depths = draft.depths().tolist()
-    for index, (row, count) in enumerate(zip(rows, draft.counts.tolist(), strict=True)):
-        if not verified.usable[index]:
-            continue
-        accepted = set(verified.accepted[index])
-        drafted = []
-        for node in range(1, count + 1):
-            token, parent = int(draft.tokens[index, node - 1]), int(draft.parents[index, node - 1])
-            drafted.append(
-                DraftedToken(
-                    token,
-                    tokenizer.decode([token]) if tokenizer is not None else "",
-                    depths[index][node],
-                    node in accepted,
-                    float(verified.target_probs[index, parent, token]),
-                    1.0 if draft.probs is None else float(draft.probs[index, parent, token]),
-                )
-            )
-        row.drafted = tuple(drafted)

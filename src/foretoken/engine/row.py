@@ -13,6 +13,7 @@ from foretoken.engine.outputs import (
     FinishReason,
     Origin,
     Piece,
+    RoundTrace,
     StreamEvent,
     TokenLogprob,
 )
@@ -28,6 +29,7 @@ class Row:
         sequence: its tokens, which the row extends.
         model: the target.
         stream: make the pieces of a stream with every round.
+        trace: keep how each round was decided, in `drafted` and `traced`.
         verifier: of this request.
         num_speculative_tokens: of this request alone; None for the engine's.
 
@@ -37,6 +39,7 @@ class Row:
         error: what it failed with.
         logprobs: one entry an emitted token; None if `SamplingParams.logprobs` is None.
         drafted: the last round's draft, where it is traced.
+        traced: how that was decided.
     """
 
     def __init__(
@@ -46,16 +49,19 @@ class Row:
         stream: bool = False,
         *,
         verifier: AnyVerifier,
+        trace: bool = False,
         num_speculative_tokens: int | Literal["auto"] | None = None,
     ) -> None:
         self.sequence = sequence
         self.verifier = verifier
+        self.trace = trace
         self.num_speculative_tokens = num_speculative_tokens
         self.stats = DecodeStats()
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.logprobs: list[TokenLogprob] | None = [] if sequence.params.logprobs is not None else None
         self.drafted: tuple[DraftedToken, ...] = ()
+        self.traced: RoundTrace | None = None
         params = sequence.params
         self._model = model
         self._stop_ids = frozenset(params.stop_token_ids) | (
@@ -121,7 +127,7 @@ class Row:
         """End the request with the tokens it has; it leaves before the next round."""
         if not self.finished:
             self.finish_reason = "cancelled"
-            self._pieces, self.drafted = [], ()  # an earlier event had them
+            self._pieces, self.drafted, self.traced = [], (), None  # an earlier event had them
             if self._detokenizer is not None:
                 self._detokenizer.finish(False)
 
@@ -129,7 +135,7 @@ class Row:
         """End the request with an error."""
         self.error = error
         self.finish_reason = "error"
-        self._pieces, self.drafted = [], ()
+        self._pieces, self.drafted, self.traced = [], (), None
 
     def event(self) -> StreamEvent:
         """What the last round added."""
@@ -137,7 +143,7 @@ class Row:
         if self.logprobs is not None:
             logprobs = tuple(self.logprobs[len(self.logprobs) - len(self._pieces) :])
         completion = self.completion() if self.finished else None
-        return StreamEvent(tuple(self._pieces), self.stats, self.drafted, completion, logprobs)
+        return StreamEvent(tuple(self._pieces), self.stats, self.drafted, self.traced, completion, logprobs)
 
     def completion(self) -> Completion:
         """The result of a finished request."""

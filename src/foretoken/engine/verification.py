@@ -44,14 +44,12 @@ class Verified:
         accepted: of each row, the accepted nodes in order.
         following: of each row, the token after them.
         usable: of each row, whether the target's logits were finite at the root and at all accepted nodes.
-        target_probs: ``[B, N+1, V]``, the target's distributions; None unless they were asked for.
     """
 
     verdict: Verdict
     accepted: list[list[int]]
     following: list[int]
     usable: list[bool]
-    target_probs: Tensor | None
 
 
 def group_by_verifier(verifiers: AbstractSequence[AnyVerifier], sampler: Sampler) -> tuple[VerifierGroup, ...]:
@@ -84,7 +82,6 @@ def verify_round(
     sequences: AbstractSequence[Sequence],
     draft: Draft,
     logits: Tensor,
-    keep_probs: bool = False,
 ) -> Verified:
     """Verify a round's draft, each row with its own verifier.
 
@@ -94,17 +91,16 @@ def verify_round(
         draft: ``N`` tokens a row.
         logits: ``[B, N+1, V]``, the target's. Nodes with NaN, infinity or nothing but -inf are overwritten with zeros,
             so that all other rows go on.
-        keep_probs: keep the target's probabilities.
     """
     bad = _overwrite_bad_nodes(logits)
-    verdict, target_probs = _decide(groups, sequences, draft, logits, keep_probs)
+    verdict = _decide(groups, sequences, draft, logits)
     paths, counts = verdict.path.tolist(), verdict.counts.tolist()
     accepted = [path[:count] for path, count in zip(paths, counts, strict=True)]
     if bad is None:
         usable = [True] * len(accepted)
     else:
         usable = [not any(row[node] for node in [0, *nodes]) for row, nodes in zip(bad, accepted, strict=True)]
-    return Verified(verdict, accepted, verdict.tokens.tolist(), usable, target_probs)
+    return Verified(verdict, accepted, verdict.tokens.tolist(), usable)
 
 
 def _overwrite_bad_nodes(logits: Tensor) -> list[list[bool]] | None:
@@ -122,29 +118,24 @@ def _decide(
     sequences: AbstractSequence[Sequence],
     draft: Draft,
     logits: Tensor,
-    keep_probs: bool,
-) -> tuple[Verdict, Tensor | None]:
+) -> Verdict:
     if len(groups) == 1:
-        return decide_batch(groups[0].verifier, groups[0].sampler, sequences, draft, logits, keep_probs)
-    parts: list[tuple[Verdict, Tensor | None]] = []
+        return decide_batch(groups[0].verifier, groups[0].sampler, sequences, draft, logits)
+    parts: list[Verdict] = []
     for group in groups:
         part, scores = draft.part(group.rows), logits[group.rows]
         if not draft.is_chain and part.has_chains():
             part = part.chains()
-        verdict, probs = decide_batch(
+        verdict = decide_batch(
             group.verifier,
             group.sampler,
             [sequences[row] for row in group.rows],
             part,
             scores[:, : part.width + 1],
-            keep_probs,
         )
-        if probs is not None:
-            probs = torch.nn.functional.pad(probs, (0, 0, 0, draft.width - part.width))
-        parts.append((verdict, probs))
+        parts.append(verdict)
     order = torch.tensor([row for group in groups for row in group.rows], device=logits.device).argsort()
-    kept = [probs for _, probs in parts if probs is not None]
-    return join([verdict for verdict, _ in parts], order), torch.cat(kept)[order] if kept else None
+    return join(parts, order)
 
 
 def decide_batch(
@@ -153,8 +144,7 @@ def decide_batch(
     sequences: AbstractSequence[Sequence],
     draft: Draft,
     logits: Tensor,
-    keep_probs: bool = False,
-) -> tuple[Verdict, Tensor | None]:
+) -> Verdict:
     """Verify a batch's draft with one verifier.
 
     Args:
@@ -163,31 +153,30 @@ def decide_batch(
         sequences: the rows' tokens.
         draft: ``N`` tokens a row.
         logits: ``[B, N+1, V]``, the target's, finite.
-        keep_probs: return the target's probabilities too.
-
-    Returns:
-        The verdict, and the target's distribution at every node, ``[B, N+1, V]`` float32, or None.
     """
     follows = is_coupled(verifier)
     # Where p is one-hot, every lossless verifier accepts what the target itself picks.
     if follows or (sampler.all_greedy and verifier.lossless):
         rule = verifier if is_coupled(verifier) else _FOLLOW
-        verdict = rule.follow(draft, sampler.picks(logits, sequences, draft, noise=follows))
-        return verdict, sampler.probabilities(logits, sequences, draft) if keep_probs else None
+        return rule.follow(draft, sampler.picks(logits, sequences, draft, noise=follows))
     assert not is_coupled(verifier)
-    streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)], device=logits.device)
-    u = uniforms(sampler.seeds, sampler.positions(sequences)[:, None].expand(-1, 2), streams)
+    u = verdict_uniforms(sampler, sequences)
     size = len(sequences)
     most = current_limits().verify_entries
     at_once = max(1, most // max(1, logits[0].numel())) if logits.device.type == "cpu" and size else max(1, size)
-    verdicts, kept = [], []
+    verdicts = []
     for rows, part in sampler.parts(at_once):
         drafted = draft if part is sampler else draft.part(rows)
         probs = part.probabilities(logits[rows], sequences[rows], drafted)
         verdicts.append(decide(verifier, drafted, probs, u[rows]))
-        if keep_probs:
-            kept.append(probs)
-    return join(verdicts), torch.cat(kept) if keep_probs else None
+    return join(verdicts)
+
+
+def verdict_uniforms(sampler: Sampler, sequences: AbstractSequence[Sequence]) -> Tensor:
+    """What a round of these rows is drawn with, ``[B, 2]`` float64: for the node to stop at, and for the next token."""
+    positions = sampler.positions(sequences)[:, None].expand(-1, 2)
+    streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)], device=positions.device)
+    return uniforms(sampler.seeds, positions, streams)
 
 
 def join(verdicts: AbstractSequence[Verdict], order: Tensor | None = None) -> Verdict:
