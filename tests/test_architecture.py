@@ -40,6 +40,7 @@ FOREIGN = {  # modules that read objects of other libraries, whose attributes de
     "foretoken.index.builder": "tokenizers",
     "foretoken.integrations.transformers": "generation configs",
     "foretoken.models.attention": "transformers configs",
+    "foretoken.models.gguf.library": "functions of llama.cpp",
     "foretoken.models.hf": "transformers configs",
     "foretoken.models.loading": "transformers modules",
     "foretoken.models.masks": "transformers configs",

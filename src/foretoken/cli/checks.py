@@ -10,6 +10,7 @@ from typing import Literal
 from foretoken.cli.options import LoadOptions, ModelOptions
 from foretoken.errors import ModelError, ParameterError, check_choice, did_you_mean, shown
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
+from foretoken.models import gguf
 from foretoken.models.locating import hub_resolves, locate
 
 DRAFTERS = (
@@ -90,12 +91,15 @@ def check_loading(options: LoadOptions) -> None:
 
 
 def check_source(name: str) -> None:
-    """Check that a model's name is a folder with a model in it, or the hub id of one.
+    """Check that a model's name is a GGUF file, a folder with a model in it, or the hub id of one.
 
     Raises:
         ModelError: it is neither.
     """
-    if locate(name) == name and not _exists(name):
+    file = gguf.find(name)
+    if file is not None:
+        gguf.parts_of(file)
+    elif locate(name) == name and not _exists(name):
         _check_hub(name)
 
 

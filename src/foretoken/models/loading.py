@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from foretoken.errors import ModelError, check_choice, shown
-from foretoken.models import native
+from foretoken.models import gguf, native
 from foretoken.models.base import LanguageModel, check_attributes
 from foretoken.models.load_errors import translated_errors
 from foretoken.models.locating import hub_resolves, locate
@@ -37,12 +37,18 @@ def load(
     quantize: Literal["int8", "w8a8", "auto"] | None = None,
     backend: Literal["auto", "openvino", "torch"] = "auto",
     eager: bool = False,
+    n_ctx: int | None = None,
+    n_gpu_layers: int | None = None,
+    n_threads: int | None = None,
+    cache_type: gguf.CacheType = "auto",
+    mmap: bool = True,
     **kwargs: Any,
 ) -> LanguageModel:
     """Load a language model.
 
     Args:
-        model: a folder, a hub id, a transformers model, or a `LanguageModel` (returned as it is).
+        model: a folder, a hub id, a GGUF file (or the folder that holds it alone), a transformers model, or a
+            `LanguageModel` (returned as it is).
         dtype: of the weights, as torch or transformers name it. "auto" is the checkpoint's, but on a CPU that
             doesn't multiply 16-bit numbers float32 in its place, and bfloat16 for float16 on one that does.
         device: where the model runs; None means a CUDA device where there is one, else the CPU. A transformers model
@@ -61,6 +67,13 @@ def load(
         backend: what the native runner computes with: "openvino", "torch", or "auto" for the fastest installed.
         eager: compile nothing: the native runner's torch runs operation by operation. Else, where OpenVINO doesn't run
             the model, torch compiles the layers for the processor, once on a machine.
+        n_ctx: most tokens of a sequence; None for the model's context. This option and the four after it are for GGUF
+            files alone, which llama.cpp runs: their weights, and so `dtype`, `quantize` and `runner`, are as they come.
+        n_gpu_layers: layers that a GPU computes, where llama.cpp was built for one; None for all of them.
+        n_threads: that compute a pass; None for as many as torch uses.
+        cache_type: of keys and values: "f32", "f16", "bf16" or "q8_0"; "auto" for "f32" where the weights are, else
+            "f16", as llama.cpp has it.
+        mmap: map the file into memory instead of reading it.
         kwargs: passed on to `from_pretrained`, `quantization_config` or `device_map` for example; transformers then
             runs the model.
 
@@ -71,6 +84,7 @@ def load(
     check_tokenizer(tokenizer)
     check_choice("runner", runner, get_args(Runner), ModelError)
     options = native.Options(quantize, backend, eager)
+    llama = gguf.Options(n_ctx, n_gpu_layers, n_threads, cache_type, mmap)
     if isinstance(model, nn.Module):
         tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
         return _of_module(model, tokenizer, name, options, runner)
@@ -84,6 +98,10 @@ def load(
         raise ModelError(
             f"can't load a model from a {type(model).__name__}: give a path, a hub id or a transformers model"
         )
+    file = gguf.find(model)
+    if file is not None:
+        given = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+        return gguf.load(file, name or str(model), llama, given)
     source = locate(model)
     name = name or str(model)
     target = resolve_device(device)

@@ -1,0 +1,142 @@
+"""Passes: what one forward pass adds to the rows of a context, made into batches that llama.cpp takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.models.gguf.cache import LOST, Row, Shard
+from foretoken.models.gguf.context import Context, ContextOptions, Tokens
+
+
+class Pass:
+    """One forward pass over the rows of one context.
+
+    Tokens are gathered and computed when there are as many as a pass takes, or no sequence is left for another branch
+    of a tree.
+
+    Args:
+        shard: whose rows these are.
+        rows: all rows of the context, those that get no nodes too.
+        options: of the context.
+        rolls_back: a sequence can be cut, and its beginning shared.
+        out: ``[…, V]`` float32, where logits go.
+    """
+
+    def __init__(
+        self, shard: Shard, rows: Sequence[Row], options: ContextOptions, rolls_back: bool, out: Tensor
+    ) -> None:
+        self._shard, self._rows, self._options, self._rolls_back = shard, rows, options, rolls_back
+        self._out = out
+        self._context: Context = shard.make_room(rows, self._cells())
+        self._batch = Tokens()
+        self._targets: list[int] = []
+        self._waiting: dict[int, list[tuple[int, int]]] = {}
+        """Of each row (by identity), the batch's entries: their numbers and their nodes, -1 for committed ones."""
+
+    def _cells(self) -> int:
+        """Most cells that the rows need, each prefix that they share counted for each."""
+        total = 0
+        for row in self._rows:
+            total += len(row.tokens) + len(row.nodes)
+            new = len(row.nodes) - len(row.homes)
+            if not self._rolls_back or (new and len(row.nodes) > self._shard.free):
+                total += sum(len(row.path(node)) for node in range(len(row.nodes)))
+        return total
+
+    def add(self, row: Row, targets: dict[int, int]) -> None:
+        """Compute what a row lags behind and its new nodes.
+
+        Args:
+            row: with nodes that have no home yet.
+            targets: of each node whose logits are wanted, the place that they go to.
+        """
+        for position in range(row.kept, len(row.tokens)):
+            self._put(row, row.tokens[position], position, row.sequence, -1, None)
+        row.kept = len(row.tokens)
+        for node in range(len(row.homes), len(row.nodes)):
+            row.homes.append(LOST)
+            self._place(row, node, targets.get(node))
+
+    def _place(self, row: Row, node: int, target: int | None) -> None:
+        """Append a node to a sequence that ends with its parent, which is made if there is none."""
+        missing = [node]
+        above = row.parents[node]
+        while above >= 0 and not self._usable(row, above):
+            missing.append(above)
+            above = row.parents[above]
+        home = row.sequence if above < 0 else row.homes[above]
+        if row.end(home) != above or (not self._rolls_back and home == row.sequence):
+            home = self._branch(row, home, above)
+            if home == LOST:  # all sequences were in use, and now none but the rows' own
+                self._place(row, node, target)
+                return
+        for one in reversed(missing):
+            position = len(row.tokens) + len(row.path(one)) - 1
+            row.ends[home] = one
+            row.homes[one] = home
+            self._put(row, row.nodes[one], position, home, one, target if one == node else None)
+
+    def _usable(self, row: Row, node: int) -> bool:
+        """Whether another node can follow this one without computing it again."""
+        home = row.homes[node]
+        return home != LOST and (self._rolls_back or row.end(home) == node)
+
+    def _branch(self, row: Row, home: int, node: int) -> int:
+        """A new sequence with the row's committed tokens and the path to a node; `LOST` if there was none left."""
+        new = self._shard.take()
+        if new is None:
+            self.flush()
+            for one in self._rows:
+                self._release(one)
+            assert self._shard.free
+            return LOST
+        row.branches.append(new)
+        row.ends[new] = node
+        if not self._rolls_back:
+            if any(member < 0 for _, member in self._waiting.get(id(row), ())):
+                self.flush()
+            self._context.share(row.sequence, new)
+            return new
+        on_path = {-1, *row.path(node)}
+        first = len(row.tokens) + len(on_path) - 1  # cached before this position
+        for entry, member in self._waiting.get(id(row), ()):
+            if member in on_path:
+                self._batch.sequences[entry].append(new)
+                first = min(first, self._batch.positions[entry])
+        if first:
+            self._context.share(home, new, first)
+        return new
+
+    def _release(self, row: Row) -> None:
+        """Empty the row's sequences but its own."""
+        for branch in row.branches:
+            self._shard.drop(branch)
+        row.homes = [home if home == row.sequence else LOST for home in row.homes]
+        row.ends = {row.sequence: row.end(row.sequence)}
+        row.branches = []
+
+    def _put(self, row: Row, token: int, position: int, sequence: int, node: int, target: int | None) -> None:
+        full = len(self._batch.ids) >= self._options.tokens
+        if full or (target is not None and len(self._targets) >= self._options.outputs):
+            self.flush()
+        entry = self._batch.add(token, position, sequence, target is not None)
+        self._waiting.setdefault(id(row), []).append((entry, node))
+        if target is not None:
+            self._targets.append(target)
+
+    def flush(self) -> None:
+        """Compute what was gathered."""
+        if not self._batch.ids:
+            return
+        logits = self._context.decode(self._batch)
+        if self._targets:
+            found = torch.from_numpy(logits)
+            first = self._targets[0]
+            if self._targets == list(range(first, first + len(self._targets))):
+                self._out[first : first + len(self._targets)] = found
+            else:
+                self._out[self._targets] = found
+        self._batch, self._targets, self._waiting = Tokens(), [], {}
