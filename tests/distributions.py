@@ -42,9 +42,16 @@ def joint_distribution(
 
 
 def next_distributions(
-    model: PreTrainedModel, prompt: Sequence[int], prefixes: torch.Tensor, params: Any
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    prefixes: torch.Tensor,
+    params: Any,
+    allowed: torch.Tensor | None = None,
 ) -> np.ndarray:
-    """``[R, V]`` float64: the distribution of the token after the prompt and each of the prefixes ``[R, L]``."""
+    """``[R, V]`` float64: the distribution of the token after the prompt and each of the prefixes ``[R, L]``.
+
+    With `allowed` ``[R, V]`` bool, of the tokens that are allowed, as if the model knew no others.
+    """
     rows = prefixes.shape[0]
     given = torch.tensor([list(prompt)]).expand(rows, -1)
     with torch.inference_mode():
@@ -55,6 +62,8 @@ def next_distributions(
         else:
             tokens = torch.cat([given, prefixes], dim=1)
             logits = model(tokens).logits[:, -1]
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
     scores = _processors(params)(tokens, logits.double())
     for row, prefix in enumerate(prefixes.tolist()):
         for token in set(prefix):

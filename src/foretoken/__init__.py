@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foretoken.integrations.transformers import custom_generate
     from foretoken.models import load
     from foretoken.models.tiny_pair import tiny_pair, tiny_pair_path
-    from foretoken.sampling import SamplingParams
+    from foretoken.sampling import Grammar, GrammarLimits, SamplingParams
 
     __version__: str
 
@@ -26,6 +26,8 @@ __all__ = [
     "Completion",
     "DecodeStats",
     "Engine",
+    "Grammar",
+    "GrammarLimits",
     "SamplingParams",
     "StreamEvent",
     "__version__",
@@ -43,6 +45,8 @@ _HOMES = {
     "Completion": "engine.outputs",
     "DecodeStats": "engine.outputs",
     "Engine": "engine.engine",
+    "Grammar": "sampling",
+    "GrammarLimits": "sampling",
     "SamplingParams": "sampling",
     "StreamEvent": "engine.outputs",
     "beam_search": "engine.beam",

@@ -117,7 +117,8 @@ class DecodeLoop:
         with clock.part("target"), self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
         with clock.part("verification"):
-            verified = verify_round(members.groups, batch.sequences, draft, logits)
+            matchers = [row.matcher for row in members.rows]
+            verified = verify_round(members.groups, batch.sequences, draft, logits, matchers)
         with clock.part("drafter"):
             drafter.observe(batch, draft, verified.verdict, logits)
         with clock.part("target"):
@@ -125,7 +126,7 @@ class DecodeLoop:
         lengths = [len(sequence.tokens) for sequence in batch.sequences]
         traced = [at for at, row in enumerate(members.rows) if row.trace]
         if traced:
-            trace_round(members, traced, draft, verified, logits, self.target.tokenizer)
+            trace_round(members, traced, draft, verified, self.target.tokenizer)
         emit(members.rows, draft, verified, logits)
         if hidden:
             with clock.part("drafter"):
@@ -183,10 +184,12 @@ class DecodeLoop:
     def _handle_bad_logits(self, members: Membership, verified: Verified) -> None:
         """Recompute copied prefixes that gave unusable logits; fail other rows with such logits."""
         recompute = []
-        for row, usable in zip(members.rows, verified.usable, strict=True):
-            if usable:
+        for at, row in enumerate(members.rows):
+            if verified.usable[at]:
                 continue
-            if self._prefixes.is_fresh_copy(row):  # NaN in the donor's KV cache may have come with the copy
+            if verified.stuck[at] and row.matcher is not None:
+                row.fail(row.matcher.stuck_error(len(row.sequence.output)))
+            elif self._prefixes.is_fresh_copy(row):  # NaN in the donor's KV cache may have come with the copy
                 old = row.sequence
                 # A new identity: the drafter's state for the old one is ahead of its tokens.
                 row.sequence = Sequence(old.tokens, old.prompt_length, old.params, old.seed, old.source)

@@ -27,7 +27,7 @@ from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel, load
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import AUTO
-from foretoken.sampling import SamplingParams
+from foretoken.sampling import Grammar, GrammarCompiler, SamplingParams
 from foretoken.sampling.params import check_integer
 
 Params = SamplingParams | AbstractSequence[SamplingParams] | None
@@ -111,6 +111,8 @@ class Engine:
         if isinstance(verifier, str) and verifier == AUTO:
             verifier = "traversal" if self.drafter.trees else "token"
         self.verifier = verify.get(verifier)
+        target_tokens = self.target.tokenizer, self.target.vocab_size, self.target.eos_token_ids
+        self._grammars = GrammarCompiler(*target_tokens, self.target.name)
         self._scheduler: Scheduler | None = None  # while submitted requests are not finished
         self._submitted = 0
 
@@ -371,6 +373,14 @@ class Engine:
         used, most = self._loops.cache_use(lengths, [target.max_length] * self.max_batch_size)
         return Occupancy(len(lengths), scheduler.num_waiting, min(used / most, 1.0) if most else 0.0)
 
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Compile a grammar before the request that has it; may be called from any thread, even while others decode.
+
+        Raises:
+            ParameterError: it is wrong or beyond its limits, or the target has no tokenizer that it can be used with.
+        """
+        self._grammars.matcher(grammar)
+
     def release(self) -> None:
         """Drop the KV cache that was kept for the next call; see `reuse_prefixes`."""
         self._loops.release()
@@ -385,7 +395,9 @@ class Engine:
         return self._loops.make(make_sampler)
 
     def _row(self, prompt: Prompt, params: SamplingParams, stream: bool = False) -> Row:
-        row = Row(make_sequence(self.target, prompt, params), self.target, stream, verifier=self.verifier)
+        sequence = make_sequence(self.target, prompt, params)
+        matcher = self._grammars.matcher(params.grammar) if params.grammar is not None else None
+        row = Row(sequence, self.target, stream, verifier=self.verifier, matcher=matcher)
         if self._loops.budget is not None:
             self._loops.budget.check(row.max_length)
         self._loops.prepare(row)

@@ -17,7 +17,9 @@ from foretoken.engine.outputs import (
     StreamEvent,
     TokenLogprob,
 )
+from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
+from foretoken.sampling import GrammarMatcher
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
 
@@ -32,6 +34,7 @@ class Row:
         trace: keep how each round was decided, in `drafted` and `traced`.
         verifier: of this request.
         num_speculative_tokens: of this request alone; None for the engine's.
+        matcher: follows the output through the request's grammar; None where it has none.
 
     Attributes:
         stats: statistics so far.
@@ -51,8 +54,10 @@ class Row:
         verifier: AnyVerifier,
         trace: bool = False,
         num_speculative_tokens: int | Literal["auto"] | None = None,
+        matcher: GrammarMatcher | None = None,
     ) -> None:
         self.sequence = sequence
+        self.matcher = matcher
         self.verifier = verifier
         self.trace = trace
         self.num_speculative_tokens = num_speculative_tokens
@@ -97,16 +102,28 @@ class Row:
         return length + len(sequence.source or ())
 
     def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin]) -> int:
-        """Append tokens until the request ends; how many were taken."""
+        """Append tokens until the request ends; how many were taken.
+
+        A token that the request's grammar forbids, which only a lossy verifier accepts, makes the request fail.
+        """
         self._pieces = []
         sequence = self.sequence
         for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
+            if self.matcher is not None and not self.matcher.advance(token):
+                self.fail(
+                    ParameterError(
+                        f"verifier {self.verifier.name!r} accepted token {token:,}, which the grammar forbids: use a "
+                        "lossless verifier for requests with a grammar"
+                    )
+                )
+                return taken - 1
             sequence.tokens.append(token)
             emitted = len(sequence.tokens) - sequence.prompt_length
             may_stop = emitted >= sequence.params.min_new_tokens
             text = self._detokenizer.add(token, may_stop) if self._detokenizer else ""
             is_stop_token = token in self._stop_ids and may_stop
-            if self.must_stop(token) or is_stop_token or (self._detokenizer and self._detokenizer.stopped):
+            complete = self.matcher is not None and self.matcher.finished
+            if self.must_stop(token) or is_stop_token or complete or (self._detokenizer and self._detokenizer.stopped):
                 self.finish_reason = "stop"
             elif self.remaining <= 0:
                 self.finish_reason = "length"

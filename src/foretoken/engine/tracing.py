@@ -25,7 +25,7 @@ MOST_NODES = 33
 
 
 def trace_round(
-    members: Membership, traced: AbstractSequence[int], draft: Draft, verified: Verified, logits: Tensor, tokenizer: Any
+    members: Membership, traced: AbstractSequence[int], draft: Draft, verified: Verified, tokenizer: Any
 ) -> None:
     """Fill `Row.drafted` and `Row.traced` of some rows, before the round's tokens are appended to their sequences.
 
@@ -37,7 +37,6 @@ def trace_round(
         traced: which of them.
         draft: what was verified.
         verified: the result.
-        logits: ``[B, N+1, V]``, the target's.
         tokenizer: for the tokens' text; None for none.
     """
     for at in traced:
@@ -47,7 +46,7 @@ def trace_round(
             part = draft.part([at])
             if not part.is_chain and part.has_chains():
                 part = part.chains()
-            part_logits = logits[at : at + 1, : part.width + 1]
+            part_logits = verified.scores[at : at + 1, : part.width + 1]
             row.drafted, row.traced = _Trace(members, at, part, part_logits, tokenizer).of(nodes, following)
         else:
             row.drafted, row.traced = (), None

@@ -12,7 +12,7 @@ from foretoken.draft import Draft
 from foretoken.errors import ParameterError
 from foretoken.limits import current_limits
 from foretoken.randomness import Stream, uniforms
-from foretoken.sampling import Sampler, all_finite
+from foretoken.sampling import GrammarMatcher, Sampler, all_finite, mask_logits
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier, Verdict, decide, is_coupled
 from foretoken.verify.coupled import SharedNoiseVerifier
@@ -43,13 +43,18 @@ class Verified:
         verdict: the accepted path and the next token of each row, as tensors.
         accepted: of each row, the accepted nodes in order.
         following: of each row, the token after them.
-        usable: of each row, whether the target's logits were finite at the root and at all accepted nodes.
+        usable: of each row, whether a token could be sampled from the target's logits at the root and at all accepted
+            nodes.
+        stuck: of each row that is not usable, whether its grammar and other parameters left no token.
+        scores: ``[B, N+1, V]``, the logits that were verified: grammars applied.
     """
 
     verdict: Verdict
     accepted: list[list[int]]
     following: list[int]
     usable: list[bool]
+    stuck: list[bool]
+    scores: Tensor
 
 
 def group_by_verifier(verifiers: AbstractSequence[AnyVerifier], sampler: Sampler) -> tuple[VerifierGroup, ...]:
@@ -82,8 +87,12 @@ def verify_round(
     sequences: AbstractSequence[Sequence],
     draft: Draft,
     logits: Tensor,
+    matchers: AbstractSequence[GrammarMatcher | None] = (),
 ) -> Verified:
     """Verify a round's draft, each row with its own verifier.
+
+    Grammars are applied to the target's logits, at every node, before all sampling parameters: what the verifiers get
+    as p is the masked and renormalised distribution. The draft stays as it is, and so does q.
 
     Args:
         groups: all rows, by verifier.
@@ -91,16 +100,49 @@ def verify_round(
         draft: ``N`` tokens a row.
         logits: ``[B, N+1, V]``, the target's. Nodes with NaN, infinity or nothing but -inf are overwritten with zeros,
             so that all other rows go on.
+        matchers: of each row, its place in its grammar; None for rows without one, empty if there is none at all.
     """
     bad = _overwrite_bad_nodes(logits)
+    dead: list[list[bool]] | None = None
+    if any(matcher is not None for matcher in matchers):
+        logits, dead = _apply_grammars(groups, sequences, draft, logits, matchers)
     verdict = _decide(groups, sequences, draft, logits)
     paths, counts = verdict.path.tolist(), verdict.counts.tolist()
     accepted = [path[:count] for path, count in zip(paths, counts, strict=True)]
-    if bad is None:
-        usable = [True] * len(accepted)
-    else:
-        usable = [not any(row[node] for node in [0, *nodes]) for row, nodes in zip(bad, accepted, strict=True)]
-    return Verified(verdict, accepted, verdict.tokens.tolist(), usable)
+    spoilt, stuck = _meets(bad, accepted), _meets(dead, accepted)
+    usable = [not (one or other) for one, other in zip(spoilt, stuck, strict=True)]
+    return Verified(verdict, accepted, verdict.tokens.tolist(), usable, stuck, logits)
+
+
+def _meets(nodes: list[list[bool]] | None, accepted: list[list[int]]) -> list[bool]:
+    """Of each row, whether its root or an accepted node is one of these nodes ``[B, N+1]``."""
+    if nodes is None:
+        return [False] * len(accepted)
+    return [any(row[node] for node in [0, *path]) for row, path in zip(nodes, accepted, strict=True)]
+
+
+def _apply_grammars(
+    groups: AbstractSequence[VerifierGroup],
+    sequences: AbstractSequence[Sequence],
+    draft: Draft,
+    logits: Tensor,
+    matchers: AbstractSequence[GrammarMatcher | None],
+) -> tuple[Tensor, list[list[bool]]]:
+    """The masked logits ``[B, N+1, V]``, and which nodes no token is left at: those have zeros."""
+    masked = mask_logits(logits, matchers, draft.tokens, draft.parents, draft.counts)
+    dead = torch.zeros(masked.shape[:2], dtype=torch.bool, device=masked.device)
+    for group in groups:
+        inside = [(place, row) for place, row in enumerate(group.rows) if matchers[row] is not None]
+        if not inside:
+            continue
+        places, rows = map(list, zip(*inside, strict=True))
+        scores = masked[rows]
+        if group.sampler.alters:  # a bias or a minimum length may ban what the grammar leaves
+            scores = group.sampler.select(places).scores(scores, [sequences[row] for row in rows], draft.part(rows))
+        dead[rows] = scores.amax(-1) == -torch.inf
+    masked[dead] = 0
+    found: list[list[bool]] = dead.tolist()
+    return masked, found
 
 
 def _overwrite_bad_nodes(logits: Tensor) -> list[list[bool]] | None:

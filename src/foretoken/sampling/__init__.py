@@ -9,19 +9,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretoken.sampling.grammar import Grammar, GrammarLimits
+    from foretoken.sampling.matching import GrammarCompiler, GrammarMatcher, mask_logits
     from foretoken.sampling.params import SamplingParams
     from foretoken.sampling.sampler import Sampler
     from foretoken.sampling.vocabulary import all_finite, check_finite, draw, draw_distinct
 
-__all__ = ["Sampler", "SamplingParams", "all_finite", "check_finite", "draw", "draw_distinct"]
+__all__ = [
+    "Grammar",
+    "GrammarCompiler",
+    "GrammarLimits",
+    "GrammarMatcher",
+    "Sampler",
+    "SamplingParams",
+    "all_finite",
+    "check_finite",
+    "draw",
+    "draw_distinct",
+    "mask_logits",
+]
 
 _HOMES = {
+    "Grammar": "grammar",
+    "GrammarCompiler": "matching",
+    "GrammarLimits": "grammar",
+    "GrammarMatcher": "matching",
     "Sampler": "sampler",
     "SamplingParams": "params",
     "all_finite": "vocabulary",
     "check_finite": "vocabulary",
     "draw": "vocabulary",
     "draw_distinct": "vocabulary",
+    "mask_logits": "matching",
 }
 
 

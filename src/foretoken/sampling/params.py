@@ -9,6 +9,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from foretoken.errors import ParameterError, refuse_unknown, shown
+from foretoken.sampling.grammar import Grammar
 
 DEFAULT_MAX_NEW_TOKENS = 256
 
@@ -34,6 +35,8 @@ class SamplingParams:
         stop: strings that end the output.
         ignore_eos: generate on after an end token.
         logprobs: report this many most probable tokens with each token; None reports nothing.
+        grammar: what the output has to look like (`Grammar`); it is applied to the logits before all else. vLLM calls
+            it structured outputs.
 
     Raises:
         ParameterError: a value is out of range or of the wrong type, there is no such parameter, or one was given
@@ -55,6 +58,7 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
     max_tokens: InitVar[int | None] = None
 
     def __new__(cls, *values: Any, **named: Any) -> SamplingParams:
@@ -105,6 +109,11 @@ class SamplingParams:
             raise ParameterError(f"ignore_eos is {shown(self.ignore_eos)}: use True or False")
         if self.logprobs is not None:
             keep("logprobs", check_integer("logprobs", self.logprobs, 0, cure="use None to report nothing"))
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise ParameterError(
+                f"grammar is {shown(self.grammar)}: give a Grammar, such as Grammar.regex('[0-9]+') or "
+                "Grammar.json_schema({'type': 'object'})"
+            )
 
     @property
     def greedy(self) -> bool:
