@@ -26,6 +26,8 @@ class Draft:
             order. V may be smaller or larger than the target's vocabulary where the models are padded differently.
         replacement: whether siblings were drawn with (True) or without (False) replacement. Ignored for chains and
             chosen tokens.
+        predicted: of each row, whether it was copied from the request's prediction (`Sequence.prediction`), which
+            statistics count apart; empty where no row was.
         is_chain: every row is a chain. A flag, so that `parents` need not be copied from a device to find out.
     """
 
@@ -35,6 +37,7 @@ class Draft:
     probs: Tensor | None = None
     replacement: bool = True
     is_chain: bool = False
+    predicted: tuple[bool, ...] = ()
 
     @classmethod
     def chain(cls, tokens: Tensor, counts: Tensor | None = None, probs: Tensor | None = None) -> Draft:
@@ -88,10 +91,14 @@ class Draft:
         return self.tokens.shape[1]
 
     def part(self, rows: slice | list[int]) -> Draft:
-        """The draft of some of the rows; views for a slice."""
-        probs = None if self.probs is None else self.probs[rows]
+        """The draft of some of the rows, without `predicted`; views for a slice."""
         return replace(
-            self, tokens=self.tokens[rows], parents=self.parents[rows], counts=self.counts[rows], probs=probs
+            self,
+            tokens=self.tokens[rows],
+            parents=self.parents[rows],
+            counts=self.counts[rows],
+            probs=None if self.probs is None else self.probs[rows],
+            predicted=(),
         )
 
     def chains(self) -> Draft:

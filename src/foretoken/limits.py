@@ -37,6 +37,7 @@ class Limits:
         topk_ties: entries beyond the k-th that are checked for ties before whole rows are sorted.
         window: number of most probable tokens in which top-p is tried before it is applied to whole rows.
         window_ties: tokens beyond the k-th that top-k checks for ties before it is applied to whole rows.
+        prediction_tokens: most tokens of a request's predicted output; longer ones are refused.
         proof_entries: probabilities (drafts × nodes × vocabulary) that `foretoken.verify.exact` processes at once.
     """
 
@@ -53,6 +54,7 @@ class Limits:
     topk_ties: int = 8
     window: int = 128
     window_ties: int = 16
+    prediction_tokens: int = 1 << 16
     proof_entries: int = 4_000_000
 
     def __post_init__(self) -> None:

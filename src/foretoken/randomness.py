@@ -19,7 +19,10 @@ from __future__ import annotations
 
 import math
 import os
+from array import array
+from collections.abc import Iterable
 from enum import IntEnum
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -53,6 +56,15 @@ class Stream(IntEnum):
 def fresh_seed() -> int:
     """A seed for a request without one: 63 bits from the operating system."""
     return int.from_bytes(os.urandom(8), "little") >> 1
+
+
+def seed_with(seed: int, tokens: Iterable[int]) -> int:
+    """A seed for a request with these tokens in its input, as if independent of the same seed with other ones.
+
+    For inputs that may be the output of an earlier request with the same seed, and so depend on its random numbers.
+    """
+    digest = blake2b(array("q", tokens).tobytes(), digest_size=8, key=seed.to_bytes(8, "little"))
+    return int.from_bytes(digest.digest(), "little")
 
 
 def seed_tensor(seeds: list[int], device: torch.device | str = "cpu") -> Tensor:

@@ -23,6 +23,7 @@ class Sequence:
         params: the request's sampling parameters.
         seed: 64-bit key of all the request's randomness.
         source: the encoder's tokens, for encoder-decoder models.
+        prediction: what the user expects the output to be, to draft from; empty for nothing.
         id: unique in the process. Per-sequence state is keyed by the object, not by the id: see
             `foretoken.drafters.PerSequence`.
     """
@@ -32,6 +33,7 @@ class Sequence:
     params: SamplingParams
     seed: int
     source: list[int] | None = None
+    prediction: tuple[int, ...] = ()
     id: int = field(default_factory=lambda: next(_ids))
 
     @property

@@ -11,16 +11,17 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.chains import joined
-from foretoken.drafters.judging import expected_accepted, first_nodes, follow, verdict_of
+from foretoken.drafters.judging import expected_accepted, follow, verdict_of
+from foretoken.drafters.prediction import Prediction
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.policy import store
-from foretoken.policy.acceptance import LOOKUP, MODEL, TREES
+from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
-from foretoken.policy.request import LARGEST, LONGEST, Choice, Offer, Request, Row
+from foretoken.policy.request import LARGEST, LONGEST, PLAIN, Choice, Offer, Request, Row
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -72,6 +73,9 @@ class Cascade(Drafter):
     Measured times are not used where a request's output depends on the draft and its seed must give one output
     (`Batch.reproducible`): there costs are the bytes of the weights, and acceptance is the request's own.
 
+    A request's prediction (`Sequence.prediction`) is one drafter more, free, the last one; rows without one go on as if
+    it were not there.
+
     Args:
         drafters: one, or several; several draft chains.
         costs: seconds that each drafter takes for a token, in passes of the target, for all requests; None: measured.
@@ -95,18 +99,19 @@ class Cascade(Drafter):
             raise ParameterError(
                 f"costs={list(costs)}: give 0 or more target passes for each of {len(drafters)} drafters"
             )
-        self.drafters = tuple(drafters)
+        self.drafters = tuple(drafter for drafter in drafters if not isinstance(drafter, NoDrafter))
+        self._sources = (*self.drafters, Prediction())
         self.clock = clock
         self.models = tuple(model for drafter in drafters for model in drafter.models)
         self.own_threads = all(drafter.own_threads for drafter in drafters)
         self.hidden_layers = tuple(sorted({layer for drafter in drafters for layer in drafter.hidden_layers}))
-        self.free = [drafter.matches is not None or drafter.estimates is not None for drafter in drafters]
+        self.free = [drafter.matches is not None or drafter.estimates is not None for drafter in self._sources]
         self._given = costs
         self._key: str | None = None
         self._rounds = 0
         self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
         self._round: _Round | None = None
-        self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in drafters]
+        self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self.measured = costs is not None
         self.policy = self._new_policy(None)
 
@@ -162,10 +167,10 @@ class Cascade(Drafter):
         if len(self.drafters) > 1 and any(batch.trees):
             batch = replace(batch, trees=(False,) * size)
         states = [self._state(batch, row) for row in range(size)]
-        drafts: list[Draft | None] = [None] * len(self.drafters)
+        drafts = [Draft.empty(size, batch.device)] * len(self._sources)
         offered: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in limits]
-        for at, drafter in enumerate(self.drafters):
-            if self.free[at]:
+        for at, drafter in enumerate(self._sources):
+            if self.free[at] and (at < len(self.drafters) or any(one.prediction for one in batch.sequences)):
                 drafts[at] = self._offers(at, drafter, batch, limits, offered)
         rows = [
             Row(
@@ -179,23 +184,48 @@ class Cascade(Drafter):
             for row, (state, sequence, limit) in enumerate(zip(states, batch.sequences, limits, strict=True))
         ]
         self.policy.choose([row for row in rows if row.room > 0])
-        if len(self.drafters) == 1 and batch.exact:
+        if len(self.drafters) < 2 and batch.exact:
             for row, exact, limit in zip(rows, batch.exact, limits, strict=True):
                 if exact:
-                    row.chosen = Choice(0, limit) if limit else Choice(-1, 0)
-        turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self.drafters))]
+                    row.chosen = self._of_length(row, limit)
+        turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self._sources))]
         current = self._round = _Round(list(batch.sequences), rows, offered, turns)
         for at, drafter in enumerate(self.drafters):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
-        made = [draft for draft in drafts if draft is not None]
         used = [
-            min(row.chosen.tokens, int(made[row.chosen.drafter].counts[index])) if row.chosen.tokens else 0
+            min(row.chosen.tokens, int(drafts[row.chosen.drafter].counts[index])) if row.chosen.tokens else 0
             for index, row in enumerate(rows)
         ]
-        if len(made) == 1:
-            return first_nodes(made[0], used)
-        return joined(list(zip(turns, made, strict=True)), batch.vocab_size, used)
+        draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
+        return replace(draft, predicted=tuple(turns[-1])) if any(turns[-1]) else draft
+
+    def _of_length(self, row: Row, tokens: int) -> Choice:
+        """A given draft length, of the only drafter or the prediction, whichever gets more tokens accepted."""
+        last = len(self.drafters)
+        predicted = next((offer for offer in row.offers if offer.drafter == last), None)
+        if not tokens or (predicted is None and not self.drafters):
+            return PLAIN
+        if predicted is None:
+            return Choice(0, tokens)
+        size = min(predicted.size, tokens)
+        rates = row.request.rates
+        expected = rates[last].expected(size, predicted.match)[size]
+        return Choice(last, tokens) if expected >= self._expected(row, tokens) else Choice(0, tokens)
+
+    def _expected(self, row: Row, tokens: int) -> float:
+        """Accepted tokens that are expected of the only drafter's draft of a given length; 0 without a drafter."""
+        if not self.drafters:
+            return 0.0
+        rates = row.request.rates[0]
+        if not self.free[0]:
+            trees = self.policy.kinds[0].trees and row.trees
+            return rates.tree(tokens) if trees else rates.expected(tokens)[tokens]
+        offer = next((offer for offer in row.offers if offer.drafter == 0), None)
+        if offer is None:
+            return 0.0
+        size = min(offer.size, tokens)
+        return rates.given(offer.reach[:size])[-1] if offer.reach else rates.expected(size, offer.match)[size]
 
     def _offers(
         self,
@@ -206,7 +236,10 @@ class Cascade(Drafter):
         offered: list[list[tuple[Offer, list[int], list[int]]]],
     ) -> Draft:
         exact = batch.exact or (False,) * len(limits)
-        wanted = [limit if is_exact else min(limit, LONGEST) for limit, is_exact in zip(limits, exact, strict=True)]
+        most = LONGEST if at < len(self.drafters) else LARGEST
+        wanted = [limit if is_exact else min(limit, most) for limit, is_exact in zip(limits, exact, strict=True)]
+        if at == len(self.drafters) and batch.depths:  # in rows that take trees, limits are numbers of nodes
+            wanted = list(map(min, wanted, batch.depths))
         draft = drafter.propose(batch, wanted)
         tokens, parents, counts = draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist()
         for row, count in enumerate(counts):
@@ -251,7 +284,8 @@ class Cascade(Drafter):
         for at, drafter in enumerate(self.drafters):
             turns = [False] * len(counts) if current is None else current.turns[at]
             # What a free drafter keeps of a draft are tokens, whoever drafted them.
-            part = verdict if len(self.drafters) == 1 or self.free[at] else verdict_of(verdict, draft, turns)
+            whole = self.free[at] or (len(self.drafters) == 1 and not any(draft.predicted))
+            part = verdict if whole else verdict_of(verdict, draft, turns)
             start = self.clock()
             drafter.observe(batch, draft, part, logits)
             if current is not None and any(turns):
@@ -327,8 +361,9 @@ class Cascade(Drafter):
         fixed = Costs.by_bytes(1.0, self._bytes if self._given is None else self._given)
         kinds = [
             LOOKUP if free else TREES if self.trees and drafter.trees else MODEL
-            for drafter, free in zip(self.drafters, self.free, strict=True)
+            for drafter, free in zip(self.drafters, self.free, strict=False)
         ]
+        kinds.append(PREDICTION)
         if costs is None:
             costs = Costs.by_bytes(1.0, self._bytes if self._given is None else self._given)
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)

@@ -70,25 +70,23 @@ def draft_chains(
 
 
 def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, used: list[int]) -> Draft:
-    """One draft, each of whose rows has its chain in one of several drafts.
+    """One draft, each of whose rows is in one of several drafts. Where some are drawn, chosen ones must be chains.
 
     Args:
         parts: of each draft, the rows that it is for, and the draft.
         vocab_size: the target's.
-        used: how many tokens of its chain each row gets.
+        used: how many nodes of its draft each row gets.
     """
     drafts = [(rows, draft) for rows, draft in parts if any(rows)]
     size, device = len(used), parts[0][1].tokens.device
     if not drafts:
         return Draft.empty(size, device)
     counts = torch.tensor(used, dtype=torch.int64, device=device)
-    if len(drafts) == 1:
-        draft = drafts[0][1]
-        if draft.is_chain and draft.width == max(used):  # as it is, mostly
-            return replace(draft, counts=counts)
-        return replace(draft, counts=counts).chains()
     width = max(used)
+    if len(drafts) == 1:
+        return _first_nodes(drafts[0][1], counts, width)
     tokens = torch.zeros((size, width), dtype=torch.int64, device=device)
+    parents = torch.arange(width, device=device).repeat(size, 1)
     drawn_from = [draft.probs for _, draft in drafts if draft.probs is not None]
     # A drafter's vocabulary may be padded less than the target's, from which chosen tokens come.
     entries = max([vocab_size, *(q.shape[-1] for q in drawn_from)])
@@ -97,13 +95,25 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
         mine = torch.tensor(rows, device=device)
         part = min(draft.width, width)
         tokens[mine, :part] = draft.tokens[mine, :part]
+        parents[mine, :part] = draft.parents[mine, :part]
         if probs is None:
             continue
         if draft.probs is not None:
+            part = min(draft.probs.shape[1], width)
             probs[mine, :part, : draft.probs.shape[-1]] = draft.probs[mine, :part]
         else:  # for a chosen token q is one-hot
             probs[mine] = probs[mine].scatter(-1, tokens[mine][..., None], 1.0)
-    return Draft.chain(tokens, counts, probs)
+    replacement = all(draft.replacement for _, draft in drafts if draft.probs is not None)
+    is_chain = all(draft.is_chain for _, draft in drafts)
+    return Draft(tokens, parents, counts, probs, replacement, is_chain)
+
+
+def _first_nodes(draft: Draft, counts: Tensor, width: int) -> Draft:
+    """The first nodes of each row's draft, at most `width`."""
+    if width == draft.width:
+        return replace(draft, counts=counts)
+    probs = None if draft.probs is None else draft.probs[:, :width]
+    return replace(draft, tokens=draft.tokens[:, :width], parents=draft.parents[:, :width], counts=counts, probs=probs)
 
 
 def _draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.device) -> tuple[Draft, bool]:

@@ -1,24 +1,13 @@
-"""What a cascade does with drafts and verdicts, row by row: cut them, and compare them with what was emitted."""
+"""What a cascade does with drafts and verdicts, row by row: compares them with what was emitted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import replace
 
 import torch
 
 from foretoken.draft import Draft
 from foretoken.verify.base import Verdict
-
-
-def first_nodes(draft: Draft, used: list[int]) -> Draft:
-    """The first nodes of each row's draft."""
-    width = max(used, default=0)
-    counts = torch.tensor(used, dtype=torch.int64, device=draft.tokens.device)
-    if width == draft.width:
-        return replace(draft, counts=counts)
-    probs = None if draft.probs is None else draft.probs[:, :width]
-    return replace(draft, tokens=draft.tokens[:, :width], parents=draft.parents[:, :width], counts=counts, probs=probs)
 
 
 def follow(tokens: list[int], parents: list[int], emitted: list[int]) -> tuple[int, bool]:

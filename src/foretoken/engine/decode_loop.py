@@ -111,7 +111,7 @@ class DecodeLoop:
         members = self._members = self._membership(slots)
         batch = members.batch(self._prefixes.cache, self.target.vocab_size)
         limits = self.lengths.limits(members.rows, members.fixed_lengths)
-        drafter = self.cascade if None in members.fixed_lengths else self.drafter
+        drafter = self.cascade if members.chooses else self.drafter
         with clock.part("drafter"), self._memory_guard(f"the drafter {self.drafter.name}"):
             draft = self._propose(drafter, members, batch, limits)
         with clock.part("target"), self._memory_guard(self.target.name):
@@ -192,7 +192,7 @@ class DecodeLoop:
             elif self._prefixes.is_fresh_copy(row):  # NaN in the donor's KV cache may have come with the copy
                 old = row.sequence
                 # A new identity: the drafter's state for the old one is ahead of its tokens.
-                row.sequence = Sequence(old.tokens, old.prompt_length, old.params, old.seed, old.source)
+                row.sequence = Sequence(old.tokens, old.prompt_length, old.params, old.seed, old.source, old.prediction)
                 recompute.append(row)
             else:
                 row.fail(

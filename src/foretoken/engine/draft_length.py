@@ -27,7 +27,7 @@ class DraftLengths:
 
     def fixed(self, row: Row) -> int | None:
         """The draft length that is fixed for a row; None where the policy chooses."""
-        if self._never:
+        if self._never and not row.sequence.prediction:
             return 0
         length = self.num_speculative_tokens if row.num_speculative_tokens is None else row.num_speculative_tokens
         return None if length == AUTO else length

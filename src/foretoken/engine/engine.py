@@ -18,7 +18,7 @@ from foretoken.engine.loops import Loops
 from foretoken.engine.membership import MakeSampler
 from foretoken.engine.outputs import Completion, Occupancy, StreamEvent
 from foretoken.engine.profile import Profile, engine_arguments
-from foretoken.engine.prompts import Prompt, is_single, make_sequence
+from foretoken.engine.prompts import PredictedOutput, Prompt, each_prediction, is_single, make_sequence
 from foretoken.engine.row import Row
 from foretoken.engine.scheduler import Request, Scheduler
 from foretoken.engine.settings import check_load_options, check_num_speculative_tokens
@@ -27,10 +27,12 @@ from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel, load
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import AUTO
+from foretoken.randomness import seed_with
 from foretoken.sampling import Grammar, GrammarCompiler, SamplingParams
 from foretoken.sampling.params import check_integer
 
 Params = SamplingParams | AbstractSequence[SamplingParams] | None
+Predictions = AbstractSequence[PredictedOutput | None] | None
 
 
 class Engine:
@@ -180,24 +182,40 @@ class Engine:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
-        self, prompts: str | list[int] | list[dict[str, Any]], params: SamplingParams | None = None
+        self,
+        prompts: str | list[int] | list[dict[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        prediction: PredictedOutput | None = None,
     ) -> Completion: ...
 
     @overload
-    def generate(self, prompts: AbstractSequence[Prompt], params: Params = None) -> list[Completion]: ...
+    def generate(
+        self, prompts: AbstractSequence[Prompt], params: Params = None, *, prediction: Predictions = None
+    ) -> list[Completion]: ...
 
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self, prompts: str | list[int] | list[dict[str, Any]], params: SamplingParams | None = None, *, n: int
+        self,
+        prompts: str | list[int] | list[dict[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        n: int,
+        prediction: PredictedOutput | None = None,
     ) -> list[Completion]: ...
 
     @overload
     def generate(
-        self, prompts: AbstractSequence[Prompt], params: Params = None, *, n: int
+        self, prompts: AbstractSequence[Prompt], params: Params = None, *, n: int, prediction: Predictions = None
     ) -> list[list[Completion]]: ...
 
     def generate(
-        self, prompts: Prompt | AbstractSequence[Prompt], params: Params = None, *, n: int | None = None
+        self,
+        prompts: Prompt | AbstractSequence[Prompt],
+        params: Params = None,
+        *,
+        n: int | None = None,
+        prediction: PredictedOutput | Predictions = None,
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Complete one prompt or a list of them.
 
@@ -206,6 +224,9 @@ class Engine:
             params: how to sample: one for all, or one for each prompt.
             n: completions of each prompt, the i-th with seed ``params.seed + i`` where a seed is named; their common
                 prompt is prefilled once. None for one completion that is no list.
+            prediction: what the output is expected to be, a string or token ids, to draft from it: a text that is to be
+                edited, for example. The output's distribution does not depend on it. For a list of prompts a list with
+                one, or None, for each.
 
         Returns:
             A completion for one prompt, a list of them for a list; with `n`, a list of n completions in its place. In
@@ -230,8 +251,11 @@ class Engine:
         if len(params) != len(batch):
             raise ParameterError(f"{len(params)} SamplingParams for {len(batch)} prompts: give one, or one for each")
         count = 1 if n is None else check_integer("n", n, 1, cure="leave it out for one completion")
+        predictions = [prediction] if single else each_prediction(prediction, len(batch))
         requests = [
-            (prompt, _with_seed(one, i)) for prompt, one in zip(batch, params, strict=True) for i in range(count)
+            (prompt, _with_seed(one, i), predicted)
+            for prompt, one, predicted in zip(batch, params, predictions, strict=True)
+            for i in range(count)
         ]
         completions = self._complete(requests)
         if single:
@@ -243,11 +267,11 @@ class Engine:
         each = [completions[start : start + n] for start in range(0, len(completions), n)]
         return each[0] if single else each
 
-    def _complete(self, requests: AbstractSequence[tuple[Prompt, SamplingParams]]) -> list[Completion]:
+    def _complete(self, requests: AbstractSequence[tuple[Prompt, SamplingParams, Any]]) -> list[Completion]:
         results: list[Completion | Row] = []
-        for prompt, params in requests:
+        for prompt, params, prediction in requests:
             try:
-                results.append(self._row(prompt, params))
+                results.append(self._row(prompt, params, False, prediction))
             except ForetokenError as error:
                 results.append(Completion([], "", "error", error=error))
         loop = self._loops.take()
@@ -260,13 +284,19 @@ class Engine:
         return [row.completion() if isinstance(row, Row) else row for row in results]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, trace: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prediction: PredictedOutput | None = None,
+        trace: bool = False,
     ) -> Iterator[StreamEvent]:
         """Complete one prompt, round by round.
 
         Args:
             prompt: a string, a list of token ids, or a list of chat messages.
             params: how to sample.
+            prediction: as in `generate`.
             trace: also report each round's draft, with p and q of every draft token, and how it was decided.
 
         Yields:
@@ -274,7 +304,7 @@ class Engine:
         """
         if not is_single(prompt):
             raise PromptError("stream takes one prompt; for a list of them use generate")
-        row = self._row(prompt, SamplingParams() if params is None else params, stream=True)
+        row = self._row(prompt, SamplingParams() if params is None else params, True, prediction)
         row.trace = trace
         return self._stream(row)
 
@@ -297,6 +327,7 @@ class Engine:
         *,
         verifier: str | verify.AnyVerifier | None = None,
         num_speculative_tokens: int | Literal["auto"] | None = None,
+        prediction: PredictedOutput | None = None,
         trace: bool = False,
         **unknown: Any,
     ) -> Request:
@@ -307,6 +338,7 @@ class Engine:
             params: how to sample.
             verifier: of this request alone; None for the engine's.
             num_speculative_tokens: of this request alone, 0 to decode it plainly; None for the engine's.
+            prediction: as in `generate`.
             trace: see `stream`.
             unknown: anything else is refused.
 
@@ -318,13 +350,12 @@ class Engine:
             ParameterError: an unknown verifier or option, or a draft length out of its range.
             OutOfMemory: `cache_memory` is not enough for the request.
         """
-        refuse_unknown("Engine.submit", unknown, ("verifier", "num_speculative_tokens", "trace"))
+        refuse_unknown("Engine.submit", unknown, ("verifier", "num_speculative_tokens", "prediction", "trace"))
         if not is_single(prompt):
             raise PromptError("submit takes one prompt: call it for each of a list")
-        row = self._row(prompt, SamplingParams() if params is None else params, stream=True)
+        used = None if verifier is None else verify.get(verifier)
+        row = self._row(prompt, SamplingParams() if params is None else params, True, prediction, used)
         row.trace = trace
-        if verifier is not None:
-            row.verifier = verify.get(verifier)
         if num_speculative_tokens is not None:
             row.num_speculative_tokens = check_num_speculative_tokens(num_speculative_tokens)
             self._loops.prepare(row)
@@ -394,10 +425,21 @@ class Engine:
         """
         return self._loops.make(make_sampler)
 
-    def _row(self, prompt: Prompt, params: SamplingParams, stream: bool = False) -> Row:
-        sequence = make_sequence(self.target, prompt, params)
+    def _row(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        stream: bool = False,
+        prediction: PredictedOutput | None = None,
+        verifier: verify.AnyVerifier | None = None,
+    ) -> Row:
+        sequence = make_sequence(self.target, prompt, params, prediction, self._loops.limits)
+        verifier = self.verifier if verifier is None else verifier
+        if sequence.prediction and not verify.is_coupled(verifier):
+            # It may be what the same prompt and seed gave before: drafts must not depend on the uniforms of this time.
+            sequence.seed = seed_with(sequence.seed, sequence.prediction)
         matcher = self._grammars.matcher(params.grammar) if params.grammar is not None else None
-        row = Row(sequence, self.target, stream, verifier=self.verifier, matcher=matcher)
+        row = Row(sequence, self.target, stream, verifier=verifier, matcher=matcher)
         if self._loops.budget is not None:
             self._loops.budget.check(row.max_length)
         self._loops.prepare(row)

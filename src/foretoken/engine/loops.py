@@ -75,7 +75,8 @@ class Loops:
         """Measure what drafts and rounds cost before the first request that samples like this one, if that matters."""
         length = self.num_speculative_tokens if row.num_speculative_tokens is None else row.num_speculative_tokens
         sampled = not row.sequence.params.greedy
-        if length == AUTO and not isinstance(self.drafter, NoDrafter) and sampled not in self._calibrated:
+        drafts = bool(row.sequence.prediction) or not isinstance(self.drafter, NoDrafter)
+        if length == AUTO and drafts and sampled not in self._calibrated:
             self._calibrated.add(sampled)
             calibrate(self.target, self.cascade, row.verifier, sampled=sampled, limits=self.limits)
 

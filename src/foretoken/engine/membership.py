@@ -33,6 +33,7 @@ class Membership:
         sampler: their sampling parameters.
         groups: rows by verifier.
         fixed_lengths: of each row, the draft length that the request or the engine fixes; None leaves it to the policy.
+        chooses: whether the policy has anything to choose: a draft length, or between a prediction and the drafter.
         shared_noise: as in `Batch`; so are `trees`, `drawn_only` and `reproducible`.
     """
 
@@ -43,6 +44,7 @@ class Membership:
     sampler: Sampler
     groups: tuple[VerifierGroup, ...]
     fixed_lengths: tuple[int | None, ...]
+    chooses: bool
     shared_noise: tuple[bool, ...]
     trees: tuple[bool, ...]
     drawn_only: tuple[bool, ...]
@@ -60,6 +62,7 @@ class Membership:
     ) -> Membership:
         """The membership of these rows; `make_sampler` None takes their sampling parameters."""
         sequences = [row.sequence for row in rows]
+        fixed = tuple(map(lengths.fixed, rows))
         sampler = make_sampler(sequences) if make_sampler is not None else _own_sampler(sequences, target)
         return cls(
             rows=tuple(rows),
@@ -68,7 +71,8 @@ class Membership:
             sequences=tuple(sequences),
             sampler=sampler,
             groups=group_by_verifier([row.verifier for row in rows], sampler),
-            fixed_lengths=tuple(map(lengths.fixed, rows)),
+            fixed_lengths=fixed,
+            chooses=None in fixed or any(sequence.prediction for sequence in sequences),
             shared_noise=tuple(is_coupled(row.verifier) for row in rows),
             trees=tuple(row.verifier.trees and target.supports_trees for row in rows),
             drawn_only=tuple(row.verifier.drawn_only for row in rows),

@@ -26,6 +26,8 @@ class DecodeStats:
         accepted: those of them that were accepted.
         drafted_by_position: tokens proposed at depth 1, 2, … of the draft.
         accepted_by_position: tokens accepted at depth 1, 2, ….
+        drafted_prediction: those of `drafted` that were copied from the request's prediction.
+        accepted_prediction: those of them that were accepted.
         seconds: wall-clock time of the rounds that the request took part in, by part: ``drafter``, ``target``,
             ``verification`` (sampling parameters and drawing) and ``other`` (everything else). Rows of one batch
             share their rounds, and so their seconds.
@@ -38,6 +40,8 @@ class DecodeStats:
     accepted: int = 0
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    drafted_prediction: int = 0
+    accepted_prediction: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @property
@@ -64,13 +68,14 @@ class DecodeStats:
         total = sum(self.seconds.values())
         return self.emitted / total if total else 0.0
 
-    def record(self, depths: Iterable[int], accepted: int, emitted: int) -> None:
+    def record(self, depths: Iterable[int], accepted: int, emitted: int, predicted: bool = False) -> None:
         """Count one round.
 
         Args:
             depths: depth (1 = below the root) of each drafted token.
             accepted: accepted tokens, at depths 1 … accepted.
             emitted: tokens that were added to the output.
+            predicted: the draft was copied from the request's prediction.
         """
         self.rounds += 1
         self.emitted += emitted
@@ -83,6 +88,9 @@ class DecodeStats:
                 self.accepted_by_position.append(0)
             self.drafted_by_position[depth - 1] += 1
         self.drafts += self.drafted > before
+        if predicted:
+            self.drafted_prediction += self.drafted - before
+            self.accepted_prediction += accepted
         for depth in range(accepted):
             self.accepted_by_position[depth] += 1
 
@@ -101,6 +109,8 @@ class DecodeStats:
             result.emitted += part.emitted
             result.drafted += part.drafted
             result.accepted += part.accepted
+            result.drafted_prediction += part.drafted_prediction
+            result.accepted_prediction += part.accepted_prediction
             for name in ("drafted_by_position", "accepted_by_position"):
                 mine, other = getattr(result, name), getattr(part, name)
                 mine.extend([0] * (len(other) - len(mine)))

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any, TypeGuard
 
 from foretoken.errors import ParameterError, PromptError, shown
+from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models.base import LanguageModel
 from foretoken.randomness import fresh_seed
 from foretoken.sampling import SamplingParams
@@ -19,6 +20,10 @@ Message = Mapping[str, Any]
 
 Prompt = str | AbstractSequence[int] | AbstractSequence[Message]
 """A string, token ids, or the messages of a chat."""
+
+
+PredictedOutput = str | AbstractSequence[int]
+"""What a request's output is expected to be: a string, or token ids."""
 
 
 def is_single(prompts: Prompt | AbstractSequence[Prompt]) -> TypeGuard[Prompt]:
@@ -37,13 +42,38 @@ def is_single(prompts: Prompt | AbstractSequence[Prompt]) -> TypeGuard[Prompt]:
     return isinstance(prompts[0], Integral | Mapping)
 
 
-def make_sequence(model: LanguageModel, prompt: Prompt, params: SamplingParams) -> Sequence:
+def each_prediction(prediction: Any, count: int) -> AbstractSequence[Any]:
+    """The predictions of a list of prompts, None for those without one.
+
+    Raises:
+        ParameterError: it is no list with one for each.
+    """
+    if prediction is None:
+        return [None] * count
+    if isinstance(prediction, str | bytes | Mapping) or not isinstance(prediction, AbstractSequence):
+        raise ParameterError(
+            f"prediction is {shown(prediction)} for a list of prompts: give a list with one, or None, for each"
+        )
+    if len(prediction) != count:
+        raise ParameterError(f"{len(prediction)} predictions for {count} prompts: give one, or None, for each")
+    return prediction
+
+
+def make_sequence(
+    model: LanguageModel,
+    prompt: Prompt,
+    params: SamplingParams,
+    prediction: PredictedOutput | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Sequence:
     """The sequence that a prompt starts, after a check that the model can follow the parameters.
 
     Args:
         model: the target.
         prompt: a single one.
         params: how to sample.
+        prediction: what the output is expected to be.
+        limits: of the prediction's length.
 
     Raises:
         PromptError: the prompt is empty, too long for the model, has tokens outside its vocabulary, or needs a
@@ -57,14 +87,15 @@ def make_sequence(model: LanguageModel, prompt: Prompt, params: SamplingParams) 
         raise PromptError("a prompt in a list is itself a list of prompts: lists of prompts don't nest")
     seed = params.seed if params.seed is not None else fresh_seed()
     tokens = encode(model, prompt)
+    predicted = () if prediction is None else encode_prediction(model, prediction, limits=limits)
     if model.decoder_start_token_id is not None:
-        return Sequence([model.decoder_start_token_id], 1, params, seed, source=tokens)
+        return Sequence([model.decoder_start_token_id], 1, params, seed, tokens, predicted)
     if len(tokens) >= model.max_length:
         raise PromptError(
             f"prompt has {len(tokens):,} tokens, the model {model.name} takes {model.max_length:,}, and at least one "
             "must be left for the output: shorten the prompt or use a model with a longer context"
         )
-    return Sequence(tokens, len(tokens), params, seed)
+    return Sequence(tokens, len(tokens), params, seed, prediction=predicted)
 
 
 def _check_params(model: LanguageModel, params: SamplingParams) -> None:
@@ -114,12 +145,49 @@ def encode(model: LanguageModel, prompt: Prompt, tokenizer: Any = None) -> list[
         tokens = _chat(model, prompt, tokenizer)
     else:
         tokens = list(prompt)
+    return _checked(model, tokens, "prompt")
+
+
+def encode_prediction(
+    model: LanguageModel, prediction: PredictedOutput, tokenizer: Any = None, limits: Limits = DEFAULT_LIMITS
+) -> tuple[int, ...]:
+    """The tokens of a predicted output, without special tokens; none for an empty one.
+
+    Args:
+        model: the target.
+        prediction: a string, or token ids.
+        tokenizer: as in `encode`.
+        limits: with `Limits.prediction_tokens`.
+
+    Raises:
+        PromptError: it is neither, longer than `Limits.prediction_tokens`, or the model has no tokenizer.
+    """
+    tokens: list[Any]
+    if isinstance(prediction, str):
+        _check_tokenizer(model)
+        _check_text(prediction, "prediction")
+        tokenizer = model.tokenizer if tokenizer is None else tokenizer
+        tokens = list(tokenizer(prediction, add_special_tokens=False).input_ids) if prediction else []
+    elif isinstance(prediction, AbstractSequence) and not isinstance(prediction, bytes | bytearray | memoryview):
+        tokens = list(prediction)
+    else:
+        raise PromptError(f"prediction is {shown(prediction)}: give a string, or a list of token ids")
+    most = limits.prediction_tokens
+    if len(tokens) > most:
+        raise PromptError(
+            f"prediction has {len(tokens):,} tokens, the limit is {most:,}: shorten it, or raise "
+            "Limits.prediction_tokens"
+        )
+    return tuple(_checked(model, tokens, "prediction"))
+
+
+def _checked(model: LanguageModel, tokens: AbstractSequence[Any], name: str) -> list[int]:
     for position, token in enumerate(tokens):
         if isinstance(token, bool) or not isinstance(token, Integral):
-            raise PromptError(f"token {position} of the prompt is {shown(token)}: token ids are integers")
+            raise PromptError(f"token {position} of the {name} is {shown(token)}: token ids are integers")
         if not 0 <= int(token) < model.vocab_size:
             raise PromptError(
-                f"token {position} of the prompt is {int(token):,}: the vocabulary of {model.name} has the ids "
+                f"token {position} of the {name} is {int(token):,}: the vocabulary of {model.name} has the ids "
                 f"0 to {model.vocab_size - 1:,}"
             )
     return list(map(int, tokens))

@@ -63,7 +63,8 @@ def emit(rows: AbstractSequence[Row], draft: Draft, verified: Verified, logits: 
             last = "bonus" if is_leaf else "residual"
         origins: list[Origin] = ["accepted"] * len(nodes)
         taken = row.extend(emitted, [*origins, last])
-        row.stats.record(row_depths, min(len(nodes), taken), taken)
+        predicted = bool(draft.predicted) and draft.predicted[index]
+        row.stats.record(row_depths, min(len(nodes), taken), taken, predicted)
         if row.logprobs is not None:
             top = row.sequence.params.logprobs or 0
             row.logprobs += token_logprobs(logits[index], [0, *nodes], emitted[:taken], top)

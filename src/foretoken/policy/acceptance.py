@@ -69,6 +69,8 @@ class Kind:
 # rise with match + depth - 1: a copy of a longer match is accepted more often.
 LOOKUP = Kind((0.27, 0.47, 0.6, 0.63, 0.71, 0.75, 0.76, 0.82, 0.87, 0.9, 0.9, 0.92, 0.94, 0.95, 0.95, 0.96), weight=4.0)
 MODEL = Kind((0.7, 0.72, 0.74, 0.75))
+# Of copies from a prediction, by tokens of the output that agree with it, plus 1 (benchmarks/prediction.py --rates).
+PREDICTION = Kind((0.08, 0.46, 0.8, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985))
 TREES = Kind((0.6,), trees=True)
 
 
