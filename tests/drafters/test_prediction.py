@@ -89,8 +89,9 @@ def test_of_like_places_the_next_ahead_is_taken():
 
 
 def test_more_agreeing_tokens_outweigh_the_distance():
-    text = [1, 2, 50, 3, *range(60, 90), 1, 2, 51]
-    assert followed(text, [1, 2, 50, 3, 60, 61, 9, 1, 2]).draft(1) == [51]
+    text = [1, 11, 12, 2, 50, *range(60, 90), 11, 2, 51]
+    assert followed(text, [1, 9, 11, 2]).draft(1) == [51]
+    assert followed(text, [1, 9, 2]).draft(1) == [50]
 
 
 def test_an_edited_text_takes_few_passes():
