@@ -1,4 +1,4 @@
-"""The distribution of outputs whose drafts are copied from predictions: right, wrong, half right, and told by the seed."""
+"""The distribution of outputs whose drafts are copied from predictions: right, wrong, or the seed's earlier output."""
 
 from __future__ import annotations
 
