@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -26,12 +28,28 @@ BACKENDS = ["torch", "openvino"] if openvino_refusal(torch.float32, torch.device
 PROMPTS = [[1, 2, 3], [4, 5], list(range(20)), [7]]
 
 
+@cache
+def openvino_target():
+    return load(tiny_llama(seed=1), runner="native", backend="openvino")
+
+
+@cache
+def openvino_drafter(kind: str, draft_vocab_size: int | None = None):
+    """One for all engines: it takes long to compile, and its state is by sequence."""
+    if kind == "eagle3":
+        head = tiny_eagle3(tiny_llama(seed=1), draft_vocab_size=draft_vocab_size)
+        return Eagle3(head, openvino_target(), backend="openvino")
+    if kind == "draft-model":
+        return DraftModel(load(tiny_llama(seed=2), runner="native", backend="openvino"))
+    return EarlyExit(openvino_target(), 1)
+
+
 def watched(drafter):
-    """The drafter, and a list of what it is asked and proposes: texts, and the drafts."""
-    seen, propose = [], drafter.propose
+    """The drafter, and a list of what it is asked and proposes from now on: texts, and the drafts."""
+    seen = []
 
     def watching(batch, limits):
-        draft = propose(batch, limits)
+        draft = type(drafter).propose(drafter, batch, limits)
         seen.append(([list(sequence.tokens) for sequence in batch.sequences], draft))
         return draft
 
@@ -209,13 +227,13 @@ def test_greedy_texts_are_the_targets_in_batches_that_rows_join_and_leave(kind, 
 def test_rows_get_in_a_batch_what_they_get_alone(backend, temperature):
     model = tiny_llama(seed=1)
     target = load(model)
-    head = tiny_eagle3(model)
+    drafter = Eagle3(tiny_eagle3(model), target, backend=backend)
     params = [
         SamplingParams(temperature=temperature, seed=seed, max_new_tokens=16, ignore_eos=True) for seed in range(4)
     ]
 
     def engine():
-        return Engine(target, Eagle3(head, target, backend=backend), "block", 3)
+        return Engine(target, drafter, "block", 3)
 
     together = engine().generate(PROMPTS, params)
     alone = [engine().generate(prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
@@ -291,7 +309,8 @@ def test_heads_take_part_in_a_cascade():
     assert Cascade([PromptLookup(), PromptLookup()]).hidden_layers == ()
 
 
-def test_a_folder_of_a_head_is_a_drafter(tmp_path):
+def test_a_folder_of_a_head_is_a_drafter(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "openvino_refusal", lambda *about: "compiling takes long")
     model = tiny_llama(seed=1)
     save_eagle3(tiny_eagle3(model), tmp_path / "eagle")
     save_medusa(tiny_medusa(model), tmp_path / "medusa")
@@ -370,18 +389,10 @@ def _broken(head):
 @pytest.mark.skipif("openvino" not in BACKENDS, reason="needs OpenVINO")
 def test_how_a_row_is_drafted_for_does_not_depend_on_the_others(kind, draft_vocab_size):
     """One call and single steps draw different tokens with the same numbers; which it is, is the row's own affair."""
-    model = tiny_llama(seed=1)
-    target = load(model, runner="native", backend="openvino")
 
     def engine():
-        if kind == "eagle3":
-            drafter = Eagle3(tiny_eagle3(model, draft_vocab_size=draft_vocab_size), target, backend="openvino")
-        elif kind == "draft-model":
-            drafter = DraftModel(load(tiny_llama(seed=2), runner="native", backend="openvino"))
-        else:
-            drafter = EarlyExit(target, 1)
-        drafter, seen = watched(drafter)
-        return Engine(target, drafter, "token", 4), seen
+        drafter, seen = watched(openvino_drafter(kind, draft_vocab_size))
+        return Engine(openvino_target(), drafter, "token", 4), seen
 
     def of(prompt, seen):
         """Its drafts: tokens, distributions, and whether these are in whole units, as those of one call are."""
@@ -403,8 +414,8 @@ def test_how_a_row_is_drafted_for_does_not_depend_on_the_others(kind, draft_voca
     ]
     prompts = [[5, 3, 1], [9, 9, 4, 2], [8, 7], [11, 2, 6, 1, 4]]
     alone, seen_alone = engine()
-    together, seen_together = engine()
     first = alone.generate(prompts[0], plain)
+    together, seen_together = engine()
     texts = [one.token_ids for one in together.generate(prompts, [plain, *others])]
     assert texts[0] == first.token_ids
     for prompt, params, sequence in zip(prompts[1:], others, texts[1:], strict=True):
@@ -421,17 +432,8 @@ def test_how_a_row_is_drafted_for_does_not_depend_on_the_others(kind, draft_voca
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["eagle3", "draft-model", "early-exit"])
 def test_drafts_of_one_token_in_batches_that_become_smaller(kind, temperature):
-    model = tiny_llama(seed=1)
-    target = load(model, runner="native", backend="openvino")
-
     def engine():
-        if kind == "eagle3":
-            drafter = Eagle3(tiny_eagle3(model), target, backend="openvino")
-        elif kind == "draft-model":
-            drafter = DraftModel(load(tiny_llama(seed=2), runner="native", backend="openvino"))
-        else:
-            drafter = EarlyExit(target, 1)
-        return Engine(target, drafter, "token", 1, max_batch_size=3)
+        return Engine(openvino_target(), openvino_drafter(kind), "token", 1, max_batch_size=3)
 
     params = [
         SamplingParams(temperature=temperature, seed=seed, max_new_tokens=count, ignore_eos=True)
