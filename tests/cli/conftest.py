@@ -22,6 +22,8 @@ class Models:
     drafter: str
     untemplated: str
     """The target with a tokenizer that has no chat template."""
+    native: str
+    """A model that OpenVINO runs: slow to compile, so the others are none."""
     foreign: str
     """A model with another vocabulary."""
 
@@ -29,12 +31,13 @@ class Models:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
-    fields = {"eos_token_id": END, "max_position_embeddings": 512}
-    target = tiny.tiny_llama(vocab_size=259, seed=1, **fields)
+    fields = {"eos_token_id": END, "n_positions": 512}
+    target = tiny.tiny_gpt2(vocab_size=259, seed=1, **fields)
     for name, model, chat in (
         ("target", target, True),
-        ("drafter", tiny.tiny_llama(vocab_size=259, seed=1, num_hidden_layers=1, **fields), True),
+        ("drafter", tiny.tiny_gpt2(vocab_size=259, seed=1, n_layer=1, **fields), True),
         ("untemplated", target, False),
+        ("native", tiny.tiny_llama(vocab_size=259, seed=1), True),
     ):
         model.save_pretrained(folder / name)
         byte_tokenizer(chat).save_pretrained(folder / name)
@@ -42,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     foreign = byte_tokenizer()
     foreign.add_tokens(["foreign"])
     foreign.save_pretrained(folder / "foreign")
-    return Models(*(str(folder / name) for name in ("target", "drafter", "untemplated", "foreign")))
+    return Models(*(str(folder / name) for name in ("target", "drafter", "untemplated", "native", "foreign")))
 
 
 Call = Callable[..., Result]

@@ -246,7 +246,7 @@ def test_stop_strings_end_the_text(call):
         (["hello", "--dtype", "int3"], ["int3", "bfloat16"]),
         (["hello", "--runner", "legs"], ["'legs'", "'native'", "'hf'"]),
         (["hello", "--quantize", "int3"], ["'int3'", "'int8'"]),
-        (["hello", "--quantize", "w8a8", "--eager"], ["w8a8", "eager is True", "'int8'"]),
+        (["hello", "--target", "NATIVE", "--quantize", "w8a8", "--eager"], ["w8a8", "eager is True", "'int8'"]),
         (["hello", "--quantize-drafter", "int8", "--drafter", "prompt-lookup"], ["int8", "prompt-lookup", "no model"]),
         (["hello", "--quantize-drafter", "int8", "--drafter", "eagle3:/no/head"], ["/no/head"]),
         ([""], ["empty"]),
@@ -257,8 +257,8 @@ def test_stop_strings_end_the_text(call):
         (["x" * 2000], ["512"]),
     ],
 )
-def test_bad_input_is_one_readable_line_and_status_2(call, arguments, named):
-    result = call("generate", *arguments)
+def test_bad_input_is_one_readable_line_and_status_2(call, models, arguments, named):
+    result = call("generate", *(models.native if word == "NATIVE" else word for word in arguments))
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -268,12 +268,13 @@ def test_bad_input_is_one_readable_line_and_status_2(call, arguments, named):
 
 
 def test_quantised_models_say_so(call, models):
-    result = call("generate", "hello", "--quantize", "int8", "-n", "4", "--quantize-drafter", "int8")
+    pair = ["--target", models.native, "--drafter", models.native]
+    result = call("generate", "hello", *pair, "--quantize", "int8", "-n", "4", "--quantize-drafter", "int8")
     assert result.exit_code == 0
     assert "rounded to int8: the output follows the distribution of the rounded target" in " ".join(
         result.stderr.split()
     )
-    assert "rounded" not in call("generate", "hello", "-n", "4", "--runner", "hf").stderr
+    assert "rounded" not in call("generate", "hello", *pair, "-n", "4", "--runner", "hf").stderr
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(call, models):
