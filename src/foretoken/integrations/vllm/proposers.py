@@ -1,0 +1,225 @@
+"""Proposers for vLLM's ``custom_class`` method: Foretoken's drafters without weights, under its policy.
+
+vLLM's interface takes chosen tokens and chains, and tells a proposer nothing but the tokens of every row: no request
+ids, no logits, and not which drafts were accepted. Rows are therefore known by their tokens, and a draft is judged by
+what was sampled after it. How long a round took is the time from one call to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from foretoken.drafters import Drafter, get
+from foretoken.drafters.base import Batch
+from foretoken.drafters.judging import expected_accepted, follow
+from foretoken.errors import ParameterError
+from foretoken.integrations.vllm.rows import Known, KnownRows, begin
+from foretoken.policy.acceptance import LOOKUP
+from foretoken.policy.costs import Costs
+from foretoken.policy.policy import Policy
+from foretoken.policy.request import LONGEST, Offer, Row
+from foretoken.sampling import Sampler
+
+_OPTIONS = ("drafter", "reproducible")
+
+
+class Proposer:
+    """Drafts for vLLM with one of Foretoken's drafters that have no weights.
+
+    Each row gets as many draft tokens as pay, by Foretoken's policy, and none where none pay. Options stand in vLLM's
+    ``additional_config``, under ``"foretoken"``:
+
+    - ``drafter``: a name with its argument, such as ``"suffix:100000"`` or ``"retrieval:corpus.idx"``; by default
+      the class's own name.
+    - ``reproducible``: true where requests share a seed, or one seed must give one output: then drafts depend on
+      nothing but a request's own tokens. By default draft lengths also depend on measured times and on other
+      requests, which leaves the distribution as it is where every request has uniforms of its own.
+
+    vLLM's ``num_speculative_tokens`` is the most that is drafted; the policy considers up to 16.
+
+    Args:
+        vllm_config: vLLM's configuration, with which it makes its proposers.
+        clock: seconds, for measuring rounds.
+
+    Raises:
+        ParameterError: an unknown option, or a drafter that needs more than tokens.
+    """
+
+    drafter = "lookup"
+    """Name of the drafter that the class stands for."""
+
+    def __init__(self, vllm_config: Any, clock: Callable[[], float] = perf_counter) -> None:
+        options = _options(vllm_config.additional_config)
+        self._most: int = vllm_config.speculative_config.num_speculative_tokens
+        self._max_length: int = vllm_config.model_config.max_model_len
+        self._vocab_size: int = vllm_config.model_config.get_vocab_size()
+        self._reproducible = bool(options.get("reproducible", False))
+        self._drafter = _without_weights(str(options.get("drafter", self.drafter)))
+        self._clock = clock
+        self._policy = Policy((LOOKUP,), (True,), Costs.by_bytes(1.0, (0.0,)), Costs.by_bytes(1.0, (0.0,)))
+        # Requests that wait for their turn, and those that just ended, are kept beside a whole batch.
+        self._rows = KnownRows(2 * vllm_config.scheduler_config.max_num_seqs)
+        self._seeds = count()
+        self._begun: float | None = None
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """There is no model to load; vLLM's CPU build calls this on every proposer."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """A draft for every row; empty ones for rows in prefill and where nothing pays.
+
+        Args:
+            sampled_token_ids: of each row, the tokens of the round that just ended; empty in prefill.
+            num_tokens_no_spec: ``[B]``, tokens of each row, those included.
+            token_ids_cpu: ``[B, max_model_len]``, the tokens.
+            slot_mappings: vLLM's; not used.
+        """
+        now = self._clock()
+        seconds = None if self._begun is None else now - self._begun
+        self._begun = now
+        rows: list[int] = []
+        known: list[Known] = []
+        emitted: list[list[int]] = []
+        for row, new in enumerate(sampled_token_ids):
+            if new:
+                tokens = token_ids_cpu[row, : num_tokens_no_spec[row]]
+                found = self._rows.take(tokens, len(new))
+                if found is None:
+                    request = self._policy.open(sampled=True, reproducible=self._reproducible)
+                    found = begin(tokens, len(new), request, next(self._seeds))
+                    emitted.append([])
+                else:
+                    emitted.append(found.extend(tokens, len(new)))
+                rows.append(row)
+                known.append(found)
+        prefilled = len(rows) < len(sampled_token_ids) or not all(emitted)
+        self._learn(known, emitted, None if prefilled else seconds)
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        if known:
+            for row, draft in zip(rows, self._draft(known), strict=True):
+                drafts[row] = draft
+        for one in known:
+            self._rows.put(one)
+        return drafts
+
+    def _learn(self, known: list[Known], emitted: list[list[int]], seconds: float | None) -> None:
+        """Judge the last drafts by what was emitted, and tell the policy how long the round took."""
+        decided, lengths, positions = [], [], 0
+        for one, tokens in zip(known, emitted, strict=True):
+            if not tokens or one.decision is None:
+                continue
+            if one.offer is not None:
+                self._judge(one, one.offer, tokens)
+            decided.append(one.decision)
+            lengths.append(len(tokens))
+            positions += 1 + one.drafted
+        if decided:
+            self._policy.learn(decided, lengths, positions, (), seconds)
+
+    def _judge(self, one: Known, offer: Offer, emitted: list[int]) -> None:
+        parents = list(range(len(one.offered)))
+        right, missed = follow(one.offered, parents, emitted)
+        if offer.reach:
+            expected = expected_accepted(offer.reach, one.offered, parents, emitted)
+            self._policy.judge_tree(one.request, 0, offer.size, right, expected)
+        else:
+            self._policy.judge(one.request, 0, right + missed, right, offer.match)
+
+    def _draft(self, known: list[Known]) -> list[list[int]]:
+        """Have the drafter draft, and the policy decide how much of it vLLM verifies."""
+        sequences = [one.sequence for one in known]
+        size = len(known)
+        # The last token that a sequence may have is vLLM's own to sample.
+        room = [min(self._most, LONGEST, max(self._max_length - len(s.tokens) - 1, 0)) for s in sequences]
+        batch = Batch(
+            sequences,
+            Sampler([s.params for s in sequences], [s.seed for s in sequences], vocab_size=self._vocab_size),
+            torch.tensor([s.seed for s in sequences]),
+            torch.tensor([len(s.tokens) for s in sequences]),
+            self._vocab_size,
+            shared_noise=(False,) * size,
+            trees=(False,) * size,
+            reproducible=(self._reproducible,) * size,
+        )
+        draft = self._drafter.propose(batch, room)
+        for one, tokens, length, limit in zip(known, draft.tokens.tolist(), draft.counts.tolist(), room, strict=True):
+            matches, estimates = self._drafter.matches, self._drafter.estimates
+            one.offered, one.offer = tokens[:length], None
+            if length:
+                match = 0 if matches is None else min(matches[one.sequence], LONGEST)
+                reach = () if estimates is None else tuple(estimates[one.sequence][:length])
+                one.offer = Offer(0, length, match, reach)
+            one.decision = Row(one.request, limit, (0,), () if one.offer is None else (one.offer,), most=limit)
+        decisions = [one.decision for one in known if one.decision is not None and one.decision.room > 0]
+        self._policy.choose(decisions)
+        result = []
+        for one in known:
+            tokens = one.offered[: one.decision.chosen.tokens] if one.decision is not None else []
+            one.drafted = len(tokens)
+            result.append(tokens)
+        return result
+
+
+class Lookup(Proposer):
+    """Copies from the sequence itself, as likely as they were found to be; see `foretoken.drafters.Lookup`.
+
+    vLLM shows no logits, so that the target's runners-up are missing.
+    """
+
+    drafter = "lookup"
+
+
+class PromptLookup(Proposer):
+    """See `foretoken.drafters.PromptLookup`."""
+
+    drafter = "prompt-lookup"
+
+
+class Suffix(Proposer):
+    """See `foretoken.drafters.Suffix`; ``"drafter": "suffix:N"`` looks in other requests' tokens, too."""
+
+    drafter = "suffix"
+
+
+class NgramStorage(Proposer):
+    """See `foretoken.drafters.NgramStorage`."""
+
+    drafter = "ngram-storage"
+
+
+class Retrieval(Proposer):
+    """See `foretoken.drafters.Retrieval`; needs ``"drafter": "retrieval:INDEX"``."""
+
+    drafter = "retrieval"
+
+
+def _options(additional: object) -> Mapping[str, Any]:
+    """What ``additional_config`` has for Foretoken."""
+    found = additional.get("foretoken", {}) if isinstance(additional, Mapping) else {}
+    if not isinstance(found, Mapping):
+        raise ParameterError(f"additional_config['foretoken'] is {found!r}: give a mapping of {', '.join(_OPTIONS)}")
+    for name in found:
+        if name not in _OPTIONS:
+            raise ParameterError(f"additional_config['foretoken'] has {name!r}: it takes {', '.join(_OPTIONS)}")
+    return found
+
+
+def _without_weights(name: str) -> Drafter:
+    """The drafter of that name."""
+    drafter = get(name)
+    if drafter.models or drafter.hidden_layers or not drafter.own_threads:
+        raise ParameterError(f"drafter {name!r} runs a model: vLLM has its own methods for those, such as draft_model")
+    return drafter
