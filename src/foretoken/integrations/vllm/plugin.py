@@ -59,7 +59,7 @@ def expand(
     cu_num_tokens: Tensor,
     replace_from: float,
     replace_to: float,
-    MAX_NUM_TOKENS: int | None = None,  # noqa: N803: vLLM passes it by this name
+    max_num_tokens: int | None = None,
 ) -> None:
     """Repeat each request's value for each of its tokens.
 
@@ -69,7 +69,7 @@ def expand(
         cu_num_tokens: ``[B]`` integers, running sums of the requests' numbers of tokens; the last one is N.
         replace_from: a value that is replaced.
         replace_to: by this one.
-        MAX_NUM_TOKENS: the kernel's limit for a request; not needed here.
+        max_num_tokens: the kernel's limit for a request; not needed here.
     """
     counts = torch.diff(cu_num_tokens.long(), prepend=cu_num_tokens.new_zeros(1).long())
     values = torch.where(input_val == replace_from, torch.full_like(input_val, replace_to), input_val)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import count
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -22,12 +23,16 @@ from foretoken.drafters.judging import expected_accepted, follow
 from foretoken.errors import ParameterError
 from foretoken.integrations.vllm.rows import Known, KnownRows, begin
 from foretoken.policy.acceptance import LOOKUP
-from foretoken.policy.costs import Costs
+from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LONGEST, Offer, Row
 from foretoken.sampling import Sampler
 
+_MEASUREMENTS = 3
+"""Rounds without drafts, and rounds with them, from which the first estimate of the costs is made."""
+
 _OPTIONS = ("drafter", "reproducible")
+_DRAFTERS = ("lookup", "prompt-lookup", "suffix", "ngram-storage", "ngram-storage-one-level", "retrieval")
 
 
 class Proposer:
@@ -61,13 +66,14 @@ class Proposer:
         self._max_length: int = vllm_config.model_config.max_model_len
         self._vocab_size: int = vllm_config.model_config.get_vocab_size()
         self._reproducible = bool(options.get("reproducible", False))
-        self._drafter = _without_weights(str(options.get("drafter", self.drafter)))
+        self._drafter = _made(str(options.get("drafter", self.drafter)))
         self._clock = clock
         self._policy = Policy((LOOKUP,), (True,), Costs.by_bytes(1.0, (0.0,)), Costs.by_bytes(1.0, (0.0,)))
         # Requests that wait for their turn, and those that just ended, are kept beside a whole batch.
         self._rows = KnownRows(2 * vllm_config.scheduler_config.max_num_seqs)
         self._seeds = count()
         self._begun: float | None = None
+        self._measured: dict[int, list[float]] | None = {}  # seconds by positions; None once costs are estimated
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """There is no model to load; vLLM's CPU build calls this on every proposer."""
@@ -128,6 +134,20 @@ class Proposer:
             positions += 1 + one.drafted
         if decided:
             self._policy.learn(decided, lengths, positions, (), seconds)
+        if seconds is not None and self._measured is not None:
+            self._calibrate(self._measured, positions, seconds)
+
+    def _calibrate(self, measured: dict[int, list[float]], positions: int, seconds: float) -> None:
+        """Estimate costs as soon as some rounds of two sizes were measured.
+
+        vLLM has no pass to spare on measuring, so the first rounds of a process decode plainly, which is the one thing
+        that those of the policy would not show: it can't tell the slope of the costs from rounds of one size.
+        """
+        measured.setdefault(positions, []).append(seconds)
+        points = [(size, median(all_)) for size, all_ in measured.items() if len(all_) >= _MEASUREMENTS]
+        if len(points) > 1:
+            self._policy.calibrate(Costs(Line.through(points), [DrafterCosts(Line(0.0, 0.0))]))
+            self._measured = None
 
     def _judge(self, one: Known, offer: Offer, emitted: list[int]) -> None:
         parents = list(range(len(one.offered)))
@@ -143,7 +163,10 @@ class Proposer:
         sequences = [one.sequence for one in known]
         size = len(known)
         # The last token that a sequence may have is vLLM's own to sample.
-        room = [min(self._most, LONGEST, max(self._max_length - len(s.tokens) - 1, 0)) for s in sequences]
+        most = min(self._most, LONGEST)
+        if self._measured is not None and len(self._measured.get(size, ())) < _MEASUREMENTS:
+            most = 0
+        room = [min(most, max(self._max_length - len(s.tokens) - 1, 0)) for s in sequences]
         batch = Batch(
             sequences,
             Sampler([s.params for s in sequences], [s.seed for s in sequences], vocab_size=self._vocab_size),
@@ -217,9 +240,10 @@ def _options(additional: object) -> Mapping[str, Any]:
     return found
 
 
-def _without_weights(name: str) -> Drafter:
+def _made(name: str) -> Drafter:
     """The drafter of that name."""
-    drafter = get(name)
-    if drafter.models or drafter.hidden_layers or not drafter.own_threads:
-        raise ParameterError(f"drafter {name!r} runs a model: vLLM has its own methods for those, such as draft_model")
-    return drafter
+    if name.partition(":")[0] not in _DRAFTERS:
+        raise ParameterError(
+            f"drafter {name!r} needs more than tokens, or is none: choose one of {', '.join(_DRAFTERS)}"
+        )
+    return get(name)
