@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def _add_vocabulary(writer: Any, config: Any, tokenizer: Any | None) -> None:
     for name, token in tokenizer.get_vocab().items():
         tokens[token] = name
         kinds[token] = gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL
-    stored = __import__("json").loads(tokenizer.backend_tokenizer.to_str())
+    stored = json.loads(tokenizer.backend_tokenizer.to_str())
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in stored["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")

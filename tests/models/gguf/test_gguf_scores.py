@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 import transformers as tf
 
-from foretoken.models import gguf
-from models.gguf.gguf_files import write
+from foretoken.models.chain import Draws
 from models.reference import walk
 from tiny import _llama_like, build, tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mamba, tiny_qwen3
 
@@ -26,24 +28,6 @@ TOLERANCE = {"gpt2": 5e-3, "gemma2": 5e-3}
 """llama.cpp looks GELU up in a table of float16 numbers."""
 
 
-@pytest.fixture(scope="module")
-def load(tmp_path_factory):
-    """Models by architecture, each file written once; its transformers model is the attribute `module`."""
-    folder = tmp_path_factory.mktemp("gguf")
-    made = {}
-
-    def loaded(kind, make, **options):
-        if kind not in made:
-            module = make()
-            made[kind] = module, write(module, folder / f"{kind}.gguf")
-        module, path = made[kind]
-        model = gguf.load(path, kind, gguf.Options(**options))
-        model.module = module
-        return model
-
-    return loaded
-
-
 @pytest.mark.parametrize("kind", ROLLING_BACK)
 def test_a_walk_over_trees_commits_and_copies_scores_as_transformers(load, kind):
     model = load(kind, ROLLING_BACK[kind])
@@ -59,3 +43,88 @@ def test_few_sequences_and_rows_of_a_context_give_the_same_scores(load, rows, se
 def test_a_state_that_can_not_be_rolled_back_is_computed_again(load):
     model = load("mamba", tiny_mamba)
     assert max(walk(model, size, seed) for size, seed in ((1, 0), (3, 1))) < 1e-4
+
+
+def test_a_context_grows_with_its_rows(load):
+    model = load("llama", tiny_llama)
+    model.pool.options = replace(model.pool.options, cells=1)
+    cache = model.open(2)
+    tokens = torch.arange(400).remainder(29).add(3).expand(2, 400)
+    steps = torch.arange(200).expand(2, 200)
+    model.forward(tokens[:, :200], steps - 1, torch.tensor([100, 200]), cache, "none")
+    cache.commit(steps, torch.tensor([100, 200]))
+    before = cache.shards[0].context.cells
+    found = model.forward(tokens[:, 200:], steps - 1, torch.tensor([200, 200]), cache).logits
+    assert cache.shards[0].context.cells > before
+    for row, start in ((0, 100), (1, 200)):
+        text = [*tokens[row, :start].tolist(), *tokens[row, 200:].tolist()]
+        expected = model.module(input_ids=torch.tensor([text])).logits[0, -200:]
+        assert torch.allclose(found[row], expected, atol=1e-4)
+
+
+def test_tentative_nodes_survive_a_growing_context(load):
+    model = load("llama", tiny_llama)
+    model.pool.options = replace(model.pool.options, cells=1)
+    cache = model.open(1)
+    model.forward(torch.tensor([[3, 4, 5]]), torch.tensor([[-1, -1, 1]]), torch.tensor([3]), cache)
+    many = 300
+    tokens = torch.arange(many).remainder(29).add(3)[None]
+    parents = torch.tensor([[2, *range(3, 2 + many)]])  # below the branch
+    found = model.forward(tokens, parents, torch.tensor([many]), cache, "last").logits[0, 0]
+    expected = model.module(input_ids=torch.cat((torch.tensor([[4, 5]]), tokens), 1)).logits[0, -1]
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert cache.shards[0].context.cells > 256
+
+
+def test_passes_are_split_where_they_are_longer_than_a_context_takes(load):
+    model = load("llama", tiny_llama)
+    model.pool.options = replace(model.pool.options, tokens=7, outputs=3)
+    model.pool.sequences = 64
+    assert max(walk(model, 3, seed, rounds=4) for seed in range(2)) < 1e-4
+
+
+def test_chains_are_the_steps_one_by_one(load):
+    model = load("llama", tiny_llama, rows=2, sequences=4)
+    texts = [[3, 4, 5], [], [7]]
+    cache = model.open(3)
+    chains = model.chain(texts, 4, cache).tokens
+    assert chains[1] == []
+    for text, chain in ((texts[0], chains[0]), (texts[2], chains[2])):
+        for step in range(4):
+            logits = model.module(input_ids=torch.tensor([text + chain[:step]])).logits[0, -1]
+            assert chain[step] == int(logits.argmax())
+    cache.commit(torch.arange(4).expand(3, 4), torch.tensor([2, 0, 3]))
+    assert cache.lengths.tolist() == [5, 0, 4]
+    more = model.forward(torch.tensor([[9], [9], [9]]), torch.full((3, 1), -1), torch.tensor([1, 0, 1]), cache).logits
+    for row, text in ((0, texts[0] + chains[0][:2] + [9]), (2, texts[2] + chains[2][:3] + [9])):
+        expected = model.module(input_ids=torch.tensor([text])).logits[0, -1]
+        assert torch.allclose(more[row, 0], expected, atol=1e-4)
+
+
+def test_drawn_chains_are_drawn_from_the_distributions_that_they_name(load):
+    model = load("llama", tiny_llama)
+    generator = torch.Generator().manual_seed(3)
+    draws = Draws(torch.tensor([1.0, 0.5]), torch.rand(2, 5, generator=generator, dtype=torch.float64))
+    chains = model.chain([[3], [4, 5]], 5, model.open(2), draws)
+    assert torch.equal(chains.probs.double().sum(-1), torch.ones(2, 5).double())
+    for row, text in enumerate(([3], [4, 5])):
+        for step, token in enumerate(chains.tokens[row]):
+            logits = model.module(input_ids=torch.tensor([text + chains.tokens[row][:step]])).logits[0, -1]
+            expected = torch.softmax(logits.double() * draws.inverse_temperatures[row], -1)
+            assert torch.allclose(chains.probs[row, step].double(), expected, atol=1e-5)
+            below = chains.probs[row, step].double().cumsum(0)
+            assert below[token] > draws.uniforms[row, step] >= below[token] - chains.probs[row, step, token] - 2**-24
+
+
+def test_chains_end_where_scores_are_no_numbers(files, load):
+    def broken():
+        module = tiny_llama(seed=5)
+        module.model.embed_tokens.weight[9] = float("nan")
+        return module
+
+    model = load("broken", broken)
+    draws = Draws(torch.ones(1), torch.full((1, 3), 0.5, dtype=torch.float64))
+    for given in (None, draws):
+        chains = model.chain([[9]], 3, model.open(1), given)
+        assert chains.tokens == [[]]
+    assert torch.equal(chains.probs.sum(-1), torch.ones(1, 3))

@@ -44,6 +44,7 @@ class Row:
         kept: how many of them are in the KV cache.
         nodes: tokens of the tentative nodes.
         parents: their parents' numbers, -1 for none.
+        depths: of each node, how many are above it.
         homes: of each node, a sequence that ends with it or goes through it; `LOST` where there is none.
         branches: sequences of the row besides its own.
         ends: the last node of each of the row's sequences, -1 for none.
@@ -55,9 +56,16 @@ class Row:
     kept: int = 0
     nodes: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
     homes: list[int] = field(default_factory=list)
     branches: list[int] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
+
+    def append(self, token: int, parent: int) -> None:
+        """Add a tentative node."""
+        self.nodes.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1 if parent >= 0 else 0)
 
     def path(self, node: int) -> list[int]:
         """Nodes on the way to one, itself included."""
@@ -73,7 +81,8 @@ class Row:
 
     def forget(self) -> None:
         """Drop the tentative nodes, but not what the context has of them."""
-        self.nodes, self.parents, self.homes, self.branches, self.ends = [], [], [], [], {}
+        self.nodes, self.parents, self.depths = [], [], []
+        self.homes, self.branches, self.ends = [], [], {}
 
 
 class Shard:

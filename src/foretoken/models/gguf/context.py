@@ -29,6 +29,7 @@ class ContextOptions:
         threads: that compute.
         cache_type: of keys and values, as ggml numbers types.
         sequences: most sequences of a context.
+        cells: tokens that a new context has room for at least; it grows by half where that is not enough.
         tokens: most tokens of a pass; more are split.
         outputs: most tokens of a pass whose logits are computed. Bounds the memory of logits.
     """
@@ -36,6 +37,7 @@ class ContextOptions:
     threads: int
     cache_type: int
     sequences: int
+    cells: int = 1024
     tokens: int = 512
     outputs: int = 128
 
@@ -76,6 +78,7 @@ class Context:
 
     Attributes:
         cells: tokens that it has room for.
+        tokens: most tokens of a pass.
 
     Raises:
         OutOfMemory: there is no memory for it.
@@ -87,7 +90,7 @@ class Context:
         self._vocab_size = vocab_size
         params = library.context_params()
         params.n_ctx = -(-cells // PAD) * PAD
-        params.n_batch = params.n_ubatch = options.tokens
+        params.n_batch = params.n_ubatch = min(options.tokens, params.n_ctx)
         params.n_seq_max = options.sequences
         params.n_outputs_max = max(options.outputs, params.n_seq_max)
         params.n_outputs_max_per_seq = 0
@@ -106,7 +109,7 @@ class Context:
             raise ModelError(f"llama.cpp makes no context of {params.n_ctx:,} tokens: {reason}")
         self._pointer = pointer
         self._finalizer = weakref.finalize(self, _free, handle, pointer)
-        self.cells = params.n_ctx
+        self.cells, self.tokens = params.n_ctx, params.n_batch
         for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch"):
             made = getattr(library, f"llama_{name}")(pointer)
             if made != getattr(params, name):
@@ -186,7 +189,8 @@ class Context:
         if wanted == 0:
             return np.empty((0, self._vocab_size), dtype=np.float32)
         found = self._library.llama_get_logits(self._pointer)
-        return np.ctypeslib.as_array(found, (wanted, self._vocab_size))
+        memory: Any = (ctypes.c_float * (wanted * self._vocab_size)).from_address(found)
+        return np.frombuffer(memory, dtype=np.float32).reshape(wanted, self._vocab_size)
 
 
 def _free(handle: Handle, pointer: Any) -> None:

@@ -9,7 +9,7 @@ import importlib.util
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import c_bool, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,7 +59,7 @@ _CONTEXT = {
     "llama_n_threads": (c_int32, (c_void_p,)),
     "llama_n_threads_batch": (c_int32, (c_void_p,)),
     "llama_decode": (c_int32, (c_void_p, layouts.Batch)),
-    "llama_get_logits": (POINTER(c_float), (c_void_p,)),
+    "llama_get_logits": (c_void_p, (c_void_p,)),
     "llama_synchronize": (None, (c_void_p,)),
     "llama_get_memory": (c_void_p, (c_void_p,)),
     "llama_memory_clear": (None, (c_void_p, c_bool)),

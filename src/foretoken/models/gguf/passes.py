@@ -23,14 +23,15 @@ class Pass:
         options: of the context.
         rolls_back: a sequence can be cut, and its beginning shared.
         out: ``[…, V]`` float32, where logits go.
+        later: nodes that each row will get besides those that it has.
     """
 
     def __init__(
-        self, shard: Shard, rows: Sequence[Row], options: ContextOptions, rolls_back: bool, out: Tensor
+        self, shard: Shard, rows: Sequence[Row], options: ContextOptions, rolls_back: bool, out: Tensor, later: int = 0
     ) -> None:
         self._shard, self._rows, self._options, self._rolls_back = shard, rows, options, rolls_back
         self._out = out
-        self._context: Context = shard.make_room(rows, self._cells())
+        self._context: Context = shard.make_room(rows, self._cells() + later * len(rows))
         self._batch = Tokens()
         self._targets: list[int] = []
         self._waiting: dict[int, list[tuple[int, int]]] = {}
@@ -41,9 +42,9 @@ class Pass:
         total = 0
         for row in self._rows:
             total += len(row.tokens) + len(row.nodes)
-            new = len(row.nodes) - len(row.homes)
-            if not self._rolls_back or (new and len(row.nodes) > self._shard.free):
-                total += sum(len(row.path(node)) for node in range(len(row.nodes)))
+            leaves = set(range(len(row.nodes))).difference(row.parents)
+            if len(leaves) > 1 and (not self._rolls_back or len(leaves) > self._shard.free):
+                total += sum(row.depths[leaf] + 1 for leaf in leaves)  # paths may be computed again
         return total
 
     def add(self, row: Row, targets: dict[int, int]) -> None:
@@ -53,12 +54,23 @@ class Pass:
             row: with nodes that have no home yet.
             targets: of each node whose logits are wanted, the place that they go to.
         """
-        for position in range(row.kept, len(row.tokens)):
-            self._put(row, row.tokens[position], position, row.sequence, -1, None)
-        row.kept = len(row.tokens)
+        self.catch_up(row)
         for node in range(len(row.homes), len(row.nodes)):
             row.homes.append(LOST)
             self._place(row, node, targets.get(node))
+
+    def catch_up(self, row: Row, target: int | None = None) -> None:
+        """Compute the committed tokens that the context does not have.
+
+        Args:
+            row: without tentative nodes, if there are such tokens.
+            target: the place that the logits of the last one go to; None if they are not wanted.
+        """
+        last = len(row.tokens) - 1
+        for position in range(row.kept, last + 1):
+            wanted = target if position == last else None
+            self._put(row, row.tokens[position], position, row.sequence, -1, wanted)
+        row.kept = last + 1
 
     def _place(self, row: Row, node: int, target: int | None) -> None:
         """Append a node to a sequence that ends with its parent, which is made if there is none."""
@@ -74,7 +86,7 @@ class Pass:
                 self._place(row, node, target)
                 return
         for one in reversed(missing):
-            position = len(row.tokens) + len(row.path(one)) - 1
+            position = len(row.tokens) + row.depths[one]
             row.ends[home] = one
             row.homes[one] = home
             self._put(row, row.nodes[one], position, home, one, target if one == node else None)
@@ -119,7 +131,7 @@ class Pass:
         row.branches = []
 
     def _put(self, row: Row, token: int, position: int, sequence: int, node: int, target: int | None) -> None:
-        full = len(self._batch.ids) >= self._options.tokens
+        full = len(self._batch.ids) >= self._context.tokens
         if full or (target is not None and len(self._targets) >= self._options.outputs):
             self.flush()
         entry = self._batch.add(token, position, sequence, target is not None)

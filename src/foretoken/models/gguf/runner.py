@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from foretoken.models.base import Cache, Keep, LanguageModel, Scores
-from foretoken.models.gguf.cache import GgufCache
+from foretoken.models.chain import Chains, Draws
+from foretoken.models.gguf.cache import GgufCache, Shard
 from foretoken.models.gguf.context import Context, ContextOptions
 from foretoken.models.gguf.handle import Handle
 from foretoken.models.gguf.passes import Pass
 
-FIRST_CELLS = 1024
-"""Tokens that a new context has room for; it grows by half where that is not enough."""
+_UNITS = 1 << 24
+"""Probabilities of drawn tokens are multiples of one over this, which float32 has exactly."""
 _SPARE_CONTEXTS = 2
 """Contexts without a cache that a model keeps for the next one."""
 
@@ -43,13 +44,13 @@ class ContextPool:
                 return self._spare.pop(index)
         while self._spare:
             self._spare.pop().close()
-        return Context(self._handle, max(cells, FIRST_CELLS), self.options, self._vocab_size)
+        return Context(self._handle, max(cells, self.options.cells), self.options, self._vocab_size)
 
     def give_back(self, context: Context) -> None:
         """A context that is no longer used. A large one is freed."""
         if not context.alive:
             return
-        if len(self._spare) < _SPARE_CONTEXTS and context.cells <= FIRST_CELLS:
+        if len(self._spare) < _SPARE_CONTEXTS and context.cells <= self.options.cells:
             context.clear()
             self._spare.append(context)
         else:
@@ -108,7 +109,7 @@ class GgufModel(LanguageModel):
     def cache_bytes(self, lengths: Sequence[int]) -> int:
         """See `LanguageModel.cache_bytes`. A context has room for half as much again as it had to grow to."""
         total = sum(lengths)
-        return self._cell_bytes * max(FIRST_CELLS, total + total // 2) if lengths else 0
+        return self._cell_bytes * max(self.pool.options.cells, total + total // 2) if lengths else 0
 
     def forward(
         self,
@@ -131,19 +132,88 @@ class GgufModel(LanguageModel):
             zip(cache.rows, tokens.tolist(), parents.tolist(), added, strict=True)
         ):
             first = len(row.nodes)
-            row.nodes += new[:count]
-            row.parents += above[:count]
+            for token, parent in zip(new[:count], above[:count], strict=True):
+                row.append(token, parent)
             if keep == "all":
                 wanted.append({first + i: index * width + i for i in range(count)})
             else:
                 wanted.append({first + count - 1: index} if keep == "last" and count else {})
         for shard in cache.shards:
-            rows = [row for row in cache.rows if row.shard is shard]
-            if not any(len(row.nodes) > len(row.homes) for row in rows):
+            new = [i for i, row in enumerate(cache.rows) if row.shard is shard and len(row.nodes) > len(row.homes)]
+            if not new:
                 continue
-            run = Pass(shard, rows, self.pool.options, self.pool.rolls_back, logits)
-            for row, targets in zip(cache.rows, wanted, strict=True):
-                if row.shard is shard and len(row.nodes) > len(row.homes):
-                    run.add(row, targets)
+            run = self._pass(cache, shard, logits)
+            for index in new:
+                run.add(cache.rows[index], wanted[index])
             run.flush()
         return Scores(None if keep == "none" else logits.view(batch_size, columns, self.vocab_size))
+
+    def _pass(self, cache: GgufCache, shard: Shard, out: Tensor, later: int = 0) -> Pass:
+        rows = [row for row in cache.rows if row.shard is shard]
+        return Pass(shard, rows, self.pool.options, self.pool.rolls_back, out, later)
+
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether `chain` works: a state that can't be rolled back would be copied for it."""
+        return self.pool.rolls_back
+
+    def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
+        """See `LanguageModel.chain`."""
+        assert isinstance(cache, GgufCache)
+        chains: list[list[int]] = [[] for _ in rows]
+        logits = torch.zeros((len(rows), self.vocab_size))
+        probs = None if draws is None else torch.zeros((len(rows), steps, self.vocab_size))
+        if probs is not None:
+            probs[..., 0] = 1  # where nothing is drawn
+        for row, tokens in zip(cache.rows, rows, strict=True):
+            row.tokens += tokens
+        for shard in cache.shards:
+            active = [i for i, row in enumerate(cache.rows) if row.shard is shard and rows[i]]
+            if not active:
+                continue
+            run = self._pass(cache, shard, logits, steps)
+            for index in active:
+                run.catch_up(cache.rows[index], index)
+            for step in range(steps):
+                run.flush()
+                picked = self._pick(logits, active, step, draws, probs)
+                for index, token in zip(active, picked, strict=True):
+                    chains[index].append(token)
+                active = [i for i, token in zip(active, picked, strict=True) if token < self.vocab_size]
+                for index in active if step + 1 < steps else ():
+                    row = cache.rows[index]
+                    row.append(chains[index][-1], step - 1)
+                    run.add(row, {step: index})
+        return Chains(chains, probs).below(self.vocab_size)
+
+    def _pick(
+        self, logits: Tensor, rows: Sequence[int], step: int, draws: Draws | None, probs: Tensor | None
+    ) -> list[int]:
+        """The next token of each of some rows; the vocabulary's size where the logits are no numbers.
+
+        Args:
+            logits: ``[B, V]`` of all rows.
+            rows: that get a token.
+            step: which token of the chain it is.
+            draws: how tokens are drawn; None for the best ones.
+            probs: ``[B, steps, V]``, where the distributions go that they are drawn from.
+        """
+        chosen = logits if len(rows) == len(logits) else logits[list(rows)]
+        if draws is None or probs is None:
+            numbers = chosen.numpy()
+            best = numbers.argmax(-1)
+            top = numbers[range(len(rows)), best]  # NaN is the largest to numpy
+            return [
+                token if value == value else self.vocab_size for token, value in zip(best.tolist(), top, strict=True)
+            ]
+        scaled = chosen * draws.inverse_temperatures[list(rows)][:, None]
+        cumulative = torch.softmax(scaled, -1).cumsum(-1, dtype=torch.float64)
+        finite = cumulative[:, -1].isfinite()
+        # Whole units, so that differences are exact and tokens are drawn from the very numbers that are told.
+        units = torch.where(finite[:, None], (cumulative / cumulative[:, -1:] * _UNITS).floor_(), _UNITS)
+        uniforms = (draws.uniforms[list(rows), step] * _UNITS).floor_()
+        tokens = torch.searchsorted(units, uniforms[:, None], right=True)[:, 0]
+        told = units.clone()
+        told[:, 1:] -= units[:, :-1]
+        probs[list(rows), step] = told.mul_(1 / _UNITS).to(torch.float32)
+        return torch.where(finite, tokens, self.vocab_size).tolist()

@@ -1,0 +1,129 @@
+"""The engine on GGUF files: outputs, mixed pairs, memory and many calls."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from byte_tokenizer import byte_tokenizer
+from distributions import g_test
+from foretoken import Engine, SamplingParams
+from foretoken.errors import ForetokenError, OutOfMemory, ParameterError
+from foretoken.models.tiny_pair import head_path
+from foretoken.models.wrapping import wrap
+from grid import BATCH_SIZE, DRAWS, ERROR_LEVEL, OPTIONS, PROMPT, QUICK_DRAWS, draw, target_distribution
+from grid import model as module_of
+from tiny import tiny_llama
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+PROMPTS = [PROMPT, [5, 6], [1, 2, 3, 1, 2]]
+CASES = [
+    ("none", "token", "plain"),
+    ("draft-model", "token", "temperature"),
+    ("draft-model", "block", "top_p"),
+    ("recycling", "traversal", "penalties"),
+    ("cascade", "coupled", "plain"),
+]
+FULL = [
+    (drafter, verifier, option)
+    for drafter in ("none", "draft-model", "lookup", "suffix", "recycling", "lookahead", "cascade")
+    for verifier in ("token", "block", "tree", "traversal", "kseq", "coupled")
+    for option in OPTIONS
+]
+
+
+@pytest.fixture
+def engine(load):
+    """``engine(drafter, verifier, batch_size)`` over the grid's Llama target, as a file."""
+
+    def make(drafter, verifier="auto", batch_size=32, k=3, **options):
+        target = load("grid target", lambda: module_of("llama", 1), **options)
+        small = load("grid drafter", lambda: module_of("llama", 2), **options)
+        drafters = {"draft-model": small, "cascade": ["prompt-lookup", small], "none": None}
+        return Engine(target, drafters.get(drafter, drafter), verifier, k, max_batch_size=batch_size)
+
+    return make
+
+
+def check(engine, case, tests, draws):
+    drafter, verifier, option = case
+    samples = draw(engine(drafter, verifier, BATCH_SIZE), option, draws, 7_000_003)
+    assert g_test(samples, target_distribution("llama", drafter, option)) > ERROR_LEVEL / tests
+    assert draw(engine(drafter, verifier, 1), option, 20, 7_000_003) == samples[:20]
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_outputs_have_the_targets_distribution(case, engine):
+    check(engine, case, len(CASES), QUICK_DRAWS // 5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", FULL, ids="-".join)
+def test_the_grids_outputs_have_the_targets_distribution(case, engine):
+    check(engine, case, len(FULL), DRAWS)
+
+
+@pytest.mark.parametrize("drafter", ["draft-model", "lookup", "suffix", "auto"])
+def test_greedy_outputs_are_those_of_transformers_over_many_calls(drafter, engine):
+    expected = [one.token_ids for one in Engine(wrap(module_of("llama", 1)), None).generate(PROMPTS, GREEDY)]
+    ours = engine(drafter, k="auto" if drafter == "auto" else 3)
+    for _ in range(3):
+        assert [one.token_ids for one in ours.generate(PROMPTS, GREEDY)] == expected
+        assert ours.generate(PROMPTS[1], GREEDY).token_ids == expected[1]
+
+
+def test_more_rows_than_a_context_takes_give_the_same_outputs(engine):
+    expected = [one.token_ids for one in engine("draft-model").generate(PROMPTS * 3, GREEDY)]
+    few = engine("draft-model", rows=2, sequences=3)
+    assert [one.token_ids for one in few.generate(PROMPTS * 3, GREEDY)] == expected
+
+
+@pytest.mark.parametrize("ours_is_target", [True, False])
+def test_a_file_and_a_transformers_model_draft_for_each_other(ours_is_target, load):
+    tokenizer = byte_tokenizer()
+    file = load("chatting", lambda: tiny_llama(vocab_size=264), tokenizer)
+    other = wrap(tiny_llama(vocab_size=264, seed=1), tokenizer)
+    target, drafter = (file, other) if ours_is_target else (other, file)
+    plain = Engine(target, None).generate("the other", GREEDY)
+    drafted = Engine(target, drafter, num_speculative_tokens=3).generate("the other", GREEDY)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.text == plain.text
+
+
+def test_chats_end_at_the_files_end_token(load):
+    file = load("chatting", lambda: tiny_llama(vocab_size=264), byte_tokenizer())
+    params = SamplingParams(max_new_tokens=4, logit_bias={258: 100.0})
+    completion = Engine(file, None).generate([{"role": "user", "content": "the"}], params)
+    assert (completion.finish_reason, completion.text) == ("stop", "")
+
+
+def test_a_limit_of_memory_is_kept(engine):
+    target = engine("none").target
+    with pytest.raises(OutOfMemory, match="cache_memory"):
+        Engine(target, None, cache_memory=target.cache_bytes([1]) - 1).generate(PROMPTS[0], GREEDY)
+
+
+def test_drafters_on_the_targets_layers_are_refused(engine):
+    target = engine("none").target
+    with pytest.raises(ParameterError, match="can't be left early"):
+        Engine(target, "early-exit")
+    with pytest.raises(ForetokenError, match="hidden states"):
+        Engine(target, head_path())
+
+
+def test_contexts_are_used_again_and_freed_with_the_model(load):
+    model = load("grid target", lambda: module_of("llama", 1))
+    first = model.open(1)
+    engine = Engine(model, None)
+    engine.generate(PROMPTS[0], GREEDY)
+    del first, engine
+    gc.collect()
+    kept = model.pool.take(10)
+    assert kept.alive
+    model.pool.give_back(kept)
+    assert model.pool.take(10) is kept
+    kept.close()
+    assert not kept.alive
+    model.pool.give_back(kept)  # at the end of a process a context may be freed before its cache
+    assert model.pool.take(10) is not kept

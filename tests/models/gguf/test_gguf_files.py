@@ -1,0 +1,192 @@
+"""Files that are broken, foreign or none of a language model: what is said about them. And where files are found."""
+
+from __future__ import annotations
+
+import ctypes
+
+import gguf as writer
+import numpy as np
+import pytest
+
+from foretoken.errors import ModelError
+from foretoken.models import load
+from foretoken.models.gguf import layouts, library
+from tiny import tiny_llama
+
+
+@pytest.fixture
+def whole(files):
+    return files("llama", tiny_llama)[1]
+
+
+def edited(path, folder, edit):
+    data = bytearray(path.read_bytes())
+    edit(data)
+    new = folder / "edited.gguf"
+    new.write_bytes(data)
+    return new
+
+
+def version(number):
+    def edit(data):
+        data[4:8] = number
+
+    return edit
+
+
+def unknown_architecture(folder):
+    made = writer.GGUFWriter(folder / "edited.gguf", "blancmange")
+    made.add_block_count(1)
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
+    return folder / "edited.gguf"
+
+
+BROKEN = {
+    "empty": (lambda data: data.clear(), "no GGUF file: it begins with b''"),
+    "only a beginning": (lambda data: data.__delitem__(slice(10, None)), "cut off after 10 bytes: download it again"),
+    "foreign": (lambda data: data.__setitem__(slice(0, 4), b"PK\3\4"), "it begins with b'PK"),
+    "GGML": (lambda data: data.__setitem__(slice(0, 4), b"lmgg"), "a GGML file, a format before GGUF"),
+    "pointer": (lambda data: data.__setitem__(slice(0, 30), b"version https://git-lfs.github"), "git lfs pull"),
+    "newer": (version(b"\x09\0\0\0"), "version 9 of GGUF, and 2 and 3 can be read: update llama.cpp"),
+    "oldest": (version(b"\x01\0\0\0"), "version 1 of GGUF"),
+    "big-endian": (version(b"\0\0\0\x03"), "big-endian"),
+    "cut in the header": (lambda data: data.__delitem__(slice(200, None)), "edited.gguf"),
+    "cut in the weights": (lambda data: data.__delitem__(slice(-4000, None)), "cut off or broken: download it again"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_refused_with_the_reason(name, whole, tmp_path):
+    edit, message = BROKEN[name]
+    with pytest.raises(ModelError, match=message):
+        load(edited(whole, tmp_path, edit))
+
+
+def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"architecture 'blancmange', which xllamacpp .* does not know: update it"):
+        load(unknown_architecture(tmp_path))
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    with pytest.raises(ModelError, match=r"there is no file .*nothing\.gguf"):
+        load(tmp_path / "nothing.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    with pytest.raises(ModelError, match=r"folder\.gguf"):
+        load(tmp_path / "folder.gguf")
+
+
+def test_an_embedding_model_is_refused(files):
+    _, path = files("embedding", tiny_llama, None, llama__pooling_type=1)
+    with pytest.raises(ModelError, match=r"embedding model .* writes no text"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"n_ctx": 0}, "n_ctx is 0"),
+        ({"n_gpu_layers": -1}, "n_gpu_layers is -1"),
+        ({"n_threads": 0}, "n_threads is 0"),
+        ({"cache_type": "int3"}, "cache_type"),
+    ],
+)
+def test_wrong_options_are_refused(option, message, whole):
+    with pytest.raises(ModelError, match=message):
+        load(whole, **option)
+
+
+def test_a_folder_with_one_file_is_that_file_and_one_with_two_is_ambiguous(whole, tmp_path):
+    (tmp_path / "a.gguf").write_bytes(whole.read_bytes())
+    assert load(tmp_path).vocab_size == 32
+    (tmp_path / "b.gguf").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"2 GGUF models \(a\.gguf, b\.gguf\): give the path of one"):
+        load(tmp_path)
+
+
+def test_a_file_is_known_by_its_beginning_where_it_has_no_ending(whole, tmp_path):
+    (tmp_path / "sha256-0123").write_bytes(whole.read_bytes())
+    assert load(tmp_path / "sha256-0123").vocab_size == 32
+
+
+def split(whole, folder):
+    """The file's tensors in two parts."""
+    reader = writer.GGUFReader(whole)
+    half = len(reader.tensors) // 2
+    paths = [folder / f"model-0000{part}-of-00002.gguf" for part in (1, 2)]
+    for part, path in enumerate(paths):
+        made = writer.GGUFWriter(path, "llama")
+        made.add_uint16("split.no", part)
+        made.add_uint16("split.count", 2)
+        made.add_int32("split.tensors.count", len(reader.tensors))
+        if part == 0:
+            for key, entry in reader.fields.items():
+                if not key.startswith(("GGUF.", "general.architecture")):
+                    made.add_key_value(key, entry.contents(), entry.types[0])
+        for tensor in reader.tensors[:half] if part == 0 else reader.tensors[half:]:
+            made.add_tensor(tensor.name, np.array(tensor.data))
+        made.write_header_to_file()
+        made.write_kv_data_to_file()
+        made.write_tensors_to_file()
+        made.close()
+    return paths
+
+
+def test_a_model_in_parts_is_loaded_from_any_of_them_and_a_missing_one_is_named(whole, tmp_path):
+    first, second = split(whole, tmp_path)
+    one = load(whole)
+    for name in (first, second, tmp_path):
+        model = load(name)
+        assert (model.weight_bytes, model.max_length) == (one.weight_bytes, one.max_length)
+    second.unlink()
+    with pytest.raises(ModelError, match=r"1 of them are not beside it: model-00002-of-00002\.gguf"):
+        load(first)
+
+
+def test_options_of_the_file_and_of_the_call(whole):
+    model = load(whole, n_ctx=100, mmap=False)
+    assert (model.max_length, load(whole).max_length) == (100, 256)
+    assert model.quantize is None
+    assert (model.tokenizer, model.eos_token_ids) == (None, ())  # the file has no vocabulary
+    # 2 layers of 2 heads of 8, keys and values, four bytes each: 1,024 tokens are the least.
+    assert model.cache_bytes([10]) == 1024 * 2 * 2 * 8 * 2 * 4
+    assert model.cache_bytes([1000, 1000]) == 3000 * 2 * 2 * 8 * 2 * 4
+
+
+def test_a_shifted_structure_is_found_out():
+    """Each layout but the right one has a default that does not fit: nothing is written to a wrong field."""
+    found = library.library()
+    right = type(found.context_params())
+    assert layouts.context_mismatch(found.context_params()) is None
+
+    class Shifted(ctypes.Structure):
+        _fields_ = [("new", ctypes.c_uint32), *right._fields_]
+
+    for wrong in (*(one for one in layouts.CONTEXT_LAYOUTS.values() if one is not right), Shifted):
+        data = bytes(found.context_params())
+        moved = wrong.from_buffer_copy(data + bytes(ctypes.sizeof(wrong)))
+        assert layouts.context_mismatch(moved) is not None
+    params = found.model_params()
+    params.split_mode = 77
+    assert layouts.model_mismatch(params) == "split_mode is 77, not 1"
+
+
+def test_a_library_of_an_unknown_layout_is_refused_with_versions(monkeypatch):
+    monkeypatch.setattr(layouts, "CONTEXT_LAYOUTS", {"0.5": layouts.ContextParams05})
+    home = library.library().home
+    with pytest.raises(
+        ModelError, match=rf"{home.package} {home.version} \(llama.cpp .*\) lays its context parameters"
+    ):
+        library.Library(home)
+
+
+def test_without_a_library_the_way_to_install_one_is_told(monkeypatch, whole):
+    monkeypatch.setattr(library, "find_homes", list)
+    library.library.cache_clear()
+    try:
+        with pytest.raises(ModelError, match=r'not installed: pip install "foretoken\[gguf\]"'):
+            load(whole)
+    finally:
+        library.library.cache_clear()

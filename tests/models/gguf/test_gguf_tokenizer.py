@@ -1,0 +1,79 @@
+"""A file's own tokenizer against the transformers tokenizer that it was made of."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from byte_tokenizer import byte_tokenizer
+from foretoken.drafters.vocabularies import Vocabulary, shared_tokens
+from foretoken.engine.detokenizer import Detokenizer
+from foretoken.models.pairing import check_pair, difference
+from foretoken.models.wrapping import wrap
+from tiny import tiny_llama
+
+TEXTS = ["hello", "the other the", "naïve café 🎉 日本", " \n\t x", "<end>", "a<end>b", ""]
+
+
+def make():
+    return tiny_llama(vocab_size=264)
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer.use_regex = True  # as llama.cpp's default splits words
+    return tokenizer
+
+
+@pytest.fixture
+def model(load, theirs):
+    return load("chatting", make, theirs)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_round_trip_in_the_same_tokens(text, model, theirs):
+    ours = model.tokenizer(text).input_ids
+    assert ours == theirs(text).input_ids
+    assert model.tokenizer.decode(ours) == text
+    assert model.tokenizer.decode(ours, skip_special_tokens=True) == text.replace("<end>", "")
+
+
+def test_a_stream_has_whole_characters_alone(model):
+    text = "naïve café 🎉 日本語"
+    detokenizer = Detokenizer(model.tokenizer)
+    parts = [detokenizer.add(token) for token in model.tokenizer(text).input_ids]
+    assert "".join(parts) + detokenizer.finish() == text
+    assert not any("\ufffd" in part for part in parts)
+
+
+def test_end_tokens_and_special_tokens_are_the_files(model, theirs):
+    assert model.eos_token_ids == (theirs.eos_token_id,)
+    assert model.tokenizer.eos_token_id == theirs.eos_token_id
+    assert model.tokenizer.all_special_ids == theirs.all_special_ids
+    assert model.tokenizer.unk_token_id is None
+
+
+def test_the_vocabulary_is_the_other_ones_without_padding(model, theirs):
+    assert model.tokenizer.get_vocab() == theirs.get_vocab()
+    other = wrap(make(), theirs)
+    assert difference(model, other) is None
+    check_pair(model, other)
+    ours, others = Vocabulary(model), Vocabulary(other)
+    assert ours.surfaces == others.surfaces
+    assert shared_tokens(ours, others) == {token: token for token in theirs.get_vocab().values()}
+
+
+def test_the_chat_template_is_the_files_and_is_rendered_in_a_sandbox(model, theirs):
+    messages = [{"role": "user", "content": "the"}]
+    for options in ({}, {"add_generation_prompt": True}):
+        ours = model.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        assert ours == theirs.apply_chat_template(messages, tokenize=False, **options)
+    found = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert found == theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.chat_template = "{{ messages.__class__.__mro__ }}"
+    with pytest.raises(Exception, match="unsafe"):
+        tokenizer.apply_chat_template(messages)
+    assert model.tokenizer.chat_template == theirs.chat_template  # a copy has its own
