@@ -26,8 +26,8 @@ class Draft:
             order. V may be smaller or larger than the target's vocabulary where the models are padded differently.
         replacement: whether siblings were drawn with (True) or without (False) replacement. Ignored for chains and
             chosen tokens.
-        predicted: of each row, whether it was copied from the request's prediction (`Sequence.prediction`), which
-            statistics count apart; empty where no row was.
+        predicted: of each row, how many of its first tokens were copied from the request's prediction
+            (`Sequence.prediction`), which statistics count apart; empty where none were.
         is_chain: every row is a chain. A flag, so that `parents` need not be copied from a device to find out.
     """
 
@@ -37,7 +37,7 @@ class Draft:
     probs: Tensor | None = None
     replacement: bool = True
     is_chain: bool = False
-    predicted: tuple[bool, ...] = ()
+    predicted: tuple[int, ...] = ()
 
     @classmethod
     def chain(cls, tokens: Tensor, counts: Tensor | None = None, probs: Tensor | None = None) -> Draft:

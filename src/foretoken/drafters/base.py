@@ -43,6 +43,8 @@ class Batch:
         reproducible: of each row, whether its output depends on its drafts and its request names a seed, which has to
             give one output: there a draft may not depend on other rows, other requests or the clock; empty where there
             is no such row.
+        drafters: of each row, the names of the drafters that may draft in it, None for all; empty where there is no
+            other row.
         exact: of each row, whether its limit is the draft length that was asked for, and not the most that the policy
             may choose; empty where there is no such row.
     """
@@ -60,6 +62,7 @@ class Batch:
     drawn_only: tuple[bool, ...] = ()
     reproducible: tuple[bool, ...] = ()
     exact: tuple[bool, ...] = ()
+    drafters: tuple[frozenset[str] | None, ...] = ()
 
     @property
     def device(self) -> torch.device:

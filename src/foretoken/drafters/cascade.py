@@ -180,6 +180,7 @@ class Cascade(Drafter):
                 offers=[offer for offer, _, _ in offered[row]],
                 trees=batch.trees[row],
                 most=limit,
+                barred=frozenset(at for at in range(len(self.drafters)) if not self._may(batch, row, at)),
             )
             for row, (state, sequence, limit) in enumerate(zip(states, batch.sequences, limits, strict=True))
         ]
@@ -198,25 +199,27 @@ class Cascade(Drafter):
             for index, row in enumerate(rows)
         ]
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
-        return replace(draft, predicted=tuple(turns[-1])) if any(turns[-1]) else draft
+        if any(turns[-1]):
+            predicted = tuple(count * own for count, own in zip(used, turns[-1], strict=True))
+            draft = replace(draft, predicted=predicted)
+        return draft
 
     def _of_length(self, row: Row, tokens: int) -> Choice:
         """A given draft length, of the only drafter or the prediction, whichever gets more tokens accepted."""
         last = len(self.drafters)
         predicted = next((offer for offer in row.offers if offer.drafter == last), None)
-        if not tokens or (predicted is None and not self.drafters):
+        may_draft = bool(self.drafters) and 0 not in row.barred
+        if not tokens or (predicted is None and not may_draft):
             return PLAIN
         if predicted is None:
             return Choice(0, tokens)
         size = min(predicted.size, tokens)
         rates = row.request.rates
         expected = rates[last].expected(size, predicted.match)[size]
-        return Choice(last, tokens) if expected >= self._expected(row, tokens) else Choice(0, tokens)
+        return Choice(0, tokens) if may_draft and self._expected(row, tokens) > expected else Choice(last, tokens)
 
     def _expected(self, row: Row, tokens: int) -> float:
-        """Accepted tokens that are expected of the only drafter's draft of a given length; 0 without a drafter."""
-        if not self.drafters:
-            return 0.0
+        """Accepted tokens that are expected of the only drafter's draft of a given length."""
         rates = row.request.rates[0]
         if not self.free[0]:
             trees = self.policy.kinds[0].trees and row.trees
@@ -238,6 +241,8 @@ class Cascade(Drafter):
         exact = batch.exact or (False,) * len(limits)
         most = LONGEST if at < len(self.drafters) else LARGEST
         wanted = [limit if is_exact else min(limit, most) for limit, is_exact in zip(limits, exact, strict=True)]
+        if batch.drafters and at < len(self.drafters):
+            wanted = [limit * self._may(batch, row, at) for row, limit in enumerate(wanted)]
         if at == len(self.drafters) and batch.depths:  # in rows that take trees, limits are numbers of nodes
             wanted = list(map(min, wanted, batch.depths))
         draft = drafter.propose(batch, wanted)
@@ -339,6 +344,11 @@ class Cascade(Drafter):
                 self.policy.judge_tree(row.request, drafter, drafted, accepted)
             else:
                 self.policy.judge(row.request, drafter, drafted, accepted)
+
+    def _may(self, batch: Batch, row: int, at: int) -> bool:
+        """Whether a drafter may draft in a row."""
+        allowed = batch.drafters[row] if batch.drafters else None
+        return allowed is None or self.drafters[at].name in allowed
 
     def _state(self, batch: Batch, row: int) -> _State:
         sequence = batch.sequences[row]

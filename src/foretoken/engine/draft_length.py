@@ -27,7 +27,7 @@ class DraftLengths:
 
     def fixed(self, row: Row) -> int | None:
         """The draft length that is fixed for a row; None where the policy chooses."""
-        if self._never and not row.sequence.prediction:
+        if not row.sequence.prediction and (self._never or row.drafters == frozenset()):
             return 0
         length = self.num_speculative_tokens if row.num_speculative_tokens is None else row.num_speculative_tokens
         return None if length == AUTO else length
@@ -51,6 +51,7 @@ class DraftLengths:
         result = []
         for row, length in zip(rows, fixed_lengths, strict=True):
             room = row.max_accepted
-            most = MAX_SPECULATIVE_TOKENS if room and self._branches and row.verifier.trees else room
+            branches = self._branches and row.verifier.trees and not row.chains
+            most = MAX_SPECULATIVE_TOKENS if room and branches else room
             result.append(most if length is None else min(length, most))
         return result

@@ -21,7 +21,12 @@ from foretoken.engine.profile import Profile, engine_arguments
 from foretoken.engine.prompts import PredictedOutput, Prompt, each_prediction, is_single, make_sequence
 from foretoken.engine.row import Row
 from foretoken.engine.scheduler import Request, Scheduler
-from foretoken.engine.settings import check_load_options, check_num_speculative_tokens
+from foretoken.engine.settings import (
+    check_drafter_choice,
+    check_load_options,
+    check_num_speculative_tokens,
+    check_tree_choice,
+)
 from foretoken.errors import ForetokenError, ParameterError, PromptError, check_flag, refuse_unknown, shown
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel, load
@@ -327,6 +332,8 @@ class Engine:
         *,
         verifier: str | verify.AnyVerifier | None = None,
         num_speculative_tokens: int | Literal["auto"] | None = None,
+        drafter: str | None = None,
+        tree: str | None = None,
         prediction: PredictedOutput | None = None,
         trace: bool = False,
         **unknown: Any,
@@ -338,6 +345,8 @@ class Engine:
             params: how to sample.
             verifier: of this request alone; None for the engine's.
             num_speculative_tokens: of this request alone, 0 to decode it plainly; None for the engine's.
+            drafter: ``"none"``, or the name of one of the engine's drafters, to leave the others out; None for all.
+            tree: ``"none"`` for drafts that do not branch; None for what the engine's drafter grows.
             prediction: as in `generate`.
             trace: see `stream`.
             unknown: anything else is refused.
@@ -350,12 +359,16 @@ class Engine:
             ParameterError: an unknown verifier or option, or a draft length out of its range.
             OutOfMemory: `cache_memory` is not enough for the request.
         """
-        refuse_unknown("Engine.submit", unknown, ("verifier", "num_speculative_tokens", "prediction", "trace"))
+        known = ("verifier", "num_speculative_tokens", "drafter", "tree", "prediction", "trace")
+        refuse_unknown("Engine.submit", unknown, known)
         if not is_single(prompt):
             raise PromptError("submit takes one prompt: call it for each of a list")
         used = None if verifier is None else verify.get(verifier)
         row = self._row(prompt, SamplingParams() if params is None else params, True, prediction, used)
         row.trace = trace
+        if drafter is not None:
+            row.drafters = check_drafter_choice(drafter, self.drafter)
+        row.chains = tree is not None and check_tree_choice(tree, self.drafter)
         if num_speculative_tokens is not None:
             row.num_speculative_tokens = check_num_speculative_tokens(num_speculative_tokens)
             self._loops.prepare(row)

@@ -33,7 +33,8 @@ class Membership:
         sampler: their sampling parameters.
         groups: rows by verifier.
         fixed_lengths: of each row, the draft length that the request or the engine fixes; None leaves it to the policy.
-        chooses: whether the policy has anything to choose: a draft length, or between a prediction and the drafter.
+        chooses: whether the policy has anything to choose: a draft length, or who drafts.
+        drafters: as in `Batch`.
         shared_noise: as in `Batch`; so are `trees`, `drawn_only` and `reproducible`.
     """
 
@@ -45,6 +46,7 @@ class Membership:
     groups: tuple[VerifierGroup, ...]
     fixed_lengths: tuple[int | None, ...]
     chooses: bool
+    drafters: tuple[frozenset[str] | None, ...]
     shared_noise: tuple[bool, ...]
     trees: tuple[bool, ...]
     drawn_only: tuple[bool, ...]
@@ -72,9 +74,10 @@ class Membership:
             sampler=sampler,
             groups=group_by_verifier([row.verifier for row in rows], sampler),
             fixed_lengths=fixed,
-            chooses=None in fixed or any(sequence.prediction for sequence in sequences),
+            chooses=None in fixed or any(row.sequence.prediction or row.drafters is not None for row in rows),
             shared_noise=tuple(is_coupled(row.verifier) for row in rows),
-            trees=tuple(row.verifier.trees and target.supports_trees for row in rows),
+            drafters=tuple(row.drafters for row in rows) if any(row.drafters is not None for row in rows) else (),
+            trees=tuple(row.verifier.trees and target.supports_trees and not row.chains for row in rows),
             drawn_only=tuple(row.verifier.drawn_only for row in rows),
             reproducible=tuple(map(lengths.matters, rows)),
         )
@@ -105,6 +108,7 @@ class Membership:
             drawn_only=self.drawn_only,
             reproducible=self.reproducible,
             exact=tuple(length is not None for length in self.fixed_lengths),
+            drafters=self.drafters,
         )
 
     def to_slots(self, values: Tensor) -> Tensor:

@@ -68,14 +68,14 @@ class DecodeStats:
         total = sum(self.seconds.values())
         return self.emitted / total if total else 0.0
 
-    def record(self, depths: Iterable[int], accepted: int, emitted: int, predicted: bool = False) -> None:
+    def record(self, depths: Iterable[int], accepted: int, emitted: int, predicted: int = 0) -> None:
         """Count one round.
 
         Args:
             depths: depth (1 = below the root) of each drafted token.
             accepted: accepted tokens, at depths 1 … accepted.
             emitted: tokens that were added to the output.
-            predicted: the draft was copied from the request's prediction.
+            predicted: how many of the first drafted tokens, a chain, were copied from the request's prediction.
         """
         self.rounds += 1
         self.emitted += emitted
@@ -88,9 +88,8 @@ class DecodeStats:
                 self.accepted_by_position.append(0)
             self.drafted_by_position[depth - 1] += 1
         self.drafts += self.drafted > before
-        if predicted:
-            self.drafted_prediction += self.drafted - before
-            self.accepted_prediction += accepted
+        self.drafted_prediction += predicted
+        self.accepted_prediction += min(accepted, predicted)
         for depth in range(accepted):
             self.accepted_by_position[depth] += 1
 

@@ -63,7 +63,7 @@ def emit(rows: AbstractSequence[Row], draft: Draft, verified: Verified, logits: 
             last = "bonus" if is_leaf else "residual"
         origins: list[Origin] = ["accepted"] * len(nodes)
         taken = row.extend(emitted, [*origins, last])
-        predicted = bool(draft.predicted) and draft.predicted[index]
+        predicted = draft.predicted[index] if draft.predicted else 0
         row.stats.record(row_depths, min(len(nodes), taken), taken, predicted)
         if row.logprobs is not None:
             top = row.sequence.params.logprobs or 0

@@ -40,6 +40,8 @@ class Row:
         stats: statistics so far.
         finish_reason: why it ended; None while it runs.
         error: what it failed with.
+        drafters: names of the drafters that may draft for this request; None for all. Its prediction always may.
+        chains: drafts may not branch.
         logprobs: one entry an emitted token; None if `SamplingParams.logprobs` is None.
         drafted: the last round's draft, where it is traced.
         traced: how that was decided.
@@ -61,6 +63,8 @@ class Row:
         self.verifier = verifier
         self.trace = trace
         self.num_speculative_tokens = num_speculative_tokens
+        self.drafters: frozenset[str] | None = None
+        self.chains = False
         self.stats = DecodeStats()
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None

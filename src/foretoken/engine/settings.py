@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
 
-from foretoken.drafters import Drafter, is_name
+from foretoken.drafters import Drafter, NoDrafter, is_name
+from foretoken.drafters.tree_plan import KINDS, plan_of
 from foretoken.errors import ParameterError, did_you_mean, shown
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models import LanguageModel, load
@@ -28,6 +29,49 @@ def check_num_speculative_tokens(value: Any) -> int | Literal["auto"]:
         raise ParameterError(f"num_speculative_tokens is {shown(value)}: give a whole number, or 'auto'")
     return check_integer(
         "num_speculative_tokens", value, 0, MAX_SPECULATIVE_TOKENS, cure="use 0 for no speculation, or 'auto'"
+    )
+
+
+def check_drafter_choice(name: Any, drafter: Drafter) -> frozenset[str] | None:
+    """The names of those of an engine's drafters that a request lets draft; None for all.
+
+    Args:
+        name: ``"none"``, ``"auto"`` for the engine's own choice, or one of its drafters.
+        drafter: the engine's.
+
+    Raises:
+        ParameterError: it is none of these.
+    """
+    if name in (AUTO, drafter.name):
+        return None
+    parts = [part.name for part in drafter.drafters]
+    if name == NoDrafter.name:
+        return frozenset()
+    if name in parts:
+        return frozenset([name])
+    choices = dict.fromkeys([NoDrafter.name, AUTO, drafter.name, *parts])
+    raise ParameterError(
+        f"drafter is {shown(name)}: a request may choose among the engine's, {', '.join(map(repr, choices))}"
+    )
+
+
+def check_tree_choice(tree: Any, drafter: Drafter) -> bool:
+    """Whether a request's drafts must be chains.
+
+    Args:
+        tree: ``"none"`` for chains, or the trees that the engine's drafter grows, ``"auto"`` among others.
+        drafter: the engine's.
+
+    Raises:
+        ParameterError: it is neither.
+    """
+    if tree == "none":
+        return True
+    plans = [part.tree for part in (drafter, *drafter.drafters)]
+    if tree == AUTO or (tree in KINDS and plan_of(tree) in plans):
+        return False
+    raise ParameterError(
+        f"tree is {shown(tree)}: a request may have 'none', for chains, or 'auto', what the engine's drafter grows"
     )
 
 

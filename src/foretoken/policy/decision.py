@@ -78,7 +78,7 @@ class Decider:
     def _options(self, row: Row, drafter: int) -> list[tuple[int, float]]:
         """Draft lengths, and accepted tokens of each."""
         rates, room = row.request.rates[drafter], row.room
-        if room <= 0:
+        if room <= 0 or drafter in row.barred:
             return []
         if self._kinds[drafter].trees and row.trees:
             return [(nodes, min(rates.tree(nodes), room)) for nodes in NODES if nodes <= row.most]

@@ -84,6 +84,7 @@ class Row:
         offers: drafts that are made already.
         trees: the row takes trees.
         most: most draft tokens, or nodes, if the user set a limit.
+        barred: drafters that may not be asked.
         chosen: filled by `Policy.choose`.
         alone: likewise, the best choice without a model; `gain` is what it gains, in tokens.
     """
@@ -94,6 +95,7 @@ class Row:
     offers: Sequence[Offer] = ()
     trees: bool = False
     most: int = LARGEST
+    barred: frozenset[int] = frozenset()
     chosen: Choice = PLAIN
     alone: Choice = PLAIN
     gain: float = 0.0
