@@ -39,6 +39,13 @@ def workspace(tmp_path, monkeypatch) -> Path:
     (tmp_path / "my_prompts.txt").write_text("def add(a, b):\nHow many legs have three spiders?\n")
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "def add(a, b):"}) + "\n")
     (tmp_path / "answers.jsonl").write_text(json.dumps({"answer": "Three spiders have 24 legs."}) + "\n")
+    request = {
+        "custom_id": "legs",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": "Spiders", "max_tokens": 2},
+    }
+    (tmp_path / "requests.jsonl").write_text(json.dumps(request) + "\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path

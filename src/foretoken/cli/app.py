@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ import foretoken
 from foretoken.cli import tables
 from foretoken.cli.audit import audit_app
 from foretoken.cli.batch import answer_batch, is_batch, read_batch
+from foretoken.cli.batch_run import BatchOptions, run_batch
 from foretoken.cli.bench import NoColor, bench_app
 from foretoken.cli.checks import SHIPPED_DRAFTER, check_models
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
@@ -198,11 +200,32 @@ def _generate_batch(
 
 
 @command
-def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptions) -> None:
+def chat(
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Talk with the model of a server instead, any that speaks OpenAI's API; with the key that is in "
+            "FORETOKEN_API_KEY or OPENAI_API_KEY.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The server's model. Default: its first one.", show_default=False),
+    ] = None,
+    models: ModelOptions,
+    sampling: SamplingOptions,
+    output: OutputOptions,
+) -> None:
     """Talk with a model; /help lists what can be changed on the way.
 
     Questions come from the terminal, or line by line from a pipe. With --json each answer is a line of JSON.
     """
+    if url is not None or model is not None:
+        _chat_remotely(url, model, models, sampling, output)
+        return
     from foretoken.cli.chat import Chat
     from foretoken.cli.setup import keep_quiet, load_engine, loading, settled
 
@@ -224,6 +247,28 @@ def chat(*, models: ModelOptions, sampling: SamplingOptions, output: OutputOptio
         raise typer.Exit(INTERRUPTED)
 
 
+def _chat_remotely(
+    url: str | None, model: str | None, models: ModelOptions, sampling: SamplingOptions, output: OutputOptions
+) -> None:
+    from foretoken.cli.remote_chat import RemoteChat, Server
+
+    if url is None:
+        raise ParameterError("--model is a server's: give --url, too, or --target for a model to load")
+    given = [option.name for option in fields(models) if getattr(models, option.name) != option.default]
+    given += [name for name in ("compare", "trace") if getattr(output, name)]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise ParameterError(f"{option} is for models that run here, and --url for a server's: leave one of them out")
+    screen = Screen(output.no_color)
+    sampling.params()
+    interactive = standard_input().isatty()
+    server = Server(url, model)
+    if interactive:
+        screen.note(f"{server.model} at {server.url}. /help lists the commands, Ctrl-D leaves.")
+    if RemoteChat(server, sampling, output, screen).converse(read_lines(screen), interactive):
+        raise typer.Exit(INTERRUPTED)
+
+
 @command
 def serve(*, models: ModelOptions, options: ServeOptions) -> None:
     """Serve OpenAI's API over HTTP: completions, chat, models, metrics.
@@ -233,6 +278,24 @@ def serve(*, models: ModelOptions, options: ServeOptions) -> None:
     if not run_server(models, options):
         Screen(options.no_color).error("the engine has ended with an error, and with it the server")
         raise typer.Exit(FAILED)
+
+
+@command
+def batch(
+    requests: Annotated[
+        Path,
+        typer.Argument(metavar="REQUESTS", help="Lines of JSON: custom_id, method, url, body.", show_default=False),
+    ],
+    *,
+    options: BatchOptions,
+    models: ModelOptions,
+) -> None:
+    """Answer a file of requests in the form of OpenAI's batches, without a server.
+
+    A run that was ended goes on where it stopped: requests that have an answer in the output are left out.
+    """
+    if not run_batch(requests, models, options):
+        raise typer.Exit(INCOMPLETE)
 
 
 @command

@@ -119,9 +119,7 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
     """
     from foretoken.cli.setup import keep_quiet, load_engine
 
-    missing = [name for name in _NEEDS if find_spec(name) is None]
-    if missing:
-        raise ForetokenError(f"serve needs {', '.join(missing)}: pip install 'foretoken[serve]'")
+    check_packages()
     screen = Screen(options.no_color)
     keep_quiet(screen)
     check_models(models)
@@ -154,7 +152,7 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
         )
         engine = load_engine(models, screen, max_batch_size=options.max_batch_size, cache_memory=options.cache_memory)
         if options.served_model_name is None:
-            settings = replace(settings, model=_model_name(engine.target.name))
+            settings = replace(settings, model=model_name(engine.target.name))
         warm_up(engine)
         app = create_app(engine, settings)
         log_to_stderr("json" if options.log_format == "json" else "text")
@@ -165,6 +163,17 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
         port = listener.getsockname()[1]
         screen.note(f"{settings.model} at {scheme}://{host}:{port}/v1, drafter {engine.drafter.name}; Ctrl-C ends")
         return serve(app, listener, grace=options.grace, tls_cert=options.tls_cert, tls_key=options.tls_key)
+
+
+def check_packages() -> None:
+    """See to it that the packages are installed that the server is made of.
+
+    Raises:
+        ForetokenError: they are not.
+    """
+    missing = [name for name in _NEEDS if find_spec(name) is None]
+    if missing:
+        raise ForetokenError(f"this needs {', '.join(missing)}: pip install 'foretoken[serve]'")
 
 
 def _keys(options: ServeOptions) -> tuple[str, ...]:
@@ -180,7 +189,7 @@ def _keys(options: ServeOptions) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _model_name(target: str) -> str:
+def model_name(target: str) -> str:
     """The name of a target: a folder's last part, for its whole path is nobody's business."""
     return Path(target).name if Path(target).is_dir() else target
 

@@ -1,0 +1,133 @@
+"""``foretoken batch``: many requests from a file, and their answers into another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.cli.batch_engines import EngineOptions, run_here, run_processes
+from foretoken.cli.batch_file import BadLine, Item, Results, read_items
+from foretoken.cli.checks import check_models
+from foretoken.cli.options import ModelOptions
+from foretoken.cli.screen import Screen
+from foretoken.cli.serve import check_packages
+from foretoken.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.serve.in_process import Answer
+
+_SHOWN_BAD_LINES = 20
+
+
+@dataclass(kw_only=True)
+class BatchOptions:
+    """Where answers go, and on what engines they are made."""
+
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Answers, appended as they come.", show_default=False)
+    ]
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Engines, each in a process of its own if several.")] = 1
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Most completions that an engine decodes at once.")] = 32
+    cache_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most KV cache of an engine, such as 4GiB.", show_default="no limit"),
+    ] = None
+    max_output_tokens: Annotated[int, typer.Option(min=1, help="Most tokens that a request may ask for.")] = 16_384
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What requests call the model. Default: the folder's name or hub id.",
+            show_default=False,
+        ),
+    ] = None
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False
+
+
+def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
+    """Answer the requests of a file that have no answer yet.
+
+    Args:
+        file: requests, a line each.
+        models: which models answer.
+        options: where answers go, and how they are made.
+
+    Returns:
+        Whether every line held a request, and every request of this run was answered without an error.
+
+    Raises:
+        ForetokenError: a file can't be used, a model can't be loaded, or an engine has ended. Answers that were ready
+            by then are written.
+    """
+    check_packages()
+    check_models(models)
+    screen = Screen(options.no_color)
+    if options.output.exists() and options.output.samefile(file):
+        raise ForetokenError(f"requests and answers are the same file, {str(file)!r}: give another one for the answers")
+    every = list(_names(file, screen))  # before the file of answers is made
+    bad, total = every.count(None), len(every) - every.count(None)
+    with closing(Results(options.output)) as results:
+        before = sum(name in results.done for name in every if name is not None)
+        if before:
+            screen.note(f"{before:,} of {total:,} requests have their answer already")
+        failed = 0
+        if before < total:
+            with _progress(screen, before, total) as advance:
+
+                def done(item: Item, answer: Answer) -> None:
+                    nonlocal failed
+                    results.add(item, answer)
+                    failed += answer.status >= 400
+                    advance()
+
+                known = frozenset(results.done)
+                items = (item for item in read_items(file) if isinstance(item, Item) and item.custom_id not in known)
+                engines = EngineOptions(
+                    models,
+                    options.max_batch_size,
+                    options.cache_memory,
+                    options.served_model_name,
+                    options.max_output_tokens,
+                    options.no_color,
+                )
+                if options.jobs == 1:
+                    run_here(engines, items, done)
+                else:
+                    run_processes(engines, options.jobs, items, done)
+    told = f"{total - before:,} requests answered, {failed:,} of them with an error"
+    screen.note(f"{told}; {bad:,} bad lines" if bad else told)
+    return not bad and not failed
+
+
+def _names(file: Path, screen: Screen) -> Iterator[str | None]:
+    """The name of each request of a file; None for a bad line, which is told."""
+    bad = 0
+    for item in read_items(file):
+        if isinstance(item, BadLine):
+            bad += 1
+            if bad <= _SHOWN_BAD_LINES:
+                screen.error(f"line {item.line:,} of {str(file)!r}: {item.reason}")
+            yield None
+        else:
+            yield item.custom_id
+    if bad > _SHOWN_BAD_LINES:
+        screen.error(f"{bad - _SHOWN_BAD_LINES:,} more lines are bad")
+
+
+@contextmanager
+def _progress(screen: Screen, before: int, total: int) -> Iterator[Callable[[], None]]:
+    """A bar, on a terminal; called for each answer."""
+    if not screen.notes.is_terminal:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen.notes, transient=True) as bar:
+        task = bar.add_task("answers", total=total, completed=before)
+        yield lambda: bar.advance(task)
