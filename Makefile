@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full lint docs install recipe clean
+.PHONY: demo test test-full test-clients lint docs install recipe clean
 
 demo: $(VENV)/.installed
 	$(BIN)/foretoken demo
@@ -14,6 +14,12 @@ test: lint
 # Everything that `make test` leaves out for time: the whole grid of drafters, verifiers and sampling options.
 test-full: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "full or not full"
+
+# The server with clients of other people, which go into an environment of their own.
+test-clients: $(VENV)/.installed
+	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r tests/serve/clients/requirements.txt
+	$(BIN)/python -m pytest tests/serve/test_clients.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -33,4 +39,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -166,3 +166,11 @@ def begin(running: Running, **fields) -> tuple[http.client.HTTPConnection, http.
 def hang_up(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
     response.close()
     connection.close()
+
+
+def numbers(running: Running) -> dict[str, float]:
+    """What ``/metrics`` tells, by name and labels."""
+    lines = running.get("/metrics").text.splitlines()
+    return {
+        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    }

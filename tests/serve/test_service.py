@@ -24,6 +24,7 @@ from serve_harness import (
     Running,
     begin,
     hang_up,
+    numbers,
     serving,
     tiny_engine,
 )
@@ -144,13 +145,6 @@ def test_a_client_that_hangs_up_before_its_answer_frees_its_row(monkeypatch):
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------
-
-
-def numbers(running: Running) -> dict[str, float]:
-    lines = running.get("/metrics").text.splitlines()
-    return {
-        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    }
 
 
 def test_metrics_have_vllms_names_and_count_what_happened():
