@@ -11,7 +11,7 @@ from foretoken import workloads
 from foretoken.bench.engines import EngineConfig
 from foretoken.bench.records import Record
 from foretoken.cache_folder import cache_folder
-from foretoken.models import machine
+from foretoken.models import gguf, machine
 from foretoken.workloads import Prompt
 
 
@@ -20,8 +20,8 @@ class BenchPlan:
     """What is measured.
 
     Attributes:
-        target: folder of the target's checkpoint.
-        drafter: folder of the draft model's, or None.
+        target: the target's GGUF file, or the folder of its checkpoint.
+        drafter: those of the draft model, or None.
         engines: what takes part.
         prompts: what is continued.
         batches: prompts decoded at once.
@@ -58,6 +58,16 @@ class BenchPlan:
         def described(folder: Path | None) -> Any:
             if folder is None:
                 return None
+            file = gguf.find(folder)
+            if file is not None:
+                model = gguf.load(file, folder.name)
+                size = 4 if self.dtype == "float32" else 2  # in which the summary counts
+                return {
+                    "name": folder.name,
+                    "parameters": model.num_parameters,
+                    "read_parameters": model.weight_bytes // size,
+                    "cached_per_token": model.cell_bytes // size,
+                }
             shape = Shape.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
             return {
                 "name": "/".join(folder.parts[-2:]),

@@ -16,6 +16,7 @@ from foretoken.cli.audit_options import ClaimOptions, RealOptions, RunOptions
 from foretoken.cli.bench_progress import duration
 from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ModelError, PromptError
+from foretoken.models import gguf
 
 if TYPE_CHECKING:
     from foretoken.audit import AuditPlan, ReferenceModel, Report, Subject
@@ -151,7 +152,16 @@ def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions
 
 
 def load_reference(path: str) -> tuple[ReferenceModel, Any]:
-    """A model's distribution, computed in float32, and its tokenizer."""
+    """A model's distribution, computed in float32 or, of a GGUF file, plainly by llama.cpp; and its tokenizer."""
+    file = gguf.find(path)
+    if file is not None:
+        from foretoken.audit import ReferenceModel
+        from foretoken.audit.plain_module import PlainModule
+
+        model = gguf.load(file, path)
+        if model.tokenizer is None:
+            raise ModelError(f"{path} has no tokenizer, which prompts need: name another file")
+        return ReferenceModel(PlainModule(model)), model.tokenizer
     module, tokenizer = load_module(path)
     from foretoken.audit import ReferenceModel
 

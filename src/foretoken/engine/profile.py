@@ -18,7 +18,7 @@ from foretoken.drafters.factory import make_drafter
 from foretoken.drafters.shapes import AcceptanceTable
 from foretoken.drafters.tree_plan import TreePlan, plan_of
 from foretoken.errors import ForetokenError, ParameterError, shown
-from foretoken.models import LanguageModel, load, machine
+from foretoken.models import LanguageModel, gguf, load, machine
 from foretoken.models.tiny_pair import is_shipped, load_part, tiny_pair_path
 
 VERSION = 1
@@ -233,12 +233,15 @@ def fingerprint(target: str | Path | None) -> dict[str, Any]:
     """A fingerprint of a target's files, made without reading the weights.
 
     Args:
-        target: a folder, a hub id with a local copy in the cache, or None for the shipped target.
+        target: a GGUF file, a folder, a hub id with a local copy in the cache, or None for the shipped target.
 
     Returns:
         A digest of the configuration, and the sizes of the files of weights in bytes, by name. Empty for what is not
         on this machine.
     """
+    file = None if target is None else gguf.find(target)
+    if file is not None:
+        return {"weights": {part.name: part.stat().st_size for part in gguf.parts_of(file)}}
     folder = _folder(target)
     if folder is None:
         return {}

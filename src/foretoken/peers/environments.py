@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from foretoken.cache_folder import cache_folder
@@ -30,7 +31,8 @@ def installable() -> list[EngineKind]:
 def python_of(kind: EngineKind, peers: Path | None) -> str:
     """The interpreter that runs an engine.
 
-    Foretoken's own for itself, and for transformers unless it has an environment.
+    Foretoken's own for itself; and for transformers, and for llama.cpp's server where it is installed, unless they
+    have an environment.
 
     Args:
         kind: the engine.
@@ -44,7 +46,8 @@ def python_of(kind: EngineKind, peers: Path | None) -> str:
         python = _python(peers / folder)
         if python.exists():
             return str(python)
-    if kind.name in ("foretoken", "transformers"):
+    own = kind.name == "llama-server" and find_spec("xllamacpp") is not None and find_spec("gguf") is not None
+    if own or kind.name in ("foretoken", "transformers"):
         return sys.executable
     where = f"{peers} has no environment for it" if peers is not None else "no folder of environments was named"
     raise Unsupported(f"{where}: foretoken bench peers --install {kind.name}")

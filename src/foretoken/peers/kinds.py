@@ -83,5 +83,12 @@ KINDS = {
             ("llama-cpp-python==0.3.36", "gguf"),
             ("llama-cpp",),
         ),
+        EngineKind(
+            "llama-server",
+            MODES,
+            "llama_server_worker.py",
+            ("xllamacpp==2026.10.11549", "gguf"),
+            ("llama-server",),
+        ),
     )
 }

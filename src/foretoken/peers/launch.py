@@ -19,8 +19,8 @@ class Launch:
     """Options that a worker is started with; see `foretoken.peers.workers.protocol`.
 
     Attributes:
-        target: folder of the target's checkpoint.
-        drafter: folder of the draft model's; None if no mode needs it.
+        target: the target's GGUF file, or the folder of its checkpoint.
+        drafter: those of the draft model; None if no mode needs it.
         mode: how to decode; engines that share a process between modes take others in requests, too.
         k: tokens drafted a round; None where nothing is drafted; ``auto`` where the engine chooses.
         dtype: of weights and arithmetic.

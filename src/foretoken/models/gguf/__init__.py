@@ -9,12 +9,12 @@ from foretoken.models.gguf.file import find, parts_of
 from foretoken.models.gguf.options import CacheType, Options
 
 if TYPE_CHECKING:
-    from foretoken.models.base import LanguageModel
+    from foretoken.models.gguf.runner import GgufModel
 
 __all__ = ["CacheType", "Options", "find", "load", "parts_of"]
 
 
-def load(path: Path, name: str, options: Options | None = None, tokenizer: Any | None = None) -> LanguageModel:
+def load(path: Path, name: str, options: Options | None = None, tokenizer: Any | None = None) -> GgufModel:
     """Load a GGUF file; see `foretoken.models.gguf.loading.load_gguf`."""
     from foretoken.models.gguf.loading import load_gguf
 

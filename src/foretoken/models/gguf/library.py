@@ -42,6 +42,7 @@ _MODEL = {
     "llama_model_chat_template": (c_char_p, (c_void_p, c_char_p)),
     "llama_model_desc": (c_int32, (c_void_p, c_void_p, c_size_t)),
     "llama_model_size": (c_uint64, (c_void_p,)),
+    "llama_model_n_params": (c_uint64, (c_void_p,)),
     "llama_model_ftype": (c_int32, (c_void_p,)),
     "llama_ftype_name": (c_char_p, (c_int32,)),
     **{

@@ -65,6 +65,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         cell_bytes=_cell_bytes(handle, TYPE_BYTES[cache_type]),
         tokenizer=tokenizer if tokenizer is not None else own if has_text else None,
         eos_token_ids=own.eog_token_ids if has_text else (),
+        num_parameters=calls.llama_model_n_params(handle.pointer),
         num_layers=calls.llama_model_n_layer(handle.pointer),
         weight_bytes=calls.llama_model_size(handle.pointer),
         quantize=None if kind in _UNROUNDED else kind,

@@ -71,6 +71,7 @@ class GgufModel(LanguageModel):
         tokenizer: of the file; None where it has none.
         eos_token_ids: tokens that end the output.
         num_layers: of the model.
+        num_parameters: of the model.
         weight_bytes: that a pass reads.
         quantize: the file's type, such as ``"Q4_K - Medium"``.
     """
@@ -91,6 +92,7 @@ class GgufModel(LanguageModel):
         tokenizer: Any | None,
         eos_token_ids: tuple[int, ...],
         num_layers: int,
+        num_parameters: int,
         weight_bytes: int,
         quantize: str | None,
     ) -> None:
@@ -100,7 +102,7 @@ class GgufModel(LanguageModel):
         self.tokenizer, self.eos_token_ids = tokenizer, eos_token_ids
         self.num_layers, self.weight_bytes, self.quantize = num_layers, weight_bytes, quantize
         self.backend_name = "llama.cpp"
-        self._cell_bytes = cell_bytes
+        self.cell_bytes, self.num_parameters = cell_bytes, num_parameters
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
@@ -109,7 +111,7 @@ class GgufModel(LanguageModel):
     def cache_bytes(self, lengths: Sequence[int]) -> int:
         """See `LanguageModel.cache_bytes`. A context has room for half as much again as it had to grow to."""
         total = sum(lengths)
-        return self._cell_bytes * max(self.pool.options.cells, total + total // 2) if lengths else 0
+        return self.cell_bytes * max(self.pool.options.cells, total + total // 2) if lengths else 0
 
     def forward(
         self,

@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+
+import gguf
 
 NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5  # token types, as llama.cpp numbers them
 
@@ -22,6 +23,11 @@ _BLOCK = {
     "mlp.down_proj": "ffn_down",
 }
 _REST = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_FILE_TYPES = {
+    "float32": gguf.LlamaFileType.ALL_F32,
+    "float16": gguf.LlamaFileType.MOSTLY_F16,
+    "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
+}
 _NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
@@ -63,6 +69,7 @@ def convert(folder: Path, file: Path, dtype: str) -> None:
     writer.add_rope_freq_base(rope.get("rope_theta") or config.get("rope_theta", 10000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(_FILE_TYPES[dtype])
     _add_tokenizer(writer, folder, config)
     for name, kind, values in _tensors(folder):
         new, matrix = _name(name), values.ndim == 2
@@ -144,3 +151,6 @@ def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
         if number is not None:
             add(number)
     writer.add_add_bos_token(False)
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        writer.add_chat_template(template.read_text(encoding="utf-8"))

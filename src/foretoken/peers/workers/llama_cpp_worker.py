@@ -1,6 +1,5 @@
 """llama.cpp, through llama-cpp-python. Options: further arguments of ``llama_cpp.Llama``."""
 
-import hashlib
 import sys
 from itertools import islice
 from pathlib import Path
@@ -23,7 +22,7 @@ _PARAMETERS = {
 
 def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     """Contexts on one file, mapped into memory once: with logits of all positions, and of the last one only."""
-    import gguf_writer  # type: ignore[import-not-found]
+    import checkpoint_files  # type: ignore[import-not-found]
     import llama_cpp
     import numpy as np
     from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
@@ -31,23 +30,12 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     loaded: dict[str, Any] = {}
     counts = {"rounds": 0, "drafted": 0}
 
-    def file(part: str) -> Path:
-        folder = Path(options[part])
-        stamp = max(one.stat().st_mtime_ns for one in folder.glob("*.safetensors"))
-        described = f"{folder.resolve()} {stamp} {options['dtype']}"
-        made = Path(options["cache"]) / "gguf" / f"{hashlib.sha256(described.encode()).hexdigest()[:16]}.gguf"
-        try:
-            gguf_writer.convert(folder, made, options["dtype"])
-        except ValueError as error:
-            raise Unsupported(f"the checkpoint can't be made a GGUF file: {error}") from error
-        return made
-
     def model(part: str, all_scores: bool) -> Any:
         name = f"{part} {all_scores}"
         if name not in loaded:
             how: dict[str, Any] = {"n_ctx": options["max_length"], "n_threads": options["threads"], "verbose": False}
             how.update(n_threads_batch=options["threads"], logits_all=all_scores, **options["options"])
-            loaded[name] = llama_cpp.Llama(str(file(part)), **how)
+            loaded[name] = llama_cpp.Llama(str(checkpoint_files.gguf_file(options, part)), **how)
         return loaded[name]
 
     class Drafts(LlamaDraftModel):  # type: ignore[misc]

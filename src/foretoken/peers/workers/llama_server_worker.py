@@ -1,0 +1,98 @@
+"""llama.cpp's own server, as the package xllamacpp brings it, in this process. Options: fields of its CommonParams.
+
+Modes: ``draft-model`` drafts with a second model, ``prompt-lookup`` with its n-gram drafter ``ngram-simple``.
+"""
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from protocol import Result, Runner, Unsupported, serve, shaping, timed  # type: ignore[import-not-found]
+
+_PARAMETERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+"""Parameters of its requests, and what they are called here."""
+
+
+def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
+    """A server for each mode, made when it is first used; they share the mapped file."""
+    import checkpoint_files  # type: ignore[import-not-found]
+    import xllamacpp
+
+    kinds = xllamacpp.common_speculative_type
+    servers: dict[tuple[str, Any], Any] = {}
+
+    def server(mode: str, k: Any) -> Any:
+        if (mode, k) not in servers:
+            params = xllamacpp.CommonParams()
+            params.model.path = str(checkpoint_files.gguf_file(options, "target"))
+            params.n_ctx, params.n_parallel = options["max_length"], 1
+            params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+            params.cache_prompt = False
+            params.verbosity = 0
+            if mode == "draft-model":
+                draft = params.speculative.draft
+                draft.mparams.path = str(checkpoint_files.gguf_file(options, "drafter"))
+                draft.n_max = k
+                draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = options["threads"]
+                params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+            elif mode == "prompt-lookup":
+                params.speculative.ngram_simple.size_m = k
+                params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+            elif mode != "plain":
+                raise Unsupported(f"it has no mode {mode}")
+            for name, value in options["options"].items():
+                setattr(params, name, value)
+            servers[mode, k] = xllamacpp.Server(params)
+        return servers[mode, k]
+
+    def run(request: dict[str, Any]) -> Result:
+        if len(request["prompts"]) > 1:
+            raise Unsupported("several prompts are several requests to it, and are not measured")
+        params = shaping(request, (*_PARAMETERS.values(), "top_k"))
+        body = {theirs: params[ours] for theirs, ours in _PARAMETERS.items()}
+        body.update(
+            prompt=request["prompts"][0],
+            n_predict=request["num_tokens"],
+            top_k=params["top_k"] or 0,
+            samplers=["penalties", "top_k", "top_p", "min_p", "temperature"],
+            ignore_eos=True,
+            return_tokens=True,
+            cache_prompt=False,
+            seed=-1 if request["seeds"] is None else request["seeds"][0] % 2**32,
+        )
+        address = server(request["mode"], request["k"]).listening_address + "/completion"
+        asked = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+        def answer() -> Any:
+            with urllib.request.urlopen(asked) as response:
+                return json.load(response)
+
+        found, seconds = timed(answer)
+        if len(found["tokens"]) != request["num_tokens"]:
+            raise ValueError(f"{len(found['tokens'])} tokens came back and not {request['num_tokens']}")
+        result: dict[str, Any] = {"tokens": [found["tokens"]], "seconds": seconds}
+        if request["mode"] == "plain":
+            result["rounds"] = request["num_tokens"]
+        else:
+            timings = found["timings"]
+            result["drafted"] = timings.get("draft_n", 0)
+            result["accepted"] = timings.get("draft_n_accepted", 0)
+            result["rounds"] = request["num_tokens"] - result["accepted"]
+        return result
+
+    return {"xllamacpp": xllamacpp.__version__}, run
+
+
+if __name__ == "__main__":
+    serve(make)

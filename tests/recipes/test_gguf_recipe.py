@@ -1,0 +1,40 @@
+"""The recipe that makes GGUF files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("xllamacpp", reason='GGUF files need llama.cpp: pip install "foretoken[gguf]"')
+pytest.importorskip("gguf", reason='GGUF files of tests need the "gguf" package')
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "gguf"))
+
+from convert import convert
+
+from foretoken import load, tiny_pair_path
+
+TYPES = {"F32": (2e-2, None), "BF16": (0.5, None), "Q8_0": (1.0, "Q8_0"), "Q4_K_M": (8.0, "Q4_K - Medium")}
+"""The largest difference of a logit from the checkpoint's, and the type's name in llama.cpp."""
+
+
+def test_files_of_all_types_score_nearly_as_the_checkpoint(tmp_path):
+    checkpoint = tiny_pair_path() / "drafter"
+    whole = load(checkpoint, dtype="float32", runner="hf")
+    text = "The sum of 12 and 30 is 42."
+    ids = whole.tokenizer(text).input_ids
+    tokens, parents = torch.tensor([ids]), torch.arange(len(ids))[None] - 1
+    counts = torch.tensor([len(ids)])
+    expected = whole.forward(tokens, parents, counts, whole.open(1)).logits
+    sizes = []
+    for file, (kind, (most, name)) in zip(convert(checkpoint, tmp_path, "small", TYPES), TYPES.items(), strict=True):
+        model = load(file)
+        assert model.tokenizer(text).input_ids == ids
+        assert model.tokenizer.chat_template == whole.tokenizer.chat_template
+        assert model.quantize == name
+        logits = model.forward(tokens, parents, counts, model.open(1)).logits
+        assert (logits - expected).abs().max() < most, kind
+        sizes.append(file.stat().st_size)
+    assert sizes == sorted(sizes, reverse=True)
