@@ -38,6 +38,7 @@ class Limits:
         window: number of most probable tokens in which top-p is tried before it is applied to whole rows.
         window_ties: tokens beyond the k-th that top-k checks for ties before it is applied to whole rows.
         prediction_tokens: most tokens of a request's predicted output; longer ones are refused.
+        forced_tokens: most tokens that a grammar forces which are verified in one round.
         proof_entries: probabilities (drafts × nodes × vocabulary) that `foretoken.verify.exact` processes at once.
     """
 
@@ -55,6 +56,7 @@ class Limits:
     window: int = 128
     window_ties: int = 16
     prediction_tokens: int = 1 << 16
+    forced_tokens: int = 32
     proof_entries: int = 4_000_000
 
     def __post_init__(self) -> None:

@@ -22,21 +22,34 @@ from tiny import tiny_gpt2, tiny_llama
 
 TOKENS = [b"", b"a", b"b", b"ab", b"c", b"ba", b"d", b"ca"]  # the first one ends an output
 END = 0
-LENGTH = 4
+LENGTH = 5
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 5, 3, 1, 2]
-PATTERN = "[abc]{1,3}d?|b{4}"
-LANGUAGE = {
+STRINGS = {
     "".join((*letters, last)).encode() for n in (1, 2, 3) for letters in product("abc", repeat=n) for last in ("", "d")
 } | {b"bbbb"}
-PREFIXES = {text[:n] for text in LANGUAGE for n in range(len(text) + 1)}
-GRAMMAR = Grammar.regex(PATTERN)
+# Only one token is written with a d: in the second language the first letter decides whether two of them must follow.
+LANGUAGES = {
+    "letters": (Grammar.regex("[abc]{1,3}d?|b{4}"), STRINGS),
+    "forced": (
+        Grammar.regex("[ab]{1,2}dd(d|c)?|cdd[ab]"),
+        {
+            "".join((*first, "dd", last)).encode()
+            for n in (1, 2)
+            for first in product("ab", repeat=n)
+            for last in ("", "d", "c")
+        }
+        | {b"cdda", b"cddb"},
+    ),
+}
+
+LETTERS = LANGUAGES["letters"][0]
 
 OPTIONS = {
     "plain": {},
     "top_k": {"top_k": 2},
     "top_p": {"temperature": 0.7, "top_p": 0.8},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
-    "bias": {"logit_bias": {3: 1.5, 4: -float("inf"), 6: -1.0}},
+    "bias": {"logit_bias": {3: 1.5, 5: -float("inf"), 6: -1.0}},
 }
 VERIFIERS = [name for name in verify.names() if verify.get(name).lossless]
 DRAWS = 1_200
@@ -45,43 +58,46 @@ MANY_DRAWS = 10_000
 
 
 @cache
-def model(kind: str, seed: int):
-    made = {"llama": tiny_llama, "gpt2": tiny_gpt2}[kind](
-        vocab_size=len(TOKENS), seed=seed, **({"num_hidden_layers": 1} if kind == "llama" else {"n_layer": 1})
-    )
+def model(kind: str, seed: int, layers: int = 1):
+    make, name = {"llama": (tiny_llama, "num_hidden_layers"), "gpt2": (tiny_gpt2, "n_layer")}[kind]
+    made = make(vocab_size=len(TOKENS), seed=seed, **{name: layers})
     made.config.eos_token_id = made.generation_config.eos_token_id = END
     return made
 
 
-def loaded(kind: str, seed: int):
-    return load(model(kind, seed), tokenizer=ByteTable(TOKENS))
+@cache
+def prefixes(language: str) -> set[bytes]:
+    return {text[:n] for text in LANGUAGES[language][1] for n in range(len(text) + 1)}
 
 
-def allowed_after(path: tuple[int, ...]) -> list[bool]:
+def allowed_after(path: tuple[int, ...], language: str) -> list[bool]:
     """By the definition: a token is allowed if some string of the language goes on with it."""
     text = b"".join(TOKENS[token] for token in path)
-    return [text in LANGUAGE if token == END else text + TOKENS[token] in PREFIXES for token in range(len(TOKENS))]
+    whole = text in LANGUAGES[language][1]
+    return [whole if token == END else text + TOKENS[token] in prefixes(language) for token in range(len(TOKENS))]
 
 
-def complete(path: tuple[int, ...]) -> bool:
+def complete(path: tuple[int, ...], language: str) -> bool:
     """Nothing but the end can follow."""
-    return END in path or (sum(allowed_after(path)) == 1 and allowed_after(path)[END])
+    allowed = allowed_after(path, language)
+    return END in path or (sum(allowed) == 1 and allowed[END])
 
 
 @cache
-def expected(kind: str, option: str, with_grammar: bool = True) -> np.ndarray:
+def expected(kind: str, option: str, language: str = "letters", layers: int = 1) -> np.ndarray:
     """``[V+1] * LENGTH``: the distribution of outputs, those that end earlier filled up with V."""
     joint = np.zeros([len(TOKENS) + 1] * LENGTH)
     params = SamplingParams(**OPTIONS[option])
     paths = {(): 1.0}
     for _ in range(LENGTH):
-        masks = torch.tensor([allowed_after(path) for path in paths]) if with_grammar else None
-        following = next_distributions(model(kind, 1), PROMPT, torch.tensor([*paths], dtype=torch.int64), params, masks)
+        masks = torch.tensor([allowed_after(path, language) for path in paths])
+        given = torch.tensor([*paths], dtype=torch.int64)
+        following = next_distributions(model(kind, 1, layers), PROMPT, given, params, masks)
         grown = {}
         for (path, probability), row in zip(paths.items(), following, strict=True):
             for token in np.flatnonzero(row):
                 longer = (*path, int(token))
-                if END in longer or (with_grammar and complete(longer)) or len(longer) == LENGTH:
+                if END in longer or complete(longer, language) or len(longer) == LENGTH:
                     joint[longer + (len(TOKENS),) * (LENGTH - len(longer))] += probability * row[token]
                 else:
                     grown[longer] = probability * row[token]
@@ -107,20 +123,19 @@ class Always(Drafter):
 
 
 def make_engine(kind: str, drafter: str, verifier: str, batch_size: int = 256) -> Engine:
-    tree = None
-    if drafter == "none":
-        made = None
-    elif drafter == "always":
-        made = Always()
-    elif drafter == "ngram-storage":
-        made = NgramStorage(3, stop_if_unknown=False)
-    else:
-        made = model(kind, 2)
-        tree = {"static-tree": "static", "dynamic-tree": "dynamic"}.get(drafter)
-    return Engine(loaded(kind, 1), made, verifier, 5, tree=tree, max_batch_size=batch_size)
+    tree = {"static-tree": "static", "dynamic-tree": "dynamic"}.get(drafter)
+    made = {
+        "none": lambda: None,
+        "always": Always,
+        "ngram-storage": lambda: NgramStorage(3, stop_if_unknown=False),
+        "early-exit": lambda: "early-exit",
+        "cascade": lambda: [NgramStorage(3), model(kind, 2)],
+    }.get(drafter, lambda: model(kind, 2))()
+    target = load(model(kind, 1, 2 if drafter == "early-exit" else 1), tokenizer=ByteTable(TOKENS))
+    return Engine(target, made, verifier, 5, tree=tree, max_batch_size=batch_size)
 
 
-def outputs(engine: Engine, option: str, count: int, seed: int, grammar: Grammar | None = GRAMMAR) -> list[list[int]]:
+def outputs(engine: Engine, option: str, count: int, seed: int, grammar: Grammar | None = LETTERS) -> list[list[int]]:
     params = [
         SamplingParams(seed=seed + i, max_new_tokens=LENGTH + 1, grammar=grammar, **OPTIONS[option])
         for i in range(count)
@@ -129,30 +144,34 @@ def outputs(engine: Engine, option: str, count: int, seed: int, grammar: Grammar
     return [row + [len(TOKENS)] * (LENGTH - len(row)) for row in found]
 
 
+DRAFTERS = ["none", "draft-model", "ngram-storage", "cascade", "always", "early-exit", "static-tree", "dynamic-tree"]
 TREES = {name for name in VERIFIERS if verify.get(name).trees}
-DRAFTERS = ["none", "draft-model", "ngram-storage", "always", "static-tree", "dynamic-tree"]
 QUICK = [
-    ("llama", "none", "token", "top_k"),
-    ("llama", "draft-model", "token", "plain"),
-    ("llama", "draft-model", "block", "penalties"),
-    ("llama", "draft-model", "coupled", "top_k"),
-    ("llama", "draft-model", "traversal", "top_p"),
-    ("gpt2", "static-tree", "traversal", "plain"),
-    ("llama", "dynamic-tree", "tree", "bias"),
-    ("llama", "always", "tree", "top_k"),
-    ("llama", "always", "token", "bias"),
+    ("llama", "none", "token", "top_k", "letters"),
+    ("llama", "draft-model", "token", "plain", "letters"),
+    ("llama", "draft-model", "block", "penalties", "forced"),
+    ("llama", "draft-model", "coupled", "top_k", "letters"),
+    ("llama", "draft-model", "traversal", "top_p", "letters"),
+    ("llama", "draft-model", "token", "plain", "forced"),
+    ("llama", "early-exit", "token", "plain", "forced"),
+    ("llama", "cascade", "block", "plain", "forced"),
+    ("gpt2", "static-tree", "traversal", "plain", "forced"),
+    ("llama", "dynamic-tree", "tree", "bias", "letters"),
+    ("llama", "always", "tree", "top_k", "letters"),
+    ("llama", "always", "token", "bias", "forced"),
 ]
 GRID = [
     case
-    for case in product(("llama", "gpt2"), DRAFTERS, VERIFIERS, OPTIONS)
+    for case in product(("llama", "gpt2"), DRAFTERS, VERIFIERS, OPTIONS, LANGUAGES)
     if case[2] in TREES or case[1] not in ("static-tree", "dynamic-tree")
 ]
 
 
 def check(case, draws, level):
-    kind, drafter, verifier, option = case
-    samples = outputs(make_engine(kind, drafter, verifier), option, draws, 1_000_003 * (GRID.index(case) + 1))
-    assert g_test(samples, expected(kind, option)) > level
+    kind, drafter, verifier, option, language = case
+    seed = 1_000_003 * (GRID.index(case) + 1)
+    samples = outputs(make_engine(kind, drafter, verifier), option, draws, seed, LANGUAGES[language][0])
+    assert g_test(samples, expected(kind, option, language, 2 if drafter == "early-exit" else 1)) > level
 
 
 @pytest.mark.parametrize("case", QUICK, ids="-".join)
@@ -173,7 +192,7 @@ def test_a_request_gets_the_same_tokens_alone_and_in_a_batch_with_others(verifie
     assert outputs(make_engine("llama", "draft-model", verifier, 1), "plain", 60, seed) == batched
     engine = make_engine("llama", "draft-model", verifier)
     params = [
-        SamplingParams(seed=seed + i // 2, max_new_tokens=LENGTH + 1, grammar=GRAMMAR if i % 2 else None)
+        SamplingParams(seed=seed + i // 2, max_new_tokens=LENGTH + 1, grammar=LETTERS if i % 2 else None)
         for i in range(120)
     ]
     mixed = [one.token_ids[:LENGTH] for one in engine.generate([PROMPT] * 120, params)]
@@ -184,8 +203,8 @@ def test_a_request_gets_the_same_tokens_alone_and_in_a_batch_with_others(verifie
 
 def test_greedy_outputs_are_the_masked_targets():
     path: tuple[int, ...] = ()
-    while len(path) < LENGTH and not complete(path):
-        masks = torch.tensor([allowed_after(path)])
+    while len(path) < LENGTH and not complete(path, "letters"):
+        masks = torch.tensor([allowed_after(path, "letters")])
         row = next_distributions(
             model("llama", 1), PROMPT, torch.tensor([path], dtype=torch.int64), SamplingParams(), masks
         )
@@ -197,7 +216,7 @@ def test_greedy_outputs_are_the_masked_targets():
         ("always", "traversal"),
     ]:
         engine = make_engine("llama", drafter, verifier)
-        params = SamplingParams(temperature=0, grammar=GRAMMAR, max_new_tokens=LENGTH)
+        params = SamplingParams(temperature=0, grammar=LETTERS, max_new_tokens=LENGTH)
         assert tuple(engine.generate(PROMPT, params).token_ids) == path
 
 

@@ -13,6 +13,7 @@ from byte_table import ByteTable
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, GrammarLimits, SamplingParams, load
 from foretoken.errors import ParameterError
+from foretoken.limits import Limits
 from foretoken.sampling import GrammarCompiler, GrammarMatcher, mask_logits
 from tiny import tiny_llama
 
@@ -267,3 +268,36 @@ def test_grammars_are_compiled_once_and_requests_do_not_share_their_place(compil
     a = tokenizer.encode("a")
     consume(first, a)
     assert ids(second.allowed([], [])[0]) == set(tokenizer.encode("ab"))
+
+
+def test_forced_tokens_come_before_the_drafters_own_in_one_round(tokenizer):
+    """Of "the end" every token is forced; the target as its own drafter adds as many as it may."""
+    target = load(tiny_llama(vocab_size=259, eos_token_id=258), tokenizer=tokenizer)
+    forced = len(tokenizer.encode("the end"))
+    a, b = tokenizer.encode("ab")
+    params = SamplingParams(
+        grammar=Grammar.regex("the end[ab]{8}"), logit_bias={a: 40, b: 40}, seed=1, max_new_tokens=forced + 7
+    )
+    for drafter, rounds in ((target, [forced + 4, 3]), (None, [1] * (forced + 7)), ("prompt-lookup", [forced + 1])):
+        engine = Engine(target, drafter, num_speculative_tokens=3)
+        events = list(engine.stream("x", params))
+        assert [len(event.pieces) for event in events][: len(rounds)] == rounds
+        assert events[-1].completion.text.startswith("the end")
+        assert events[-1].completion.finish_reason == "length"
+
+
+def test_no_tokens_are_forced_beyond_the_length_or_the_limit(compiler, tokenizer):
+    matcher = compiler.matcher(Grammar.regex("the end[ab]"))
+    tokens = tokenizer.encode("the end")
+    assert matcher.forced(100) == tokens
+    assert matcher.forced(2) == tokens[:2]
+    assert matcher.forced(0) == []
+    consume(matcher, tokens)
+    assert matcher.forced(100) == []
+    target = load(tiny_llama(vocab_size=259, eos_token_id=258), tokenizer=tokenizer)
+    params = SamplingParams(grammar=Grammar.regex("the end[ab]"), max_new_tokens=3)
+    completion = Engine(target, "prompt-lookup").generate("x", params)
+    assert (completion.token_ids, completion.finish_reason) == (tokens[:3], "length")
+    limits = Limits(forced_tokens=2)
+    events = list(Engine(target, "prompt-lookup", num_speculative_tokens=1, limits=limits).stream("x", params))
+    assert [len(event.pieces) for event in events] == [3]

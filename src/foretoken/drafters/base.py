@@ -94,6 +94,7 @@ class Drafter(ABC):
             drafters that can't be told.
         hidden_layers: layers of the target whose hidden states it needs, as in `LanguageModel.forward`: 0 for the
             embeddings; the last one normalised. The engine passes them to `observe_hidden`.
+        reads_cache: proposals read `Batch.cache`, which has to hold every token of each row but the root.
         quantize: how its own weights (`num_parameters`) were quantised; None for not at all.
         drafters: the drafters that it is made of, in the order in which it asks them.
         note: what a user should know about the choice of this drafter, in one sentence; empty for nothing.
@@ -108,6 +109,7 @@ class Drafter(ABC):
     own_threads: bool = False
     tree: TreePlan | None = None
     hidden_layers: tuple[int, ...] = ()
+    reads_cache: bool = False
     quantize: str | None = None
     drafters: tuple[Drafter, ...] = ()
     note: str = ""

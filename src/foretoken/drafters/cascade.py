@@ -105,6 +105,7 @@ class Cascade(Drafter):
         self.models = tuple(model for drafter in drafters for model in drafter.models)
         self.own_threads = all(drafter.own_threads for drafter in drafters)
         self.hidden_layers = tuple(sorted({layer for drafter in drafters for layer in drafter.hidden_layers}))
+        self.reads_cache = any(drafter.reads_cache for drafter in drafters)
         self.free = [drafter.matches is not None or drafter.estimates is not None for drafter in self._sources]
         self._given = costs
         self._key: str | None = None

@@ -40,6 +40,7 @@ class EarlyExit(DraftModel):
     """
 
     name = "early-exit"
+    reads_cache = True
 
     def __init__(self, target: Any, layers: int | None = None, tree: Tree = "none") -> None:
         model: LanguageModel = load(target)

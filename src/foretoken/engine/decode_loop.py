@@ -14,6 +14,7 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.engine.draft_length import DraftLengths
+from foretoken.engine.forced import Forced
 from foretoken.engine.membership import MakeSampler, Membership
 from foretoken.engine.prefill import Prefill
 from foretoken.engine.prefix_cache import PrefixCache
@@ -109,25 +110,29 @@ class DecodeLoop:
         with clock.part("target"), self._memory_guard(self.target.name):
             slots, prefilled = self._prefill.run()
         members = self._members = self._membership(slots)
-        batch = members.batch(self._prefixes.cache, self.target.vocab_size)
-        limits = self.lengths.limits(members.rows, members.fixed_lengths)
         drafter = self.cascade if members.chooses else self.drafter
-        with clock.part("drafter"), self._memory_guard(f"the drafter {self.drafter.name}"):
-            draft = self._propose(drafter, members, batch, limits)
+        follows = not (drafter.hidden_layers or drafter.reads_cache)
+        forced = Forced.of(members, follows, self.limits.forced_tokens)
+        with forced.ahead(), clock.part("drafter"), self._memory_guard(f"the drafter {self.drafter.name}"):
+            batch = members.batch(self._prefixes.cache, self.target.vocab_size)
+            limits = forced.limits(self.lengths.limits(members.rows, members.fixed_lengths))
+            drafted = self._propose(drafter, members, batch, limits)
+        draft = forced.before(drafted)
         with clock.part("target"), self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
         with clock.part("verification"):
             matchers = [row.matcher for row in members.rows]
             verified = verify_round(members.groups, batch.sequences, draft, logits, matchers)
-        with clock.part("drafter"):
-            drafter.observe(batch, draft, verified.verdict, logits)
+        with clock.part("drafter"), forced.ahead():
+            own_logits = forced.logits(logits, drafted.width)
+            drafter.observe(batch, drafted, forced.verdict(verified.verdict), own_logits)
         with clock.part("target"):
             path = self._commit(members, verified)
         lengths = [len(sequence.tokens) for sequence in batch.sequences]
         traced = [at for at, row in enumerate(members.rows) if row.trace]
         if traced:
             trace_round(members, traced, draft, verified, self.target.tokenizer)
-        emit(members.rows, draft, verified, logits)
+        emit(members.rows, draft, verified, logits, forced.tokens)
         if hidden:
             with clock.part("drafter"):
                 _pass_hidden_states(self.drafter, batch, lengths, verified, path, hidden)

@@ -68,14 +68,15 @@ class DecodeStats:
         total = sum(self.seconds.values())
         return self.emitted / total if total else 0.0
 
-    def record(self, depths: Iterable[int], accepted: int, emitted: int, predicted: int = 0) -> None:
+    def record(self, depths: Iterable[int], accepted: int, emitted: int, predicted: int = 0, forced: int = 0) -> None:
         """Count one round.
 
         Args:
             depths: depth (1 = below the root) of each drafted token.
             accepted: accepted tokens, at depths 1 … accepted.
             emitted: tokens that were added to the output.
-            predicted: how many of the first drafted tokens, a chain, were copied from the request's prediction.
+            predicted: how many drafted tokens, a chain after the forced ones, came from the request's prediction.
+            forced: how many of the first drafted tokens its grammar forced.
         """
         self.rounds += 1
         self.emitted += emitted
@@ -89,7 +90,7 @@ class DecodeStats:
             self.drafted_by_position[depth - 1] += 1
         self.drafts += self.drafted > before
         self.drafted_prediction += predicted
-        self.accepted_prediction += min(accepted, predicted)
+        self.accepted_prediction += min(max(accepted - forced, 0), predicted)
         for depth in range(accepted):
             self.accepted_by_position[depth] += 1
 

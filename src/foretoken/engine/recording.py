@@ -37,7 +37,13 @@ class RoundClock:
         return self.seconds
 
 
-def emit(rows: AbstractSequence[Row], draft: Draft, verified: Verified, logits: Tensor) -> None:
+def emit(
+    rows: AbstractSequence[Row],
+    draft: Draft,
+    verified: Verified,
+    logits: Tensor,
+    forced: AbstractSequence[AbstractSequence[int]],
+) -> None:
     """Append a round's tokens to its rows: accepted draft tokens, then the token after them.
 
     Args:
@@ -45,6 +51,7 @@ def emit(rows: AbstractSequence[Row], draft: Draft, verified: Verified, logits: 
         draft: what was verified.
         verified: which tokens were accepted; rows without usable scores get nothing.
         logits: ``[B, N+1, V]``, the target's, for log-probabilities.
+        forced: of each row, the tokens that its draft begins with because its grammar forces them.
     """
     tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
     depths = None if draft.is_chain else draft.depths().tolist()
@@ -64,7 +71,7 @@ def emit(rows: AbstractSequence[Row], draft: Draft, verified: Verified, logits: 
         origins: list[Origin] = ["accepted"] * len(nodes)
         taken = row.extend(emitted, [*origins, last])
         predicted = draft.predicted[index] if draft.predicted else 0
-        row.stats.record(row_depths, min(len(nodes), taken), taken, predicted)
+        row.stats.record(row_depths, min(len(nodes), taken), taken, predicted, len(forced[index]))
         if row.logprobs is not None:
             top = row.sequence.params.logprobs or 0
             row.logprobs += token_logprobs(logits[index], [0, *nodes], emitted[:taken], top)

@@ -65,7 +65,7 @@ class GrammarCompiler:
                 self._compiled[grammar] = compiled
                 while len(self._compiled) > _KEPT:
                     self._compiled.popitem(last=False)
-        return GrammarMatcher(compiled, grammar)
+        return GrammarMatcher(compiled, grammar, frozenset(self._ends))
 
     def _compile(self, grammar: Grammar) -> Any:
         llguidance = _llguidance()
@@ -126,8 +126,9 @@ class GrammarMatcher:
         finished: nothing can follow any more, not even an end token.
     """
 
-    def __init__(self, compiled: Any, grammar: Grammar) -> None:
+    def __init__(self, compiled: Any, grammar: Grammar, ends: frozenset[int]) -> None:
         self.grammar = grammar
+        self._ends = ends
         self.finished = False
         self._compiled = compiled
         self._matcher = compiled.deep_copy()
@@ -195,6 +196,23 @@ class GrammarMatcher:
         """After an error, which a matcher never leaves: another one at the same place, and some draft tokens on."""
         self._matcher = self._compiled.deep_copy()
         self._matcher.consume_tokens([*self._consumed, *drafted])
+
+    def forced(self, most: int) -> list[int]:
+        """The tokens that follow, up to `most`, as long as the grammar allows one alone; no end token among them."""
+        found: list[int] = []
+        if most > 0 and not self.finished:
+            for token in self._matcher.compute_ff_tokens()[:most]:
+                if token in self._ends or self._matcher.is_stopped() or self._only() != token:
+                    break
+                found.append(token)
+                self._matcher.consume_token(token)
+            self._back(len(found))
+        return found
+
+    def _only(self) -> int | None:
+        """The token that is allowed if it is the only one."""
+        bits = int.from_bytes(self._matcher.compute_bitmask(), "little")
+        return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
     def stuck_error(self, length: int) -> ParameterError:
         """Why no token was left after an output of `length` tokens or a few more."""
