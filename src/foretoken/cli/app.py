@@ -379,9 +379,14 @@ def demo(
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also save what is shown as a picture.", show_default=False)
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Open the server's page instead: watch every round in the browser.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page. 0: a free one.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the page's address, and open no browser.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False,
 ) -> None:
-    """Watch the shipped pair decode two prompts, faster than the target alone."""
+    """Watch the shipped pair decode two prompts, faster than the target alone; with --web in the browser."""
     from foretoken.cli.demo import WIDTH, play, save_svg
     from foretoken.cli.setup import keep_quiet, load_engine
 
@@ -389,6 +394,15 @@ def demo(
     keep_quiet(screen)
     # So small a pair gains nothing from a second thread, and loses very much where another program keeps a core busy.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if web:
+        from foretoken.cli.demo_web import run_page
+
+        if svg is not None:
+            raise ParameterError("--svg is of the demonstration in the terminal: leave it out, or --web")
+        if not run_page(screen, port, not no_open):
+            screen.error("the engine has ended with an error, and with it the page")
+            raise typer.Exit(FAILED)
+        return
     if svg is not None:
         check_writable(svg)
     engine = load_engine(ModelOptions(drafter=SHIPPED_DRAFTER, num_speculative_tokens="5"), screen)

@@ -43,6 +43,10 @@ class ServeOptions:
     metrics: Annotated[
         bool, typer.Option("--metrics/--no-metrics", help="Serve /metrics.", rich_help_panel=_SERVER)
     ] = True
+    page: Annotated[
+        bool,
+        typer.Option("--page/--no-page", help="Serve the page at /, to watch speculation.", rich_help_panel=_SERVER),
+    ] = True
     log_format: Annotated[
         str, typer.Option(metavar="FORM", help="Of the log: text, or json (an object a line).", rich_help_panel=_SERVER)
     ] = "text"
@@ -149,6 +153,7 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
             send_seconds=options.send_timeout,
             log_bodies=options.log_bodies,
             expose_metrics=options.metrics,
+            page=options.page,
         )
         engine = load_engine(models, screen, max_batch_size=options.max_batch_size, cache_memory=options.cache_memory)
         if options.served_model_name is None:
@@ -161,7 +166,10 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
         scheme = "http" if options.tls_cert is None else "https"
         host = f"[{options.host}]" if ":" in options.host else options.host
         port = listener.getsockname()[1]
-        screen.note(f"{settings.model} at {scheme}://{host}:{port}/v1, drafter {engine.drafter.name}; Ctrl-C ends")
+        page = f", page at {scheme}://{host}:{port}/" if options.page else ""
+        screen.note(
+            f"{settings.model} at {scheme}://{host}:{port}/v1{page}, drafter {engine.drafter.name}; Ctrl-C ends"
+        )
         return serve(app, listener, grace=options.grace, tls_cert=options.tls_cert, tls_key=options.tls_key)
 
 

@@ -378,5 +378,6 @@ class Cascade(Drafter):
         if costs is None:
             costs = Costs.by_bytes(1.0, self._bytes if self._given is None else self._given)
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
+        policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()
         return policy

@@ -17,6 +17,7 @@ from foretoken.engine.outputs import Completion, Occupancy, StreamEvent
 from foretoken.engine.prompts import Prompt
 from foretoken.engine.scheduler import Request
 from foretoken.errors import ForetokenError, ParameterError, QueueTimeout, SlowConsumer
+from foretoken.policy.report import report
 from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer, check_number
 
@@ -119,6 +120,10 @@ class AsyncEngine:
     def speedup(self) -> float:
         """See `Policy.speedup`."""
         return self._worker.engine.policy.speedup
+
+    def policy_report(self) -> dict[str, Any]:
+        """See `foretoken.policy.report.report`."""
+        return report(self._worker.engine.policy)
 
     async def aclose(self) -> None:
         """End all requests as cancelled, those that wait included, and the thread after its present round."""

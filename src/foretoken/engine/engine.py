@@ -409,7 +409,7 @@ class Engine:
         return self._scheduler is not None and self._scheduler.busy
 
     def occupancy(self) -> Occupancy:
-        """What the submitted requests take up; the one method that another thread may call meanwhile."""
+        """What the submitted requests take up; another thread may call it meanwhile."""
         scheduler, target = self._scheduler, self.target
         if scheduler is None:
             return Occupancy()

@@ -108,10 +108,11 @@ class EngineRates:
             # Rejections at all levels, against those expected, correct the prior of levels that were not tried.
             weight = self.kind.weight
             factor = (self._rejected + weight) / (self._expected + weight)
-            self._rates = [0.0]
+            rates = [0.0]
             for level in range(1, LEVELS + 1):
                 prior = max(1.0 - factor * (1.0 - self.kind.rate(level)), 0.0)
-                self._rates.append((self._accepted[level] + weight * prior) / (self._tried[level] + weight))
+                rates.append((self._accepted[level] + weight * prior) / (self._tried[level] + weight))
+            self._rates = rates  # as a whole: a report may be read by another thread meanwhile
         return self._rates
 
     def tree_factor(self) -> float:

@@ -46,6 +46,7 @@ class Policy:
         fixed_costs: of requests whose output depends on the choice, so that it may not depend on the clock.
         saved: what `as_json` gave in an earlier process.
         given: `costs` are not to be refined.
+        names: of the drafters, for people.
     """
 
     kinds: Sequence[Kind]
@@ -54,6 +55,7 @@ class Policy:
     fixed_costs: Costs
     saved: dict[str, Any] = field(default_factory=dict)
     given: bool = False
+    names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.guards = Guard(), Guard()  # of free drafters, and of models
@@ -79,6 +81,10 @@ class Policy:
         """
         paces = [request for request, _ in self._pace.values()]
         return (1.0 + sum(pace.tokens for pace in paces)) / (1.0 + sum(pace.time for pace in paces))
+
+    def rates(self, drafter: int, *, sampled: bool) -> EngineRates:
+        """Acceptance of one drafter over all requests that are sampled, or over all that are greedy."""
+        return self._engine[sampled][drafter]
 
     def open(self, *, sampled: bool, reproducible: bool = False) -> Request:
         """A request begins.

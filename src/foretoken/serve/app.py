@@ -18,6 +18,8 @@ from foretoken.serve.errors import CLIENT_GONE, ApiError, ClientGone, error_resp
 from foretoken.serve.gate import Gate
 from foretoken.serve.messages import messages_routes
 from foretoken.serve.openai_api import openai_routes
+from foretoken.serve.page_api import page_api_routes
+from foretoken.serve.page_files import page_file_routes
 from foretoken.serve.responses import responses_routes
 from foretoken.serve.schemas import DetokenizeRequest, TokenizeRequest, chat_messages, check_model
 from foretoken.serve.service import Service
@@ -48,6 +50,9 @@ def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
     app.state.service = service
     for routes in (_status_routes, _token_routes, openai_routes, responses_routes, messages_routes):
         app.include_router(routes(service))
+    if settings.page:
+        app.include_router(page_api_routes(service))
+        app.include_router(page_file_routes())
     _answer_errors(app, service)
     app.add_middleware(Gate, keys=ApiKeys(settings.api_keys), metrics=service.metrics)
     if settings.cors_origins:

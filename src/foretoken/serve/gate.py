@@ -13,9 +13,10 @@ from foretoken.serve.auth import ApiKeys
 from foretoken.serve.errors import ApiError, error_response
 from foretoken.serve.logs import log_failure, log_response
 from foretoken.serve.metrics import Metrics
+from foretoken.serve.page_files import PAGE_PATHS
 
-OPEN_PATHS = ("/health", "/ready")
-"""What load balancers ask, who have no key."""
+OPEN_PATHS = ("/health", "/ready", *PAGE_PATHS)
+"""What load balancers ask, who have no key; and the page's files, which hold no secret and ask for the key."""
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 

@@ -17,6 +17,7 @@ from foretoken.engine.outputs import Completion, StreamEvent
 from foretoken.sampling import SamplingParams
 from foretoken.serve.admission import Admission
 from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.figures import Figures
 from foretoken.serve.metrics import Metrics, Watch
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.tokenizing import Tokenizing
@@ -41,6 +42,15 @@ class Service:
         self.admission = Admission(engine.max_batch_size, settings.max_queue)
         self.engine = AsyncEngine(engine, queue_seconds=settings.queue_seconds, max_events=settings.max_backlog)
         self.metrics = Metrics(settings.model, self.engine)
+        self.figures = Figures()
+        self.served = {
+            "drafter": engine.drafter.name,
+            "drafters": [engine.drafter.name],
+            "verifier": engine.verifier.name,
+            "num_speculative_tokens": engine.num_speculative_tokens,
+            "max_batch_size": engine.max_batch_size,
+        }
+        """The engine's settings that requests may ask for."""
         tokenizer = copy.deepcopy(self.target.tokenizer)  # the event loop's own
         self.token_text = lru_cache(maxsize=self.target.vocab_size)(
             lambda token: "" if tokenizer is None else str(tokenizer.decode([token]))
@@ -74,6 +84,7 @@ class Service:
             ApiError: the engine refused the request, or could not go on with it.
         """
         watch, limit = Watch(self.metrics, len(prompt)), self.settings.request_seconds
+        count = self.figures.follow()
         until = None if limit is None else asyncio.get_running_loop().time() + limit
         try:
             async with aclosing(self.engine.stream(prompt, params, **settings)) as events:
@@ -83,6 +94,7 @@ class Service:
                         event = await anext(events)
                     over = event.completion is not None
                     watch.event(event)
+                    count(event)
                     if event.completion is not None and event.completion.finish_reason == "cancelled":
                         raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
                     yield event

@@ -28,6 +28,7 @@ class ServeSettings:
         max_backlog: events of a choice (one a round) that its client may be behind.
         log_bodies: log what clients send.
         expose_metrics: serve ``/metrics``.
+        page: serve the page at ``/``, and what it asks for under ``/v1/foretoken``.
 
     Raises:
         ParameterError: a value is out of its range.
@@ -48,6 +49,7 @@ class ServeSettings:
     max_backlog: int = 4_096
     log_bodies: bool = False
     expose_metrics: bool = True
+    page: bool = True
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -65,6 +67,7 @@ class ServeSettings:
             if (seconds := getattr(self, name)) is not None:
                 check_number(name, seconds, 0.0, above=True, cure="raise it")
         check_flag("expose_metrics", self.expose_metrics)
+        check_flag("page", self.page)
         check_flag("log_bodies", self.log_bodies)
         for origin in self.cors_origins:
             if origin != "*" and not origin.startswith(("http://", "https://")):

@@ -1,0 +1,122 @@
+"""Live figures for the page: what the choices of the last minute did, second by second."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from foretoken.engine.outputs import DecodeStats, StreamEvent
+
+WINDOW = 60
+"""Seconds that are kept."""
+
+
+@dataclass
+class _Tally:
+    """What was counted in one second, or since the start.
+
+    Attributes:
+        second: on the clock.
+        stats: of all choices; their seconds are left out.
+        lengths: rounds by draft tokens.
+    """
+
+    second: int
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    lengths: Counter[int] = field(default_factory=Counter)
+
+
+class Figures:
+    """Counts what choices do.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._total = _Tally(0)
+        self._seconds: deque[_Tally] = deque()
+
+    def follow(self) -> Callable[[StreamEvent], None]:
+        """What to call with each event of one choice.
+
+        An event's statistics are those of the moment when it is read: rounds that came together with the one before
+        count as one draft length each, their mean.
+        """
+        seen = DecodeStats()
+
+        def count(event: StreamEvent) -> None:
+            nonlocal seen
+            now = deepcopy(event.stats)  # another thread goes on counting
+            added = _difference(now, seen)
+            seen = now
+            if added.rounds > 0:
+                length = round(added.drafted / added.rounds)
+                for tally in (self._total, self._now()):
+                    tally.stats = DecodeStats.total((tally.stats, added))
+                    tally.lengths[length] += added.rounds
+
+        return count
+
+    def as_json(self) -> dict[str, Any]:
+        """Counts since the start and of the last minute, and tokens and rounds of each of its seconds."""
+        self._drop()
+        now = int(self._clock())
+        by_second = {tally.second: tally for tally in self._seconds}
+        seconds = [by_second.get(second, _Tally(second)) for second in range(now - WINDOW, now)]
+        return {
+            "window_seconds": WINDOW,
+            "tokens_by_second": [tally.stats.emitted for tally in seconds],
+            "rounds_by_second": [tally.stats.rounds for tally in seconds],
+            "recent": _told(self._seconds),
+            "total": _told([self._total]),
+        }
+
+    def _now(self) -> _Tally:
+        self._drop()
+        second = int(self._clock())
+        if not self._seconds or self._seconds[-1].second != second:
+            self._seconds.append(_Tally(second))
+        return self._seconds[-1]
+
+    def _drop(self) -> None:
+        oldest = int(self._clock()) - WINDOW
+        while self._seconds and self._seconds[0].second < oldest:
+            self._seconds.popleft()
+
+
+def _difference(now: DecodeStats, seen: DecodeStats) -> DecodeStats:
+    def positions(mine: list[int], before: list[int]) -> list[int]:
+        return [value - (before[at] if at < len(before) else 0) for at, value in enumerate(mine)]
+
+    return DecodeStats(
+        now.rounds - seen.rounds,
+        now.drafts - seen.drafts,
+        now.emitted - seen.emitted,
+        now.drafted - seen.drafted,
+        now.accepted - seen.accepted,
+        positions(now.drafted_by_position, seen.drafted_by_position),
+        positions(now.accepted_by_position, seen.accepted_by_position),
+    )
+
+
+def _told(tallies: Iterable[_Tally]) -> dict[str, Any]:
+    lengths: Counter[int] = Counter()
+    for tally in tallies:
+        lengths += tally.lengths
+    stats = DecodeStats.total(tally.stats for tally in tallies)
+    return {
+        "rounds": stats.rounds,
+        "tokens": stats.emitted,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "drafted_by_position": stats.drafted_by_position,
+        "accepted_by_position": stats.accepted_by_position,
+        "mean_acceptance_length": round(stats.mean_acceptance_length, 4) if stats.rounds else None,
+        "draft_lengths": {str(length): count for length, count in sorted(lengths.items())},
+    }

@@ -1,0 +1,260 @@
+"""The page in a browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from byte_tokenizer import byte_tokenizer
+from foretoken.engine.engine import Engine
+from foretoken.models import Cache, LanguageModel, Scores
+from foretoken.models.base import kept_lengths
+from serve_harness import Running, serving, tiny_engine
+
+CHROMIUM = shutil.which("chromium")
+LONGEST = 30_000  # ms that nothing here comes near
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser) -> Iterator:
+    """Opens pages; fails if one reports an error, or asks anything of another server."""
+    contexts, problems = [], []
+
+    def open_page(server: Running, fragment: str = "", expected: int = 200, **options):
+        context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(LONGEST)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        if expected == 200:
+            page.on("console", lambda said: said.type == "error" and problems.append(said.text))
+        page.on("request", lambda asked: asked.url.startswith(server.url) or problems.append(asked.url))
+        page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+        page.goto(f"{server.url}/{fragment}")
+        page.wait_for_selector("h1 small" if expected == 200 else "[name=key]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not problems
+
+
+def run(page) -> str:
+    page.click("[data-run]")
+    page.wait_for_selector(".numbers")
+    return output(page)
+
+
+def output(page) -> str:
+    """The text of the output's tokens; a line break is shown by a sign, too."""
+    return "".join(page.locator("main [data-place*=token]").all_text_contents()).replace("⏎\n", "\n")
+
+
+RUN = "#mode=completion&prompt=the+the&max_tokens=30&seed=1&temperature=2"
+
+
+def test_a_completion_its_details_and_its_rejected_tokens(server, visit):
+    page = visit(server)
+    page.fill("textarea", "the the")
+    page.fill("[name=seed]", "1")
+    page.fill("[name=temperature]", "2")
+    page.fill("[name=maxTokens]", "30")
+    run(page)
+    body = {"prompt": "the the", "max_tokens": 30, "seed": 1, "temperature": 2}
+    rounds = [json.loads(event) for event in server.post("/v1/foretoken/trace", body).events[1:-2]]
+    origins = [token["origin"] for one in rounds for token in one["tokens"]]
+    for kind in ("accepted", "residual", "bonus"):
+        assert page.locator(f"main [data-place].{kind}").count() == origins.count(kind)
+    page.hover("[data-place].accepted >> nth=0")
+    popover = page.locator(".popover")
+    first = next(one for round_ in rounds for one in round_["draft"] if one["accepted"])
+    said = popover.inner_text()
+    p, q = re.search(r"p\n(\S+)\nq\n(\S+)", said).groups()
+    assert (float(p), float(q)) == (pytest.approx(first["p"], rel=0.05), pytest.approx(first["q"], rel=0.05))
+    assert "min(1, p/q)" in said
+    assert "uniform" in said
+    page.locator("[data-place].residual >> nth=0").focus()
+    assert "norm((p − q)₊)" in popover.inner_text()
+    page.keyboard.press("Home")
+    assert page.evaluate("document.activeElement.dataset.place") == "0-token-0"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.place") != "0-token-0"
+    assert page.locator("main .rejected[data-place]").count() == 0
+    page.click(".fold >> nth=0")
+    first_rejecting = next(one for one in rounds if not all(token["accepted"] for token in one["draft"]))
+    rejected = sum(not token["accepted"] for token in first_rejecting["draft"])
+    assert page.locator("main .rejected[data-place]").count() == rejected
+
+
+def test_a_link_reproduces_a_run(server, visit):
+    text = run(visit(server, RUN))
+    page = visit(server, RUN)
+    assert run(page) == text
+    link = page.evaluate("location.hash")
+    assert run(visit(server, link)) == text
+    assert run(visit(server, link.replace("seed=1", "seed=5"))) != text
+
+
+def test_a_chat_of_two_turns_keeps_its_tokens(server, visit):
+    page = visit(server, "#mode=chat&max_tokens=8&temperature=0")
+    for turn, question in enumerate(("hi <b>you</b>", "and"), start=1):
+        page.fill("textarea", question)
+        run(page)
+        playwright.expect(page.locator("article.assistant")).to_have_count(turn)
+    assert page.locator("article.user").all_inner_texts() == ["hi <b>you</b>", "and"]
+    assert page.locator("article.assistant").first.locator("[data-place]").count() > 0
+    assert page.locator("article b").count() == 0
+
+
+def test_step_mode_goes_through_the_stages(server, visit):
+    page = visit(server, RUN)
+    run(page)
+    page.keyboard.press("Escape")
+    page.click("#tab-step")
+    stage = page.locator("[aria-current=step]")
+    for name in ("Draft", "Score", "Verify", "Commit"):
+        assert stage.inner_text() == name
+        assert (
+            f"round 1 of {page.locator('.position').inner_text().split()[-1]}" == page.locator(".position").inner_text()
+        )
+        page.keyboard.press("ArrowRight")
+    assert stage.inner_text() == "Draft"
+    assert page.locator(".position").inner_text().startswith("round 2 ")
+    page.keyboard.press("ArrowLeft")
+    assert stage.inner_text() == "Commit"
+    page.click("[aria-label=Play]")
+    playwright.expect(page.locator(".position")).to_contain_text("round 2 ")
+    page.click("[aria-label=Pause]")
+
+
+def test_a_tree_is_drawn_as_a_tree(visit):
+    engine = tiny_engine()
+    with serving(Engine(engine.target, engine.drafter.models[0], "traversal", 6, tree="static")) as server:
+        page = visit(server, RUN)
+        run(page)
+        page.click(".fold >> nth=0")
+        assert page.locator(".inline-tree svg .node").count() == 7
+        page.click("#tab-step")
+        page.locator(".tree .node >> nth=3").focus()
+        page.keyboard.press("ArrowRight")
+        assert "min(1, p/q)" in page.locator(".detail").inner_text()
+
+
+def test_a_race_of_coupled_lanes_checks_that_outputs_are_equal(server, visit):
+    page = visit(server, f"{RUN}&view=race&verifier=coupled", reduced_motion="reduce")
+    page.click("[data-run]")
+    page.wait_for_selector(".verdict")
+    assert re.search(r"Outputs are equal: checked token by token, (\d+) of \1\.", page.locator(".verdict").inner_text())
+    texts = page.locator(".lane .output").all_inner_texts()
+    assert len(texts) == 2
+    assert texts[0] == texts[1] != ""
+    page.select_option("[name=verifier]:visible >> nth=0", "block")
+    assert page.locator(".verdict").count() == 0
+
+
+def test_the_dashboard_shows_what_was_decoded(server, visit):
+    server.complete(prompt="the", max_tokens=20, seed=1)
+    page = visit(server, "#view=dashboard")
+    page.wait_for_selector(".tiles")
+    assert page.locator(".plot").count() >= 5
+    assert page.locator(".plot .column").count() > 0
+
+
+def test_a_key_is_asked_for(visit):
+    with serving(tiny_engine(), api_keys=("secret",)) as server:
+        page = visit(server, expected=401)
+        page.fill("[name=key]", "secret")
+        page.click(".trouble button")
+        page.wait_for_selector("h1 small")
+        assert page.locator(".trouble").count() == 0
+
+
+class Scripted(LanguageModel):
+    """Writes one text, whatever it is asked, by the length of the sequence."""
+
+    def __init__(self, text: str) -> None:
+        self.name, self.vocab_size, self.max_length = "scripted", 259, 512
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.tokenizer = byte_tokenizer()
+        self.eos_token_ids = (258,)
+        self.text = self.tokenizer(text)["input_ids"]
+
+    def open(self, batch_size: int) -> Cache:
+        return ScriptedCache(batch_size)
+
+    def cache_bytes(self, lengths: list[int]) -> int:
+        return 0
+
+    def forward(self, tokens, parents, counts, cache, keep="all", hidden_layers=()):
+        logits = torch.full((*tokens.shape, self.vocab_size), -1.0)
+        for row, count in enumerate(counts.tolist()):
+            for column in range(count):
+                at = cache.counts[row] + column - 1  # the prompt has two tokens
+                logits[row, column, self.text[at] if 0 <= at < len(self.text) else 258] = 20.0
+            cache.pending[row] = count
+        if keep == "last":
+            logits = logits[torch.arange(len(counts)), (counts - 1).clamp(min=0)][:, None]
+        return Scores(None if keep == "none" else logits)
+
+
+class ScriptedCache(Cache):
+    def __init__(self, batch_size: int) -> None:
+        self.counts, self.pending = [0] * batch_size, [0] * batch_size
+
+    @property
+    def lengths(self):
+        return torch.tensor(self.counts)
+
+    def commit(self, path, counts):
+        self.counts = [have + count for have, count in zip(self.counts, counts.tolist(), strict=True)]
+
+    def select(self, rows, keep=None):
+        lengths = kept_lengths(self.counts, rows, keep)
+        self.counts = [length if row >= 0 else 0 for row, length in zip(rows, lengths, strict=True)]
+        self.pending = [0] * len(rows)
+
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)><b>bold</b>\n"
+
+
+def test_what_a_model_writes_is_text_and_nothing_else(visit):
+    model = Scripted(EVIL)
+    with serving(Engine(model, model, "token", 3)) as server:
+        page = visit(server, "#mode=completion&prompt=ab&max_tokens=200&seed=1")
+        assert run(page).removesuffix("·") == EVIL  # the end token has no text
+        page.hover("[data-place] >> nth=3")
+        page.click("#tab-step")
+        for _ in range(8):
+            page.keyboard.press("ArrowRight")
+        assert page.locator("main script, main img, main b:not(.token)").count() == 0
+        assert page.locator(".context").inner_text().startswith("ab<script>")
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_narrow_and_dark(server, visit, scheme):
+    page = visit(server, RUN, viewport={"width": 360, "height": 700}, color_scheme=scheme)
+    run(page)
+    for view in ("write", "step", "race", "dashboard"):
+        page.click(f"#tab-{view}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    colour = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    assert (page.evaluate(colour) < 100) == (scheme == "dark")
+    page.keyboard.press("t")
+    assert (page.evaluate(colour) < 100) == (scheme == "light")

@@ -1,0 +1,233 @@
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { ApiError, setKey, status as askStatus } from "./api";
+import { Dashboard } from "./dashboard";
+import { Icon } from "./icon";
+import { Race } from "./race";
+import { useRun } from "./run";
+import { DEFAULTS, fromFragment, newSeed, requestBody, type Settings, toFragment } from "./settings";
+import { SettingsPanel } from "./panel";
+import { Step } from "./step";
+import { currentTheme, toggleTheme } from "./theme";
+import type { Status } from "./types";
+import { Write } from "./write";
+
+const VIEWS = [
+  ["write", "Write"],
+  ["step", "Step"],
+  ["race", "Race"],
+  ["dashboard", "Dashboard"],
+] as const;
+type View = (typeof VIEWS)[number][0];
+
+const SHORTCUTS: [string, string][] = [
+  ["Ctrl + Enter", "run"],
+  ["Esc", "stop, or close what is open"],
+  ["1 … 4", "views"],
+  ["← →  Home  End", "from token to token; in Step, from stage to stage"],
+  ["Enter", "on a token: its round, step by step"],
+  ["Space", "in Step: play and pause"],
+  ["T", "dark or light"],
+  ["S", "settings"],
+  ["?", "this list"],
+];
+
+function asView(name: string | undefined): View {
+  return VIEWS.find(([view]) => view === name)?.[0] ?? "write";
+}
+
+function inField(target: EventTarget | null): boolean {
+  return target instanceof HTMLElement && ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
+}
+
+export function App() {
+  const first = useRef(fromFragment(location.hash)).current;
+  const [settings, setSettings] = useState<Settings>({ ...DEFAULTS, ...first.settings });
+  const [view, setView] = useState<View>(asView(first.view));
+  const [status, setStatus] = useState<Status | null>(null);
+  const [trouble, setTrouble] = useState<{ message: string; key: boolean } | null>(null);
+  const [showSettings, setShowSettings] = useState(matchMedia("(min-width: 900px)").matches);
+  const [showHelp, setShowHelp] = useState(false);
+  const [theme, setTheme] = useState(currentTheme());
+  const [round, setRound] = useState(0);
+  const { run, begin, stop, clear } = useRun();
+  const [ranWith, setRanWith] = useState<Settings | null>(null);
+
+  const load = useCallback(async () => {
+    try {
+      setStatus(await askStatus());
+      setTrouble(null);
+    } catch (error) {
+      const key = error instanceof ApiError && error.status === 401;
+      setTrouble({ message: error instanceof ApiError ? error.message : "the server can't be reached", key });
+    }
+  }, []);
+  useEffect(() => void load(), []);
+
+  useEffect(() => {
+    const changed = () => {
+      const link = fromFragment(location.hash);
+      setSettings((old) => ({ ...old, ...link.settings }));
+      if (link.view) setView(asView(link.view));
+    };
+    window.addEventListener("hashchange", changed);
+    return () => window.removeEventListener("hashchange", changed);
+  }, []);
+
+  useEffect(() => {
+    // Chat needs a template: a link may ask for it where there is none.
+    if (status && !status.has_chat && settings.mode === "chat") setSettings((old) => ({ ...old, mode: "completion" }));
+  }, [status, settings.mode]);
+
+  const change = (part: Partial<Settings>) => setSettings((old) => ({ ...old, ...part }));
+  const link = (of: Settings = settings) => history.replaceState(null, "", toFragment(of, view));
+
+  const start = async () => {
+    if (view === "race" || view === "dashboard") return;
+    let own = settings;
+    if (own.mode === "chat") {
+      const typed = own.prompt.trim();
+      if (typed) own = { ...own, messages: [...own.messages, { role: "user", content: typed }], prompt: "" };
+      const last = own.messages.map((one) => one.role).lastIndexOf("user");
+      if (last < 0) return;
+      own = { ...own, messages: own.messages.slice(0, last + 1) };
+    } else if (!own.prompt) return;
+    setSettings(own);
+    setRanWith(own);
+    setRound(0);
+    link(own);
+    await begin(requestBody(own, own.messages, true));
+  };
+
+  const stepThrough = (at: number) => {
+    setRound(at);
+    setView("step");
+  };
+
+  useEffect(() => {
+    if (run.end || view !== "dashboard") history.replaceState(null, "", toFragment(ranWith ?? settings, view));
+  }, [view]);
+
+  useEffect(() => {
+    const pressed = (event: KeyboardEvent) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        document.querySelector<HTMLButtonElement>("[data-run]")?.click();
+      } else if (event.key === "Escape") {
+        if (showHelp) setShowHelp(false);
+        else if (run.running) stop();
+      } else if (!inField(event.target) && !event.ctrlKey && !event.metaKey && !event.altKey) {
+        const chosen = VIEWS[Number(event.key) - 1];
+        if (chosen) setView(chosen[0]);
+        else if (event.key === "?") setShowHelp(true);
+        else if (event.key.toLowerCase() === "t") setTheme(toggleTheme());
+        else if (event.key.toLowerCase() === "s") setShowSettings((old) => !old);
+      }
+    };
+    window.addEventListener("keydown", pressed);
+    return () => window.removeEventListener("keydown", pressed);
+  });
+
+  const shared = { settings, change, status, run, start, stop };
+  return (
+    <div class="page">
+      <header class="top">
+        <h1>
+          <img src="page/icon.svg" alt="" width="24" height="24" /> Foretoken
+          {status && <small title={`drafter ${status.drafter}, verifier ${status.verifier}`}>{status.model}</small>}
+        </h1>
+        <nav role="tablist" aria-label="Views">
+          {VIEWS.map(([name, title], at) => (
+            <button
+              key={name}
+              type="button"
+              role="tab"
+              id={`tab-${name}`}
+              aria-selected={view === name}
+              aria-controls="view"
+              aria-keyshortcuts={String(at + 1)}
+              onClick={() => setView(name)}
+            >
+              {title}
+            </button>
+          ))}
+        </nav>
+        <div class="tools">
+          <button type="button" aria-pressed={showSettings} aria-controls="settings" onClick={() => setShowSettings(!showSettings)}>
+            Settings
+          </button>
+          <button type="button" onClick={() => setTheme(toggleTheme())} aria-label={`Theme: ${theme}. Change it`}>
+            <Icon name={theme === "dark" ? "moon" : "sun"} />
+          </button>
+          <button type="button" onClick={() => setShowHelp(true)} aria-label="Keyboard shortcuts">
+            ?
+          </button>
+        </div>
+      </header>
+      {trouble && <Trouble {...trouble} retry={load} />}
+      <div class={`body ${showSettings && view !== "dashboard" ? "with-settings" : ""}`}>
+        <main>
+          <div id="view" role="tabpanel" aria-labelledby={`tab-${view}`}>
+          {view === "write" && (
+            <Write
+              {...shared}
+              clear={() => {
+                clear();
+                setRanWith(null);
+                change({ messages: [], ...(settings.mode === "chat" ? { prompt: "" } : {}) });
+              }}
+              ranWith={ranWith}
+              onRound={stepThrough}
+            />
+          )}
+          {view === "step" && <Step run={run} ranWith={ranWith} round={round} setRound={setRound} start={start} stop={stop} />}
+          {view === "race" && <Race settings={settings} status={status} />}
+          {view === "dashboard" && <Dashboard />}
+          </div>
+        </main>
+        {showSettings && view !== "dashboard" && (
+          <SettingsPanel settings={settings} change={change} status={status} link={() => toFragment(settings, view)} dice={() => change({ seed: newSeed() })} />
+        )}
+      </div>
+      {showHelp && <Help close={() => setShowHelp(false)} />}
+    </div>
+  );
+}
+
+function Trouble({ message, key, retry }: { message: string; key: boolean; retry: () => void }) {
+  return (
+    <form
+      class="trouble"
+      onSubmit={(event) => {
+        event.preventDefault();
+        const field = event.currentTarget.querySelector("input");
+        if (field) setKey(field.value.trim());
+        retry();
+      }}
+    >
+      <span role="alert">{message}</span>
+      {key && <input type="password" name="key" aria-label="API key" placeholder="API key" autocomplete="off" />}
+      <button type="submit">{key ? "Use this key" : "Try again"}</button>
+    </form>
+  );
+}
+
+function Help({ close }: { close: () => void }) {
+  const own = useRef<HTMLDialogElement>(null);
+  useEffect(() => own.current?.showModal(), []);
+  return (
+    <dialog ref={own} onClose={close} aria-label="Keyboard shortcuts">
+      <h2>Keyboard</h2>
+      <dl class="shortcuts">
+        {SHORTCUTS.map(([keys, what]) => (
+          <div key={keys}>
+            <dt>{keys}</dt>
+            <dd>{what}</dd>
+          </div>
+        ))}
+      </dl>
+      <button type="button" onClick={() => own.current?.close()}>
+        Close
+      </button>
+    </dialog>
+  );
+}

@@ -1,0 +1,74 @@
+import type { Drafted, Origin, Round } from "./types";
+
+const SIGNS: Record<string, string> = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍" };
+
+/** A token as a label: white space as signs, its number where its bytes are no characters. */
+export function label(text: string, id: number): string {
+  if (text === "" || text.includes("\ufffd")) return `⟨${id}⟩`;
+  return text.replace(/[ \n\t\r]/g, (sign) => SIGNS[sign] ?? sign);
+}
+
+/** A probability in a few characters; what is neither 0 nor 1 is not shown as if it were. */
+export function share(value: number): string {
+  if (value === 0 || value === 1) return String(value);
+  if (value < 0.001) return value.toExponential(1);
+  if (value > 0.9995) return "> 0.999";
+  return value < 0.01 ? value.toFixed(4) : value.toFixed(3);
+}
+
+export function percent(value: number): string {
+  return `${Math.round(100 * value)} %`;
+}
+
+export function seconds(value: number): string {
+  return value < 1 ? `${(1000 * value).toFixed(value < 0.01 ? 2 : 0)} ms` : `${value.toFixed(2)} s`;
+}
+
+export const ORIGINS: Record<Origin, string> = {
+  accepted: "accepted draft token",
+  residual: "replaces a rejected one",
+  bonus: "bonus after a whole draft",
+  target: "plain: nothing drafted",
+};
+
+export function isTree(draft: Drafted[]): boolean {
+  return draft.some((token, index) => token.parent !== index);
+}
+
+/** The draft token that each of the round's accepted output tokens was, in order; all that a request's end cut off left out. */
+export function acceptedNodes(round: Round): number[] {
+  const draft = round.draft ?? [];
+  return draft.flatMap((token, index) => (token.accepted ? [index + 1] : []));
+}
+
+/** min(1, p / q), the chance by which token-level rejection accepts a draft token. */
+export function ratio(token: { p: number; q: number }): number {
+  return token.q > 0 ? Math.min(1, token.p / token.q) : 1;
+}
+
+/**
+ * Of a chain's node, the chance of accepting it once those before it are, and the uniform that this is compared with.
+ *
+ * A round draws where to stop with one uniform u: the first node whose cumulative probability of stopping exceeds u.
+ * Node i is accepted if 1 - u is at most the probability of stopping there or later, tail(i). Divided by tail(i - 1)
+ * that is a uniform of its own, and tail(i) / tail(i - 1) is min(1, p / q) in token-level rejection.
+ */
+export function coin(round: Round, node: number): { chance: number; value: number } | null {
+  const trace = round.trace;
+  if (!trace || trace.stop_uniform === null || isTree(round.draft ?? [])) return null;
+  const tail = (from: number) => trace.stop_probs.slice(from).reduce((sum, value) => sum + value, 0);
+  const before = tail(node - 1);
+  if (before <= 0) return null;
+  return { chance: Math.min(1, tail(node) / before), value: (1 - trace.stop_uniform) / before };
+}
+
+/** The chance, before the round's uniform is known, that a node is accepted: that the round stops at it or below it. */
+export function reach(round: Round, node: number): number {
+  const draft = round.draft ?? [];
+  const stops = round.trace?.stop_probs ?? [];
+  return stops.reduce((sum, value, at) => {
+    let up = at;
+    while (up > node) up = draft[up - 1]!.parent;
+    return up === node ? sum + value : sum;
+  }, 0);
+}

@@ -1,0 +1,118 @@
+import { useState } from "preact/hooks";
+import { Icon } from "./icon";
+import type { Settings, Speculation } from "./settings";
+import type { Status } from "./types";
+
+const LENGTHS = ["0", "1", "2", "3", "4", "5", "6", "8", "12", "16"];
+
+interface Props {
+  settings: Settings;
+  change: (part: Partial<Settings>) => void;
+  status: Status | null;
+  link: () => string;
+  dice: () => void;
+}
+
+/** All settings of a run, and the link that holds them. */
+export function SettingsPanel({ settings, change, status, link, dice }: Props) {
+  const [copied, setCopied] = useState(false);
+  const number = (name: "temperature" | "topP" | "maxTokens" | "seed", title: string, low: number, high: number, step: number) => (
+    <label>
+      <span>{title}</span>
+      <input
+        type="number"
+        name={name}
+        value={settings[name]}
+        min={low}
+        max={high}
+        step={step}
+        onChange={(event) => {
+          const value = event.currentTarget.valueAsNumber;
+          if (Number.isFinite(value)) change({ [name]: Math.min(Math.max(value, low), high) });
+          else event.currentTarget.value = String(settings[name]);
+        }}
+      />
+    </label>
+  );
+  const copy = async () => {
+    history.replaceState(null, "", link());
+    try {
+      await navigator.clipboard.writeText(location.href);
+    } catch {
+      // not allowed without HTTPS: the link stands in the address bar
+    }
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
+  return (
+    <aside id="settings" class="settings" aria-label="Settings">
+      <fieldset>
+        <legend>Sampling</legend>
+        {number("temperature", "Temperature", 0, 10, 0.1)}
+        {number("topP", "Top-p", 0.01, 1, 0.01)}
+        {number("maxTokens", "Max tokens", 1, status?.max_tokens ?? 2048, 1)}
+        <div class="with-button">
+          {number("seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1)}
+          <button type="button" onClick={dice} aria-label="Another seed">
+            <Icon name="dice" />
+          </button>
+        </div>
+      </fieldset>
+      <fieldset>
+        <legend>Speculation</legend>
+        <SpeculationFields value={settings} change={change} status={status} />
+      </fieldset>
+      <button type="button" onClick={copy}>
+        {copied ? "It is in the clipboard" : "Copy a link to this run"}
+      </button>
+      <p class="hint">The link holds prompt, seed and settings: the same output again, on this server.</p>
+    </aside>
+  );
+}
+
+interface FieldsProps {
+  value: Speculation;
+  change: (part: Partial<Speculation>) => void;
+  status: Status | null;
+}
+
+/** Drafter, draft length and verifier. */
+export function SpeculationFields({ value, change, status }: FieldsProps) {
+  const lengths = LENGTHS.includes(value.length) || ["", "auto"].includes(value.length) ? LENGTHS : [...LENGTHS, value.length];
+  return (
+    <>
+      {status && status.drafters.length > 1 && (
+        <label>
+          <span>Drafter</span>
+          <select name="drafter" value={value.drafter} onChange={(event) => change({ drafter: event.currentTarget.value })}>
+            <option value="">default: {status.drafter}</option>
+            {status.drafters.filter((name) => name !== status.drafter).map((name) => (
+              <option key={name}>{name}</option>
+            ))}
+          </select>
+        </label>
+      )}
+      <label>
+        <span>Draft length</span>
+        <select name="length" value={value.length} onChange={(event) => change({ length: event.currentTarget.value })}>
+          <option value="">{status ? `default: ${status.num_speculative_tokens}` : "default"}</option>
+          {status?.num_speculative_tokens !== "auto" && <option value="auto">auto: what pays</option>}
+          {lengths.map((length) => (
+            <option key={length} value={length}>
+              {length === "0" ? "0: plain decoding" : length}
+            </option>
+          ))}
+        </select>
+      </label>
+      <label>
+        <span>Verifier</span>
+        <select name="verifier" value={value.verifier} onChange={(event) => change({ verifier: event.currentTarget.value })}>
+          <option value="">{status ? `default: ${status.verifier}` : "default"}</option>
+          {status?.verifiers.filter((name) => name !== status.verifier).map((name) => (
+            <option key={name}>{name}</option>
+          ))}
+        </select>
+      </label>
+    </>
+  );
+}

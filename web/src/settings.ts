@@ -1,0 +1,120 @@
+import type { Message } from "./types";
+
+/** All that a run is made of: the link holds exactly this. */
+export interface Settings {
+  mode: "completion" | "chat";
+  prompt: string;
+  messages: Message[];
+  temperature: number;
+  topP: number;
+  seed: number;
+  maxTokens: number;
+  /** Empty: the server's. */
+  drafter: string;
+  verifier: string;
+  /** Draft tokens a round; empty: the server's choice; "auto": the policy's. */
+  length: string;
+}
+
+export const DEFAULTS: Settings = {
+  mode: "completion",
+  prompt: "KING RICHARD III:\nMy lord, the people of this city",
+  messages: [],
+  temperature: 0.8,
+  topP: 1,
+  seed: 1,
+  maxTokens: 96,
+  drafter: "",
+  verifier: "",
+  length: "",
+};
+
+export function newSeed(): number {
+  return crypto.getRandomValues(new Uint32Array(1))[0]! >>> 1;
+}
+
+export interface Speculation {
+  drafter: string;
+  verifier: string;
+  length: string;
+}
+
+/** The body of a request. Messages are those up to the answer that is asked for. */
+export function requestBody(
+  settings: Settings,
+  messages: Message[],
+  detail: boolean,
+  speculation: Speculation = settings,
+): Record<string, unknown> {
+  const { drafter, verifier, length } = speculation;
+  const wanted: Record<string, unknown> = {};
+  if (drafter) wanted.drafter = drafter;
+  if (verifier) wanted.verifier = verifier;
+  if (length) wanted.num_speculative_tokens = length === "auto" ? "auto" : Number(length);
+  return {
+    ...(settings.mode === "chat" ? { messages } : { prompt: settings.prompt }),
+    temperature: settings.temperature,
+    top_p: settings.topP,
+    seed: settings.seed,
+    max_tokens: settings.maxTokens,
+    detail,
+    speculation: wanted,
+  };
+}
+
+/** The fragment of a link to a run. */
+export function toFragment(settings: Settings, view: string): string {
+  const fields = new URLSearchParams({ view, mode: settings.mode });
+  if (settings.mode === "chat") fields.set("messages", JSON.stringify(settings.messages));
+  else fields.set("prompt", settings.prompt);
+  fields.set("temperature", String(settings.temperature));
+  fields.set("top_p", String(settings.topP));
+  fields.set("seed", String(settings.seed));
+  fields.set("max_tokens", String(settings.maxTokens));
+  for (const name of ["drafter", "verifier", "length"] as const) {
+    if (settings[name]) fields.set(name, settings[name]);
+  }
+  return `#${fields}`;
+}
+
+/** What a fragment says, nothing else: fields that are missing or make no sense are left out. */
+export function fromFragment(fragment: string): { settings: Partial<Settings>; view?: string } {
+  const fields = new URLSearchParams(fragment.replace(/^#/, ""));
+  const settings: Partial<Settings> = {};
+  const number = (name: string, low: number, high: number): number | undefined => {
+    const text = fields.get(name);
+    const value = text === null || text.trim() === "" ? NaN : Number(text);
+    return value >= low && value <= high ? value : undefined;
+  };
+  const mode = fields.get("mode");
+  if (mode === "chat" || mode === "completion") settings.mode = mode;
+  const prompt = fields.get("prompt");
+  if (prompt !== null) settings.prompt = prompt;
+  settings.messages = readMessages(fields.get("messages"));
+  settings.temperature = number("temperature", 0, 10);
+  settings.topP = number("top_p", 0, 1);
+  settings.seed = number("seed", 0, Number.MAX_SAFE_INTEGER);
+  settings.maxTokens = number("max_tokens", 1, 1e6);
+  for (const name of ["drafter", "verifier", "length"] as const) {
+    const value = fields.get(name);
+    if (value !== null) settings[name] = value;
+  }
+  for (const name of Object.keys(settings) as (keyof Settings)[]) {
+    if (settings[name] === undefined) delete settings[name];
+  }
+  const view = fields.get("view");
+  return view === null ? { settings } : { settings, view };
+}
+
+function readMessages(text: string | null): Message[] | undefined {
+  if (text === null) return undefined;
+  try {
+    const given: unknown = JSON.parse(text);
+    if (!Array.isArray(given)) return undefined;
+    return given
+      .filter((one) => ["system", "user", "assistant"].includes(one?.role) && typeof one?.content === "string")
+      .map(({ role, content }) => ({ role, content }));
+  } catch {
+    return undefined;
+  }
+}

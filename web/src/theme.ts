@@ -1,0 +1,20 @@
+const NAME = "foretoken-theme";
+
+export type Theme = "dark" | "light";
+
+/** What was chosen here, else what the system says. */
+export function currentTheme(): Theme {
+  const chosen = localStorage.getItem(NAME);
+  if (chosen === "dark" || chosen === "light") return chosen;
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+}
+
+export function applyTheme(): void {
+  document.documentElement.dataset.theme = currentTheme();
+}
+
+export function toggleTheme(): Theme {
+  localStorage.setItem(NAME, currentTheme() === "dark" ? "light" : "dark");
+  applyTheme();
+  return currentTheme();
+}

@@ -1,0 +1,156 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import { seconds } from "./format";
+import { Legend, Output } from "./output";
+import type { Run } from "./run";
+import type { Settings } from "./settings";
+import type { Round, Status } from "./types";
+
+interface Props {
+  settings: Settings;
+  change: (part: Partial<Settings>) => void;
+  status: Status | null;
+  run: Run;
+  /** What the run on show was asked for; null before the first. */
+  ranWith: Settings | null;
+  start: () => void;
+  stop: () => void;
+  clear: () => void;
+  onRound: (round: number) => void;
+}
+
+/** Completion and chat, streamed. */
+export function Write({ settings, change, status, run, ranWith, start, stop, clear, onRound }: Props) {
+  const chat = settings.mode === "chat";
+  const [unfolded, setUnfolded] = useState(false);
+  // Answers that later questions follow keep their rounds, by their place among the messages.
+  const [answers, setAnswers] = useState<Record<number, Round[]>>({});
+  const end = useRef<HTMLDivElement>(null);
+
+  useEffect(() => {
+    if (!chat || !run.end || !ranWith) return;
+    const at = ranWith.messages.length;
+    if (settings.messages.length !== at) return;
+    setAnswers((old) => ({ ...old, [at]: run.rounds }));
+    change({ messages: [...settings.messages, { role: "assistant", content: run.end.text }] });
+  }, [run.end]);
+  useEffect(() => {
+    if (chat) end.current?.scrollIntoView({ block: "nearest" });
+  }, [run.rounds.length]);
+
+  const going = run.running || run.error !== undefined || (!run.end && run.rounds.length > 0);
+  const field = (
+    <textarea
+      value={settings.prompt}
+      rows={chat ? 2 : 4}
+      aria-label={chat ? "Message" : "Prompt"}
+      placeholder={chat ? "Ask something" : "What the model is to continue"}
+      onInput={(event) => change({ prompt: event.currentTarget.value })}
+    />
+  );
+  const buttons = (
+    <div class="actions">
+      {run.running ? (
+        <button type="button" class="primary" onClick={stop}>
+          Stop
+        </button>
+      ) : (
+        <button type="button" class="primary" data-run aria-keyshortcuts="Control+Enter" onClick={start}>
+          Run
+        </button>
+      )}
+      <button type="button" onClick={clear} disabled={!run.rounds.length && !settings.messages.length}>
+        Clear
+      </button>
+      <label class="check">
+        <input type="checkbox" checked={unfolded} onChange={() => setUnfolded(!unfolded)} /> show rejected tokens
+      </label>
+      <div class="modes" role="group" aria-label="Kind of prompt">
+        {(["completion", "chat"] as const).map((mode) => (
+          <button
+            key={mode}
+            type="button"
+            aria-pressed={settings.mode === mode}
+            disabled={mode === "chat" && status?.has_chat === false}
+            title={mode === "chat" && status?.has_chat === false ? "the model has no chat template" : ""}
+            onClick={() => settings.mode !== mode && (clear(), change({ mode, ...(mode === "chat" ? { prompt: "" } : {}) }))}
+          >
+            {mode}
+          </button>
+        ))}
+      </div>
+    </div>
+  );
+  const shown = { allUnfolded: unfolded, onRound };
+  return (
+    <div class="write">
+      <Legend />
+      {!chat && field}
+      {!chat && buttons}
+      {chat ? (
+        <div class="chat">
+          {settings.messages.map((message, at) => (
+            <article key={at} class={message.role} aria-label={message.role}>
+              {message.role === "assistant" && answers[at] ? (
+                <Output rounds={answers[at]} running={false} allUnfolded={unfolded} {...(at === ranWith?.messages.length ? { onRound } : {})} />
+              ) : (
+                <div class="output">{message.content}</div>
+              )}
+            </article>
+          ))}
+          {going && (
+            <article class="assistant" aria-label="assistant" aria-busy={run.running}>
+              <Output rounds={run.rounds} running={run.running} {...shown} />
+            </article>
+          )}
+          <div ref={end} />
+        </div>
+      ) : (
+        (run.rounds.length > 0 || run.running) && (
+          <article class="sheet" aria-label="Output" aria-busy={run.running}>
+            <Output prompt={ranWith?.prompt ?? ""} rounds={run.rounds} running={run.running} {...shown} />
+          </article>
+        )
+      )}
+      {run.error && (
+        <p class="error" role="alert">
+          {run.error}
+        </p>
+      )}
+      {run.end && <Numbers run={run} />}
+      {!run.rounds.length && !run.running && !run.error && !chat && (
+        <p class="hint">
+          Run it, then point at a token, or go there with the keyboard, to see how it was decided. A small number marks rejected
+          draft tokens: press it to see them.
+        </p>
+      )}
+      {chat && field}
+      {chat && buttons}
+    </div>
+  );
+}
+
+/** What a run took. */
+export function Numbers({ run }: { run: Run }) {
+  const { usage, finish_reason } = run.end!;
+  const { rounds, draft_tokens, accepted_tokens, mean_acceptance_length } = usage.speculation;
+  const time = run.rounds.at(-1)?.time ?? 0;
+  const facts: [string, string][] = [
+    ["tokens", String(usage.completion_tokens)],
+    ["tokens/s, recording included", time > 0 ? (usage.completion_tokens / time).toFixed(0) : "–"],
+    ["target passes", String(rounds)],
+    ["tokens a pass", mean_acceptance_length.toFixed(2)],
+    ["accepted", draft_tokens ? `${accepted_tokens} of ${draft_tokens}` : "nothing drafted"],
+    ["time", seconds(time)],
+    ["ended by", finish_reason],
+  ];
+  return (
+    <dl class="facts numbers">
+      {facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
