@@ -374,7 +374,7 @@ def check_distribution(case: tuple[str, ...], draws: int, alone: int) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_outputs_have_the_targets_distribution(case):
-    check_distribution(case, DRAWS // 10, alone=10)
+    check_distribution(case, DRAWS // 5, alone=10)
 
 
 @pytest.mark.full
@@ -385,7 +385,7 @@ def test_many_outputs_have_the_targets_distribution(case):
 
 def test_a_wrong_distribution_is_caught():
     """The test has the power to fail: the same drafts, verified without the adjustment."""
-    samples = draw(other_letters("llama", "intersection", "token-unadjusted", BATCH_SIZE), "plain", DRAWS // 10, 5)
+    samples = draw(other_letters("llama", "intersection", "token-unadjusted", BATCH_SIZE), "plain", DRAWS // 5, 5)
     assert g_test(samples, target_distribution("llama", "draft-model", "plain")) < 1e-6
 
 
