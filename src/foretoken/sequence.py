@@ -24,6 +24,7 @@ class Sequence:
         seed: 64-bit key of all the request's randomness.
         source: the encoder's tokens, for encoder-decoder models.
         prediction: what the user expects the output to be, to draft from; empty for nothing.
+        scratch: no request's, but the engine's own, to measure with: nothing of it may be kept for requests to come.
         id: unique in the process. Per-sequence state is keyed by the object, not by the id: see
             `foretoken.drafters.PerSequence`.
     """
@@ -34,6 +35,7 @@ class Sequence:
     seed: int
     source: list[int] | None = None
     prediction: tuple[int, ...] = ()
+    scratch: bool = False
     id: int = field(default_factory=lambda: next(_ids))
 
     @property

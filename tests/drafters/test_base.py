@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from foretoken import load
+from foretoken import Engine, load, verify
 from foretoken.drafters import (
     Cascade,
     Drafter,
@@ -21,6 +21,7 @@ from foretoken.drafters import (
     Suffix,
     TokenRecycling,
 )
+from foretoken.engine.calibration import calibrate
 from foretoken.sampling import SamplingParams
 from foretoken.sequence import Sequence
 from tiny import tiny_llama
@@ -103,3 +104,31 @@ def test_a_name_that_nobody_chose_is_the_classs():
 
     assert [kind().name for kind in (Mine, Child, Named, Heir)] == ["Mine", "Child", "named", "named"]
     assert not Mine().trees
+
+
+SHARING = {
+    "recycling": lambda: TokenRecycling(shared=True),
+    "ngram-storage": lambda: NgramStorage(keep=True),
+    "suffix": lambda: Suffix(global_tokens=1_000),
+    "lookup": Lookup,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", SHARING)
+def test_calibration_leaves_nothing_for_requests(kind, temperature):
+    """What drafters keep for all requests has none of the scratch request's tokens: drafts are as without it."""
+    target = load(tiny_llama(seed=1))
+    params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=16, ignore_eos=True)
+
+    def rounds(calibrated: bool) -> list[list[int]]:
+        drafter = SHARING[kind]()
+        if calibrated:
+            calibrate(target, Cascade([drafter]), verify.get("token"), sampled=temperature > 0.0)
+        engine = Engine(target, drafter, num_speculative_tokens=4)  # a fixed length needs no calibration
+        events = [*engine.stream([1, 2, 3, 4], params, trace=True), *engine.stream([1, 2, 3], params, trace=True)]
+        return [[token.token_id for token in event.drafted] for event in events]
+
+    alone = rounds(calibrated=False)
+    assert any(alone)
+    assert rounds(calibrated=True) == alone

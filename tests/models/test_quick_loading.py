@@ -1,6 +1,8 @@
 """Loading without transformers' modelling code: the same config, end tokens and tokenizer as with it."""
 
+import copy
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -15,6 +17,7 @@ from foretoken.models import load, transformers_loading
 from foretoken.models.locating import locate
 from foretoken.models.native.config import read_config, read_eos_token_ids
 from foretoken.models.native.spec import spec_of
+from foretoken.models.quick_tokenizer import QuickTokenizer
 from foretoken.models.tiny_pair import tiny_pair_path
 from foretoken.models.tokenizers import load_tokenizer
 
@@ -105,15 +108,96 @@ def test_broken_files_are_left_to_transformers(tmp_path):
     assert read_eos_token_ids(tmp_path, config) is None
 
 
-def test_tokenizer_is_that_of_transformers():
-    folder = tiny_pair_path() / "target"
+STRINGS = ["<|user|>How many?  Two 22.", "", " ", "naïve 雪 \U0001f600\n\tdef f(x):", "</s><|pad|>a"]
+CHATS = [
+    [{"role": "user", "content": "How many?"}],
+    [
+        {"role": "user", "content": "<|user|>1"},
+        {"role": "assistant", "content": " b\n"},
+        {"role": "user", "content": "雪"},
+    ],
+]
+TEMPLATES = {
+    "loops": "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}\n",
+    "blocks": "  {% if add_generation_prompt %}\n  A: {% endif %}\n{{ messages[0]['content'] | trim }}{{ eos_token }}",
+    "namespace": "{% set n = namespace(x=1) %}{{ n.x }}{{ messages | tojson }}",
+    "refuses": "{{ raise_exception('only one message') if messages | length > 1 else 'A: ' + messages[0].content }}",
+    "tools": "{% if tools is none %}no tools {{ bos_token }}{% endif %}{{ messages[-1].role }}",
+}
+
+
+def outcome(call):
+    try:
+        found = call()
+    except Exception as error:
+        return str(error)
+    return found["input_ids"] if isinstance(found, transformers.BatchEncoding) else found
+
+
+def same_tokenizer(folder):
     ours, theirs = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
-    assert type(ours) is type(theirs)
+    for string in STRINGS:
+        for special in (True, False):
+            ids = theirs(string, add_special_tokens=special).input_ids
+            assert ours(string, add_special_tokens=special).input_ids == ids
+            for skip in (True, False):
+                options = {"skip_special_tokens": skip, "clean_up_tokenization_spaces": False}
+                assert ours.decode(ids, **options) == theirs.decode(ids, **options)
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert len(ours) == len(theirs)
+    for template in (theirs.chat_template, *TEMPLATES.values()):
+        ours.chat_template = theirs.chat_template = template
+        for chat in CHATS:
+            for options in ({"tokenize": False}, {"add_generation_prompt": True}, {"return_dict": False}):
+                mine = outcome(lambda: ours.apply_chat_template(chat, **options))
+                mine = mine["input_ids"] if isinstance(mine, dict) else mine
+                assert mine == outcome(lambda: theirs.apply_chat_template(chat, **options)), (template, options)
+    return ours, theirs
+
+
+def test_tokenizer_is_that_of_transformers():
+    ours, theirs = same_tokenizer(tiny_pair_path() / "target")
+    assert type(ours) is QuickTokenizer
+    assert isinstance(ours, transformers.PreTrainedTokenizerFast)
+    # All else comes from transformers' own.
     assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
     assert ours.special_tokens_map == theirs.special_tokens_map
-    assert ours.chat_template == theirs.chat_template
     assert ours.all_special_ids == theirs.all_special_ids
-    assert ours("<|user|>How many?  Two 22.") == theirs("<|user|>How many?  Two 22.")
+    assert ours(["a", "b"], padding=True) == theirs(["a", "b"], padding=True)
+    assert ours.decode([5], skip_special_tokens=True) == theirs.decode([5], skip_special_tokens=True)
+    duplicate = copy.deepcopy(ours)
+    assert duplicate("How many?").input_ids == theirs("How many?").input_ids
+    assert duplicate.eos_token == theirs.eos_token
+
+
+CONFIGS = {
+    "nothing missing": ({}, True),
+    "a new special token": ({"bos_token": "<new>"}, False),
+    "a special token that was none": ({"unk_token": "the"}, False),
+    "an unknown key": ({"add_prefix_space": True}, False),
+    "several templates": ({"chat_template": [{"name": "default", "template": "a"}]}, False),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_files_that_transformers_would_change_are_left_to_it(name, tmp_path):
+    changes, quick = CONFIGS[name]
+    shutil.copytree(tiny_pair_path() / "target", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").unlink()
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    ours, _ = same_tokenizer(tmp_path)
+    assert (type(ours) is QuickTokenizer) == quick
+
+
+def test_a_tokenizer_that_cuts_or_pads_is_left_to_transformers(tmp_path):
+    shutil.copytree(tiny_pair_path() / "target", tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer.json"
+    for cut in ({"max_length": 3, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}, None):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "truncation": cut}))
+        ours, theirs = load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+        assert (type(ours) is QuickTokenizer) == (cut is None)
+        assert ours("one two three four five six").input_ids == theirs("one two three four five six").input_ids
 
 
 def imported(code):
@@ -128,15 +212,14 @@ def test_checking_a_path_imports_nothing_heavy():
     assert not found & {"torch", "transformers", "numpy", "openvino"}
 
 
-def test_the_shipped_pair_generates_without_modelling_code():
+def test_the_shipped_pair_generates_without_transformers():
     code = (
         "import foretoken\n"
         "engine = foretoken.Engine(*foretoken.tiny_pair())\n"
         "engine.generate([{'role': 'user', 'content': 'How many?'}], foretoken.SamplingParams(max_new_tokens=2))"
     )
     found = imported(code)
-    assert "transformers.tokenization_utils_tokenizers" in found
-    heavy = {"transformers.modeling_utils", "transformers.configuration_utils", "torch._dynamo", "torch._inductor"}
+    heavy = {"transformers", "torch._dynamo", "torch._inductor"}
     assert not found & heavy
 
 

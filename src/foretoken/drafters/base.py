@@ -180,6 +180,17 @@ class Drafter(ABC):
         """
         return
 
+    def warm_up(self, drawn: bool) -> None:
+        """Compile now what drafts need; by default, what chains of the `models` do.
+
+        Called before the first request of a kind, so that no request waits for it.
+
+        Args:
+            drawn: for requests whose draft tokens are drawn; else for those whose tokens are chosen.
+        """
+        for model in self.models:
+            model.warm_up_chains(drawn)
+
     def check_target(self, target: LanguageModel) -> None:
         """Check that the drafter can draft for the target; called before the first round.
 

@@ -121,6 +121,11 @@ class Cascade(Drafter):
         """Of a single drafter, what it says; several draft chains."""
         return len(self.drafters) == 1 and self.drafters[0].trees
 
+    def warm_up(self, drawn: bool) -> None:
+        """Have each drafter compile what it needs."""
+        for drafter in self.drafters:
+            drafter.warm_up(drawn)
+
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter check the target, and compare the sizes of their weights."""
         for drafter in self.drafters:

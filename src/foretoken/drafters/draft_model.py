@@ -86,7 +86,6 @@ class DraftModel(Drafter):
         self.model: LanguageModel = model
         self.models = (self.model,)
         self.own_threads = self.model.own_threads
-        self.model.warm_up()
         # By sequence: batches that alternate have caches of their own, and those of ended sequences are freed.
         self._caches = PerSequence(lambda: DraftCache(model.open(0), []))
 

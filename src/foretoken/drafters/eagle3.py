@@ -115,6 +115,10 @@ class Eagle3(Drafter):
         """Weights of the head."""
         return sum(weight.numel() for weight in self._head.parameters())
 
+    def warm_up(self, drawn: bool) -> None:
+        """Compile what chains of the head need."""
+        self._runner.warm_up_chains(drawn)
+
     def observe_hidden(
         self,
         sequences: AbstractSequence[Sequence],

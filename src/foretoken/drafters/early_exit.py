@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
+from threading import RLock
 from typing import Any
 
 import torch
@@ -137,9 +138,14 @@ class _EarlyLayers(LanguageModel):
         """See `LanguageModel.drafts_chains`."""
         return self._early.drafts_chains
 
-    def warm_up(self, hidden_layers: AbstractSequence[int] | None = None) -> None:
-        """See `LanguageModel.warm_up`."""
-        self._early.warm_up(hidden_layers)
+    @property
+    def turn(self) -> RLock:
+        """See `LanguageModel.turn`."""
+        return self._early.turn
+
+    def warm_up_chains(self, drawn: bool) -> None:
+        """See `LanguageModel.warm_up_chains`."""
+        self._early.warm_up_chains(drawn)
 
     def open(self, batch_size: int) -> Cache:
         """Refused: the only cache is the target's."""

@@ -104,6 +104,10 @@ class DraftedText(Drafter):
             "tokens (vocab=text)"
         )
 
+    def warm_up(self, drawn: bool) -> None:
+        """Compile what chains of chosen tokens need: there are no others."""
+        self._inner.warm_up(drawn=False)
+
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """Chains of up to ``limits[b]`` chosen tokens."""
         ends = [self._end(sequence) for sequence in batch.sequences]

@@ -21,9 +21,11 @@ class Participants:
         """Whether a request may read and write what is shared.
 
         Args:
-            sequence: the request.
+            sequence: the request; a scratch one never does.
             shared_noise: as in `Batch.shared_noise`: there, and in greedy decoding, drafts don't influence the output.
         """
+        if sequence.scratch:
+            return False
         if shared_noise or sequence.params.greedy:
             return True
         return self._first.setdefault(sequence.seed, sequence.id) == sequence.id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -111,9 +112,14 @@ class TranslatedModel(LanguageModel):
         # Stands for a sequence that has no token in the model's vocabulary.
         self._first = model.eos_token_ids[0] if model.eos_token_ids else 0
 
-    def warm_up(self, hidden_layers: Sequence[int] | None = None) -> None:
-        """See `LanguageModel.warm_up`."""
-        self.model.warm_up(hidden_layers)
+    @property
+    def turn(self) -> RLock:
+        """See `LanguageModel.turn`."""
+        return self.model.turn
+
+    def warm_up_chains(self, drawn: bool) -> None:
+        """See `LanguageModel.warm_up_chains`."""
+        self.model.warm_up_chains(drawn)
 
     def open(self, batch_size: int) -> TranslatedCache:
         """A new cache with `batch_size` empty rows."""

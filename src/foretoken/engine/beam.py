@@ -15,6 +15,7 @@ from foretoken.engine.prompts import Prompt, is_single, make_sequence
 from foretoken.errors import NumericalError, ParameterError
 from foretoken.models import Cache, LanguageModel, load
 from foretoken.models.feed import feed
+from foretoken.models.threads import taking_turns
 from foretoken.sampling import SamplingParams, all_finite
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.sequence import Sequence
@@ -130,7 +131,8 @@ def beam_search(
     size = max(1, max_batch_size // num_beams)
     results: list[list[Beam]] = []
     for first in range(0, len(sequences), size):
-        results += _search(model, sequences[first : first + size], params)
+        with taking_turns([model]):
+            results += _search(model, sequences[first : first + size], params)
     return results[0] if single else results
 
 

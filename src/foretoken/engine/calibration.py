@@ -107,7 +107,7 @@ def _rounds(
     prompt = [token % size for token in _PROMPT]
     source = list(prompt) if target.decoder_start_token_id is not None else None
     start = prompt if source is None else [target.decoder_start_token_id or 0]
-    sequence = Sequence(list(start), len(start), params, _SEED, source)
+    sequence = Sequence(list(start), len(start), params, _SEED, source, scratch=True)
     row = Row(sequence, target, verifier=verifier)
     rounds = DecodeLoop(target, drafter, length, Cascade([drafter]), limits=limits)
     rounds.join([row])

@@ -25,7 +25,7 @@ from foretoken.engine.verification import Verified, check_draft, verify_round
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.limits import DEFAULT_LIMITS, Limits, use_limits
 from foretoken.models.base import LanguageModel, Scores
-from foretoken.models.threads import one_thread
+from foretoken.models.threads import one_thread, taking_turns
 from foretoken.sequence import Sequence
 
 _USUAL_WIDTH = 6  # positions of a row's pass, to tell about how many logits a round has
@@ -76,14 +76,15 @@ class DecodeLoop:
         """Let requests take part from the next round on; one whose source the target can't encode fails instead."""
         if not rows:
             return
-        self._prefixes.join(rows)
-        for slot, row in enumerate(self.rows):
-            if row in rows and row.sequence.source is not None:
-                try:
-                    self._prefixes.cache.encode(slot, row.sequence.source)
-                except PromptError as error:
-                    row.fail(error)
-        self._remove_finished()
+        with taking_turns([self.target]):
+            self._prefixes.join(rows)
+            for slot, row in enumerate(self.rows):
+                if row in rows and row.sequence.source is not None:
+                    try:
+                        self._prefixes.cache.encode(slot, row.sequence.source)
+                    except PromptError as error:
+                        row.fail(error)
+            self._remove_finished()
 
     def clear(self) -> None:
         """Drop all rows and the target's KV cache: after an error its contents are unknown."""
@@ -92,14 +93,15 @@ class DecodeLoop:
 
     def step(self) -> None:
         """One round for every row whose prompt is cached; rows that finished with it, or were ended before, leave."""
-        self._remove_finished()
-        if self.rows:
-            logits = len(self.rows) * _USUAL_WIDTH * self.target.vocab_size
-            others = self.target.own_threads and self.drafter.own_threads
-            few = logits <= self.limits.one_thread_logits
-            with torch.inference_mode(), one_thread(others and few), use_limits(self.limits):
-                self._round()
+        with taking_turns([self.target, *self.drafter.models]):
             self._remove_finished()
+            if self.rows:
+                logits = len(self.rows) * _USUAL_WIDTH * self.target.vocab_size
+                others = self.target.own_threads and self.drafter.own_threads
+                few = logits <= self.limits.one_thread_logits
+                with torch.inference_mode(), one_thread(others and few), use_limits(self.limits):
+                    self._round()
+                self._remove_finished()
 
     def _remove_finished(self) -> None:
         if self._prefixes.remove_finished():

@@ -364,14 +364,13 @@ class Engine:
         if not is_single(prompt):
             raise PromptError("submit takes one prompt: call it for each of a list")
         used = None if verifier is None else verify.get(verifier)
-        row = self._row(prompt, SamplingParams() if params is None else params, True, prediction, used)
+        row = self._row(
+            prompt, SamplingParams() if params is None else params, True, prediction, used, num_speculative_tokens
+        )
         row.trace = trace
         if drafter is not None:
             row.drafters = check_drafter_choice(drafter, self.drafter)
         row.chains = tree is not None and check_tree_choice(tree, self.drafter)
-        if num_speculative_tokens is not None:
-            row.num_speculative_tokens = check_num_speculative_tokens(num_speculative_tokens)
-            self._loops.prepare(row)
         if self._scheduler is None:
             loop, budget = self._loops.take(), self._loops.budget
             self._scheduler = Scheduler(loop, self.max_batch_size, budget, first=self._submitted)
@@ -436,6 +435,8 @@ class Engine:
             make_sampler: makes what turns logits into distributions, for rows of these sequences; None uses their
                 sampling parameters.
         """
+        for drawn in (True, False):  # the rows to come are not known
+            self._loops.warm_up(drawn)
         return self._loops.make(make_sampler)
 
     def _row(
@@ -445,6 +446,7 @@ class Engine:
         stream: bool = False,
         prediction: PredictedOutput | None = None,
         verifier: verify.AnyVerifier | None = None,
+        num_speculative_tokens: int | Literal["auto"] | None = None,
     ) -> Row:
         sequence = make_sequence(self.target, prompt, params, prediction, self._loops.limits)
         verifier = self.verifier if verifier is None else verifier
@@ -453,6 +455,8 @@ class Engine:
             sequence.seed = seed_with(sequence.seed, sequence.prediction)
         matcher = self._grammars.matcher(params.grammar) if params.grammar is not None else None
         row = Row(sequence, self.target, stream, verifier=verifier, matcher=matcher)
+        if num_speculative_tokens is not None:
+            row.num_speculative_tokens = check_num_speculative_tokens(num_speculative_tokens)
         if self._loops.budget is not None:
             self._loops.budget.check(row.max_length)
         self._loops.prepare(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any, Literal
 
 from foretoken.drafters import Cascade, Drafter, NoDrafter, Vocab
@@ -17,6 +18,7 @@ from foretoken.engine.settings import measurement_key
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel
 from foretoken.policy.request import AUTO
+from foretoken.verify import is_coupled
 
 
 class Loops:
@@ -56,6 +58,7 @@ class Loops:
         self.reuse_prefixes, self._vocab, self._load_options = reuse_prefixes, vocab, load_options or {}
         self.budget = None if cache_memory is None else Budget(cache_memory, [target])
         self._idle: DecodeLoop | None = None
+        self._taking = Lock()
 
     def draft_with(self, drafter: Any, tree: TreePlan | None = None) -> None:
         """Use a drafter from the next loop on, with a policy of its own; see `Engine` for both arguments."""
@@ -68,17 +71,30 @@ class Loops:
         self.cascade.check_target(self.target)
         self.cascade.keep_costs(key)
         self._calibrated: set[bool] = set()  # whether for sampled requests, whether for greedy ones
+        self._warm: set[bool] = set()  # whether for drawn draft tokens, whether for chosen ones
         if self.budget is not None:  # what runs goes on holding its share of the same memory
             self.budget.models = [self.target, *made.models]
 
     def prepare(self, row: Row) -> None:
-        """Measure what drafts and rounds cost before the first request that samples like this one, if that matters."""
+        """Before the first request of a kind, compile what its drafts need; measure what they cost if that matters.
+
+        A request that can't be drafted for waits for neither.
+        """
         length = self.num_speculative_tokens if row.num_speculative_tokens is None else row.num_speculative_tokens
+        if length == 0 or row.max_accepted == 0:
+            return
         sampled = not row.sequence.params.greedy
+        self.warm_up(sampled and not is_coupled(row.verifier))
         drafts = bool(row.sequence.prediction) or not isinstance(self.drafter, NoDrafter)
         if length == AUTO and drafts and sampled not in self._calibrated:
             self._calibrated.add(sampled)
             calibrate(self.target, self.cascade, row.verifier, sampled=sampled, limits=self.limits)
+
+    def warm_up(self, drawn: bool) -> None:
+        """Compile what drafts of drawn tokens need, or those of chosen ones, if that has not been done."""
+        if drawn not in self._warm:
+            self._warm.add(drawn)
+            self.drafter.warm_up(drawn)
 
     def make(self, make_sampler: MakeSampler | None = None) -> DecodeLoop:
         """A new loop without rows."""
@@ -93,7 +109,8 @@ class Loops:
 
     def take(self) -> DecodeLoop:
         """A loop without rows: the one of the last call, unless someone has it or a setting has changed since."""
-        loop, self._idle = self._idle, None
+        with self._taking:
+            loop, self._idle = self._idle, None
         if loop is None or (loop.drafter, loop.lengths.num_speculative_tokens, loop.cascade) != (
             self.drafter,
             self.num_speculative_tokens,

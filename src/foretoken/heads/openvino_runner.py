@@ -234,7 +234,10 @@ class OpenVinoRunner:
         self.quantize = rounding(weights.bytes(), weight.dtype) if quantize == "auto" else quantize
         network = HeadNetwork(weights, weight.dtype, self.quantize)
         self._backend = OpenVinoBackend(weights, weight.dtype, self.quantize, network)
-        self._backend.warm_up()
+
+    def warm_up_chains(self, drawn: bool) -> None:
+        """See `Runner`."""
+        self._backend.warm_up_chains(drawn)
 
     @property
     def drafts_chains(self) -> bool:

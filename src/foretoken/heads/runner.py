@@ -93,6 +93,9 @@ class Runner(Protocol):
     def drafts_chains(self) -> bool:
         """Whether it has a `chain` that is faster than single steps."""
 
+    def warm_up_chains(self, drawn: bool) -> None:
+        """See `LanguageModel.warm_up_chains`."""
+
     def open(self) -> HeadCache:
         """A cache without rows."""
 

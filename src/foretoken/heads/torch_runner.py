@@ -37,6 +37,9 @@ class TorchRunner:
         self._embeddings = embeddings.to(weight)
         self._masks = MaskBuilder(weight.dtype, weight.device)
 
+    def warm_up_chains(self, drawn: bool) -> None:
+        """Nothing to do."""
+
     def open(self) -> HeadCache:
         """See `Runner`."""
         return HeadCache(SlotCache(0), self._head.config.hidden_size, self._dtype, self._device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from foretoken.errors import ModelError
 from foretoken.models.chain import Chains, Draws
+from foretoken.models.threads import turn_of
 
 Keep = Literal["all", "last", "none"]
 
@@ -196,12 +198,27 @@ class LanguageModel(ABC):
                 always empty unless `supports_hidden_states`.
         """
 
-    def warm_up(self, hidden_layers: Sequence[int] | None = None) -> None:
-        """Compile now what a first request would wait for; nothing by default.
+    @property
+    def turn(self) -> RLock:
+        """A lock that is held during every round with this model: engines in several threads take turns with it.
+
+        Of a model that works on another one's caches or with its weights, the other one's.
+        """
+        return turn_of(self)
+
+    def warm_up(self, hidden_layers: Sequence[int]) -> None:
+        """Compile now what passes of a target with hidden states need; nothing by default.
 
         Args:
-            hidden_layers: None for a model that drafts: all that `chain` needs, greedy and drawn. Else layers whose
-                hidden states later passes of a target will return.
+            hidden_layers: as in `forward`.
+        """
+        return
+
+    def warm_up_chains(self, drawn: bool) -> None:
+        """Compile now what `chain` needs; nothing by default.
+
+        Args:
+            drawn: for chains of drawn tokens; else for chains of most probable ones.
         """
         return
 

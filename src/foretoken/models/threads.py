@@ -1,13 +1,18 @@
-"""Torch's threads, beside a runtime that computes with threads of its own."""
+"""Threads: torch's, beside a runtime that computes with threads of its own; and those of callers that share a model."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from foretoken.models.base import LanguageModel
 
 
 @contextmanager
@@ -29,6 +34,27 @@ def one_thread(enabled: bool = True) -> Iterator[None]:
         yield
     finally:
         omp.omp_set_num_threads(before)
+
+
+_TURNS: WeakKeyDictionary[object, RLock] = WeakKeyDictionary()
+_making = Lock()
+
+
+def turn_of(model: object) -> RLock:
+    """The lock of a model: one thread at a time may run rounds with it."""
+    with _making:
+        return _TURNS.setdefault(model, RLock())
+
+
+@contextmanager
+def taking_turns(models: Iterable[LanguageModel]) -> Iterator[None]:
+    """Wait until no other thread runs a round with any of these models, and keep them until the block ends."""
+    # In one order everywhere: no two threads wait for each other.
+    turns = {id(turn): turn for turn in (model.turn for model in models)}
+    with ExitStack() as held:
+        for _, turn in sorted(turns.items()):
+            held.enter_context(turn)
+        yield
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 
 from foretoken.errors import ModelError, shown
 from foretoken.models.locating import CONFIG, hub_resolves, read_json
+from foretoken.models.quick_tokenizer import quick_tokenizer
 
 _FILES = (
     "tokenizer.json",
@@ -47,17 +48,16 @@ def load_tokenizer(source: str | Path, **hub: Any) -> Any:
     Raises:
         ModelError: there is none.
     """
-    with quiet_transformers():
-        try:
-            path = Path(source).expanduser()
-            if not path.is_dir() and "local_files_only" not in hub and not hub_resolves():
-                hub["local_files_only"] = True
-            return _from_pretrained(path if path.is_dir() else str(source), hub)
-        except Exception as error:
-            raise ModelError(
-                f"no tokenizer can be loaded from {shown(str(source))} ({first_line(error)}): give the folder or hub "
-                "id of one"
-            ) from error
+    try:
+        path = Path(source).expanduser()
+        if not path.is_dir() and "local_files_only" not in hub and not hub_resolves():
+            hub["local_files_only"] = True
+        return _from_pretrained(path if path.is_dir() else str(source), hub)
+    except Exception as error:
+        raise ModelError(
+            f"no tokenizer can be loaded from {shown(str(source))} ({first_line(error)}): give the folder or hub "
+            "id of one"
+        ) from error
 
 
 def tokenizer_for(tokenizer: Any | None, source: str, hub: dict[str, Any]) -> Any | None:
@@ -76,26 +76,31 @@ def tokenizer_for(tokenizer: Any | None, source: str, hub: dict[str, Any]) -> An
     folder = Path(source)
     if folder.is_dir() and not any((folder / file).exists() for file in _FILES):
         return None
-    with quiet_transformers():
-        try:
-            return _from_pretrained(folder if folder.is_dir() else source, hub)
-        except Exception as error:
-            # Token ids still work; but say what happened, since strings won't.
-            warnings.warn(
-                f"no tokenizer could be loaded from {source} ({first_line(error)}): prompts must be token ids, or "
-                "name a tokenizer",
-                stacklevel=4,
-            )
-            return None
+    try:
+        return _from_pretrained(folder if folder.is_dir() else source, hub)
+    except Exception as error:
+        # Token ids still work; but say what happened, since strings won't.
+        warnings.warn(
+            f"no tokenizer could be loaded from {source} ({first_line(error)}): prompts must be token ids, or "
+            "name a tokenizer",
+            stacklevel=4,
+        )
+        return None
 
 
 def _from_pretrained(source: Path | str, hub: dict[str, Any]) -> Any:
     """`AutoTokenizer.from_pretrained`, without its imports where a folder's files name the class that it would find."""
-    import transformers
-
     generic = isinstance(source, Path) and _is_generic(source)
-    kind = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
-    return kind.from_pretrained(str(source), **hub)
+
+    def load_whole() -> Any:
+        with quiet_transformers():
+            import transformers
+
+            kind = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
+            return kind.from_pretrained(str(source), **hub)
+
+    quick = quick_tokenizer(source, load_whole) if generic and isinstance(source, Path) else None
+    return load_whole() if quick is None else quick
 
 
 def _is_generic(folder: Path) -> bool:

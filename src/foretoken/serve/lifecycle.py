@@ -23,12 +23,13 @@ _BACKLOG = 2048
 
 
 def warm_up(engine: Engine) -> None:
-    """Decode a few tokens, so that the first request finds everything compiled and loaded.
+    """Decode a few tokens, sampled and greedily, so that the first request finds everything compiled and loaded.
 
     Raises:
         ForetokenError: the engine can't.
     """
-    engine.generate([0], SamplingParams(max_new_tokens=8, ignore_eos=True, seed=0))
+    for temperature in (1.0, 0.0):
+        engine.generate([0], SamplingParams(temperature=temperature, max_new_tokens=8, ignore_eos=True, seed=0))
 
 
 def listen(host: str, port: int, send_seconds: float | None = None) -> socket.socket:

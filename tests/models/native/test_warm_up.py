@@ -1,16 +1,18 @@
-"""Nothing is compiled inside a request: loading and the making of drafters have compiled all that requests need."""
+"""Nothing is compiled inside a request, and only what requests of its kind need before it."""
 
 import pytest
 
 from foretoken import Engine, SamplingParams
 from foretoken.drafters import get
+from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.models.native import compilation
+from foretoken.models.native.chaining import CHAIN_STEPS
 from foretoken.models.tiny_pair import head_path, load_part
 
 pytest.importorskip("openvino")
 
 PARAMS = (
-    SamplingParams(max_new_tokens=12),
+    SamplingParams(max_new_tokens=12, temperature=0.0),
     SamplingParams(max_new_tokens=12, temperature=0.9, seed=1),
     SamplingParams(max_new_tokens=12, temperature=0.7, top_k=5, seed=2),
 )
@@ -24,30 +26,61 @@ def drafter_of(kind, target):
     return get(kind, target)
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """Keys of the graphs that are compiled from now on, and whether a loop was running then."""
+    found, running = [], []
+    call, step = compilation.CompiledGraphs.__call__, DecodeLoop.step
+
+    def watched_call(self, key):
+        if key not in self._found:
+            found.append((key, bool(running)))
+        return call(self, key)
+
+    def watched_step(self):
+        running.append(self)
+        try:
+            return step(self)
+        finally:
+            running.pop()
+
+    monkeypatch.setattr(compilation.CompiledGraphs, "__call__", watched_call)
+    monkeypatch.setattr(DecodeLoop, "step", watched_step)
+    return found
+
+
 @pytest.mark.parametrize("kind", ["none", "draft-model", "eagle3", "early-exit:4"])
 @pytest.mark.parametrize("verifier", ["token", "coupled"])
-def test_nothing_is_compiled_inside_a_request(kind, verifier, monkeypatch):
+def test_nothing_is_compiled_inside_a_request(kind, verifier, compiled):
     target = load_part("target", backend="openvino")
     engine = Engine(target, drafter_of(kind, target), verifier, 5)
-    compiled = []
-
-    class Watched(compilation.CompiledGraph):
-        def __init__(self, graph, *about):
-            compiled.append(graph)
-            super().__init__(graph, *about)
-
-    monkeypatch.setattr(compilation, "CompiledGraph", Watched)
     for params in PARAMS:
         for prompt in ("1 + 1 =", [{"role": "user", "content": "How many?"}]):
             engine.generate(prompt, params)
         engine.generate(["a", "b c", "d e f"], params)
-    assert compiled == []
+    assert not [key for key, running in compiled if running]
 
 
-def test_graphs_are_compiled_once():
+@pytest.mark.parametrize("drafter", ["draft-model", "eagle3"])
+def test_chains_are_compiled_for_the_first_request_that_drafts_so(drafter, compiled):
+    target = load_part("target", backend="openvino")
+    engine = Engine(target, drafter_of(drafter, target), "token", 5)
+    chains = lambda: {key.draws for key, _ in compiled if key.steps is not None}  # noqa: E731
+    assert chains() == set()
+    engine.generate("1 + 1 =", SamplingParams(max_new_tokens=1))  # nothing can be drafted
+    plain = engine.submit("1 + 1 =", SamplingParams(max_new_tokens=8), num_speculative_tokens=0)
+    while not plain.finished:
+        engine.step()
+    assert chains() == set()
+    engine.generate("1 + 1 =", SamplingParams(max_new_tokens=8, seed=1))
+    assert chains() == {True}
+    engine.generate("1 + 1 =", SamplingParams(max_new_tokens=8, temperature=0.0))
+    assert chains() == {True, False}
+
+
+def test_graphs_are_compiled_once(compiled):
     drafter = load_part("drafter", backend="openvino")
-    drafter.warm_up()
-    keys = [compilation.GraphKey(), compilation.GraphKey((), 5, True)]
-    before = [drafter.backend.graphs(key) for key in keys]
-    drafter.warm_up()
-    assert before == [drafter.backend.graphs(key) for key in keys]
+    for _ in range(2):
+        for drawn in (True, False):
+            drafter.warm_up_chains(drawn)
+    assert len(compiled) == len(set(compiled)) == 1 + 2 * len(CHAIN_STEPS)

@@ -23,9 +23,9 @@ and a graph of several steps takes several times as long to compile.
 """
 
 
-def chain_keys(layers: int | None) -> list[GraphKey]:
-    """All graphs that chains of best and of drawn tokens need, the largest first."""
-    return [GraphKey((), steps, draws, layers) for steps in CHAIN_STEPS for draws in (True, False)]
+def chain_keys(drawn: bool, layers: int | None) -> list[GraphKey]:
+    """All graphs that chains of drawn tokens need, or those of best tokens, the largest first."""
+    return [GraphKey((), steps, drawn, layers) for steps in CHAIN_STEPS]
 
 
 def steps_of_call(steps: int) -> int:

@@ -74,8 +74,8 @@ class DecoderNetwork:
 class OpenVinoBackend:
     """Scores feeds with OpenVINO's runtime on the CPU, with as many threads as torch has when the model is loaded.
 
-    The graph of a plain pass is compiled at once, those of chains and of passes with hidden states by `warm_up`; what
-    has not been compiled is when it is first needed.
+    The graph of a plain pass is compiled at once, that of passes with hidden states by `warm_up`, those of chains by
+    `warm_up_chains`; what has not been compiled is when it is first needed.
 
     Args:
         weights: of the checkpoint.
@@ -144,12 +144,14 @@ class OpenVinoBackend:
             logits, *hidden = graph.run(arrays)
         return logits[: len(picks)], [states[: len(picks)] for states in hidden]
 
-    def warm_up(self, hidden_layers: Sequence[int] | None = None) -> None:
+    def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
-        if hidden_layers is not None:
-            self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
-        elif self.chains:
-            self.graphs.prepare(chain_keys(self._layers))
+        self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
+
+    def warm_up_chains(self, drawn: bool) -> None:
+        """See `LanguageModel.warm_up_chains`."""
+        if self.chains:
+            self.graphs.prepare(chain_keys(drawn, self._layers))
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """See `NativeModel.chain`."""

@@ -51,8 +51,11 @@ class Backend(Protocol):
     def exit_after(self, layers: int) -> Backend:
         """What runs the first layers alone, with the last norm and the output layer, over the same caches."""
 
-    def warm_up(self, hidden_layers: Sequence[int] | None) -> None:
+    def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
+
+    def warm_up_chains(self, drawn: bool) -> None:
+        """See `LanguageModel.warm_up_chains`."""
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """Append a chain of tokens to each row that is given new ones: each token the most probable one, or drawn.
@@ -144,9 +147,13 @@ class NativeModel(LanguageModel):
         """Whether it has a `chain`, and gains by it."""
         return self.backend.chains and self._switch is None
 
-    def warm_up(self, hidden_layers: Sequence[int] | None = None) -> None:
+    def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
         self.backend.warm_up(hidden_layers)
+
+    def warm_up_chains(self, drawn: bool) -> None:
+        """See `LanguageModel.warm_up_chains`."""
+        self.backend.warm_up_chains(drawn)
 
     def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
         """Commit tokens to rows, and append a chain to each: a token, then one that follows it, ….

@@ -163,8 +163,11 @@ class TorchBackend:
             logits = self._decoder.head(_pick(states, indices))
             return logits, [_pick(layer, indices) for layer in hidden]
 
-    def warm_up(self, hidden_layers: Sequence[int] | None) -> None:
+    def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """Nothing to do: layers are compiled when the model is loaded."""
+
+    def warm_up_chains(self, drawn: bool) -> None:
+        """Nothing to do."""
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """Not here."""

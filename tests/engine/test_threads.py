@@ -1,0 +1,77 @@
+"""Engines in several threads take turns with a model that they share."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from foretoken import Engine, SamplingParams, beam_search, load
+from foretoken.drafters import SharedTokens
+from tiny import tiny_llama
+from tiny_tokenizers import byte_bpe
+
+PROMPTS = [[1 + (start * step) % 30 for step in range(1, 12)] for start in range(1, 9)]
+PARAMS = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+
+
+def is_free(model: object) -> bool:
+    """Whether another thread could take the model's turn now."""
+
+    def take() -> bool:
+        free = model.turn.acquire(blocking=False)
+        if free:
+            model.turn.release()
+        return free
+
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(take).result()
+
+
+@pytest.mark.parametrize("runner", ["native", "hf"])
+def test_every_pass_has_the_model_to_itself(runner, monkeypatch):
+    target, drafter = (load(tiny_llama(seed=seed), runner=runner) for seed in (1, 2))
+    seen = []
+    for model in (target, drafter):
+        forward = model.forward
+
+        def watched(*args, model=model, forward=forward, **options):
+            seen.append([is_free(one) for one in (target, drafter)])
+            return forward(*args, **options)
+
+        monkeypatch.setattr(model, "forward", watched)
+    engine = Engine(target, drafter, num_speculative_tokens=2)
+    engine.generate(PROMPTS[0], PARAMS)
+    assert seen
+    assert not any(free for both in seen for free in both)
+    seen.clear()
+    beam_search(target, PROMPTS[0], num_beams=2, max_new_tokens=3)
+    assert seen
+    assert not any(free for free, _ in seen)
+    assert is_free(target)
+    assert is_free(drafter)
+
+
+def test_a_model_behind_another_vocabulary_has_its_turn():
+    ours, theirs = (
+        load(tiny_llama(vocab_size=len(tokenizer), seed=seed), tokenizer=tokenizer)
+        for seed, tokenizer in enumerate((byte_bpe(), byte_bpe(300, first=1)))
+    )
+    (translated,) = SharedTokens(ours, theirs).models
+    assert translated is not ours
+    assert translated.turn is ours.turn
+
+
+@pytest.mark.parametrize("runner", ["native", "hf"])
+@pytest.mark.parametrize("engines", [1, 3])
+def test_threads_get_what_they_would_get_alone(runner, engines):
+    target, drafter = (load(tiny_llama(seed=seed), runner=runner) for seed in (1, 2))
+    expected = [Engine(target, None).generate(prompt, PARAMS).token_ids for prompt in PROMPTS]
+    shared = [Engine(target, drafter, num_speculative_tokens=3) for _ in range(engines)]
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(2):
+            found = threads.map(
+                lambda numbered: shared[numbered[0] % engines].generate(numbered[1], PARAMS).token_ids,
+                enumerate(PROMPTS),
+            )
+            assert list(found) == expected
