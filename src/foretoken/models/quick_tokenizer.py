@@ -93,16 +93,15 @@ class QuickTokenizer:
         chosen = dict(options)
         tokenize, in_dict = chosen.pop("tokenize", True), chosen.pop("return_dict", True)
         add_prompt = chosen.pop("add_generation_prompt", False)
-        if chosen or not _is_plain_chat(conversation) or not self._has_plain_template():
+        template = self._chat_template
+        plain = isinstance(template, str) and not _NOT_PLAIN.search(template) and _is_plain_chat(conversation)
+        if chosen or not plain:
             return self._transformers.apply_chat_template(conversation, **options)
-        text = _render(self._chat_template, conversation, add_prompt, self._special_tokens)
+        text = _render(str(template), conversation, add_prompt, self._special_tokens)
         if not tokenize:
             return text
         ids = self._backend.encode(text, add_special_tokens=False).ids
         return {"input_ids": ids} if in_dict else ids
-
-    def _has_plain_template(self) -> bool:
-        return isinstance(self._chat_template, str) and not _NOT_PLAIN.search(self._chat_template)
 
     @property
     def _transformers(self) -> Any:
@@ -146,7 +145,7 @@ def quick_tokenizer(folder: Path, load_whole: Callable[[], Any]) -> QuickTokeniz
     """
     from tokenizers import AddedToken, Tokenizer
 
-    config = read_json(folder / "tokenizer_config.json")
+    config: Mapping[str, Any] | None = read_json(folder / "tokenizer_config.json")
     if config is None or config.keys() - _KNOWN or any((folder / name).exists() for name in _OLDER_FILES):
         return None
     try:
@@ -155,9 +154,11 @@ def quick_tokenizer(folder: Path, load_whole: Callable[[], Any]) -> QuickTokeniz
     except Exception:  # tokenizers raises plain ones; transformers' message names the file
         return None
     special = {name: config[name] for name in _SPECIAL if config.get(name) is not None}
-    extra = [token for name in _EXTRA for token in config.get(name) or []]
-    tokens = [*special.values(), *extra]
-    if not all(isinstance(token, str) for token in tokens) or not isinstance(template, str | None):
+    extra = [config.get(name) or [] for name in _EXTRA]
+    if not all(isinstance(tokens, list) for tokens in extra) or not isinstance(template, str | None):
+        return None
+    tokens = [*special.values(), *(token for more in extra for token in more)]
+    if not all(isinstance(token, str) for token in tokens):
         return None
     # transformers adds what is missing, and makes special what is not; there is nothing to do in these files.
     added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
