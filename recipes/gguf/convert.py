@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
 import foretoken
-import gguf
 from foretoken.models.gguf.library import Library, library
 from foretoken.peers import workers
 

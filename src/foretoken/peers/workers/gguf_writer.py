@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import gguf
+import numpy as np
 
 NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5  # token types, as llama.cpp numbers them
 
