@@ -76,3 +76,18 @@ def test_what_is_for_one_prompt_is_refused(call, tmp_path):
     result = call("generate", "--prompt-file", write(tmp_path, "", ""))
     assert result.exit_code == 2
     assert "holds no prompts" in result.stderr
+
+
+def test_lines_may_have_predictions(call, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    expected = "hello again and again"
+    file.write_text("\n".join(json.dumps({"prompt": "hello", **one}) for one in ({"prediction": expected}, {})))
+    fields = ("generate", "--prompt-file", str(file), "--raw", "--temperature", "0", "--max-tokens", "8")
+    first, second = [json.loads(line) for line in call(*fields).stdout.splitlines()]
+    assert first["token_ids"] == second["token_ids"]
+    assert first["stats"]["drafted_prediction"] > 0 == second["stats"]["drafted_prediction"]
+    refused = call(*fields, "--prediction", str(file))
+    assert refused.exit_code == 2
+    assert "'prediction'" in refused.stderr
+    file.write_text(json.dumps({"prompt": "hello", "prediction": 5}))
+    assert "its prediction is 5" in call(*fields).stderr

@@ -356,3 +356,20 @@ def test_a_chat_template_can_be_given(call, models, tmp_path):
         refused = call("generate", "hello", *given)
         assert refused.exit_code == 2
         assert said in refused.stderr
+
+
+def test_a_prediction_is_drafted_from(call, tmp_path):
+    fields = ("generate", "hello", "--max-tokens", "20", "--temperature", "0", "--raw", "--json", "--drafter", "none")
+    plain = json.loads(call(*fields).stdout)
+    file = tmp_path / "expected.txt"
+    file.write_bytes(plain["text"].encode() or b"x")
+    drafted = json.loads(call(*fields, "--prediction", str(file)).stdout)
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["stats"]["drafted_prediction"] == drafted["stats"]["drafted"] > 0
+    assert plain["stats"]["drafted_prediction"] == 0
+    compared = json.loads(call(*fields, "--compare", "--prediction", str(file)).stdout)
+    assert compared["stats"]["drafted_prediction"] > 0 == compared["compare"]["plain"]["stats"]["drafted"]
+    for missing in (tmp_path / "nothing.txt", tmp_path):
+        refused = call(*fields, "--prediction", str(missing))
+        assert refused.exit_code == 2
+        assert "prediction file" in refused.stderr

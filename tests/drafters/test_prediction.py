@@ -313,9 +313,9 @@ def test_asyncio():
 
 def test_counts_add_up():
     parts = [DecodeStats(), DecodeStats()]
-    parts[0].record([1, 2, 3], 2, 3, predicted=True)
+    parts[0].record([1, 2, 3], 2, 3, predicted=3)
     parts[0].record([1, 2], 1, 2)
-    parts[1].record([1], 0, 1, predicted=True)
+    parts[1].record([1], 0, 1, predicted=1)
     total = DecodeStats.total(parts)
     assert (total.drafted, total.accepted, total.drafted_prediction, total.accepted_prediction) == (6, 3, 4, 2)
 

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from foretoken.limits import Limits
 from foretoken.sampling import SamplingParams
-from serve_harness import MODEL, Running, tiny_engine
+from serve_harness import MODEL, Running, serving, tiny_engine
 
 PROMPT = "the cat sat on"
 
@@ -266,3 +267,65 @@ def test_a_coupled_request_is_the_plain_one(server):
     plain = server.complete(**fields, speculation={"num_speculative_tokens": 0, "verifier": "coupled"}).json
     drafted = server.complete(**fields, speculation={"num_speculative_tokens": 4, "verifier": "coupled"}).json
     assert plain["choices"] == drafted["choices"]
+
+
+def test_a_request_chooses_among_the_engines_drafters(server):
+    fields = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
+    answers = [
+        server.complete(**fields, speculation=chosen).json
+        for chosen in ({"drafter": "none"}, {"drafter": "draft-model", "tree": "none"}, {"drafter": "auto"})
+    ]
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
+    drafted = [answer["usage"]["speculation"]["draft_tokens"] for answer in answers]
+    assert drafted[0] == 0 < drafted[1] == drafted[2]
+
+
+# --- predicted outputs ----------------------------------------------------------------------------------------------
+
+
+def details(usage: dict) -> tuple[int, int]:
+    told = usage["completion_tokens_details"]
+    return told["accepted_prediction_tokens"], told["rejected_prediction_tokens"]
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_tokens_of_a_prediction_are_counted_apart(server, drafter):
+    fields = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+    plain = server.complete(**fields).json
+    assert "completion_tokens_details" not in plain["usage"]
+    text = plain["choices"][0]["text"]
+    for content, right in ((text, True), ([{"type": "text", "text": text}], True), ("zzzz", False), ("", False)):
+        prediction = {"type": "content", "content": content}
+        told = server.complete(**fields, prediction=prediction, speculation={"drafter": drafter}).json
+        assert told["choices"] == plain["choices"]
+        accepted, rejected = details(told["usage"])
+        speculation = told["usage"]["speculation"]
+        assert (accepted > 0) == right
+        assert (accepted + rejected > 0) == bool(content)
+        assert accepted <= speculation["accepted_tokens"]
+        assert accepted + rejected <= speculation["draft_tokens"]
+        if drafter == "none":
+            assert (accepted, accepted + rejected) == (speculation["accepted_tokens"], speculation["draft_tokens"])
+
+
+def test_a_chats_answer_can_be_predicted_and_streamed(client):
+    fields = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "temperature": 0}
+    text = client.chat.completions.create(**fields).choices[0].message.content
+    fields |= {"prediction": {"type": "content", "content": text}, "extra_body": {"speculation": {"drafter": "none"}}}
+    whole = client.chat.completions.create(**fields)
+    assert whole.choices[0].message.content == text
+    assert whole.usage.completion_tokens_details.accepted_prediction_tokens > 0
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *parts, last = client.chat.completions.create(**fields, **options)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == text
+    assert last.usage.completion_tokens_details == whole.usage.completion_tokens_details
+
+
+def test_the_length_of_a_prediction_is_bounded():
+    with serving(tiny_engine(limits=Limits(prediction_tokens=4))) as running:
+        fields = {"prompt": PROMPT, "max_tokens": 4}
+        assert running.complete(**fields, prediction={"type": "content", "content": "four"}).status == 200
+        answer = running.complete(**fields, prediction={"type": "content", "content": "fives"})
+        assert answer.status == 400
+        assert answer.json["error"]["param"] == "prediction"
+        assert "5 tokens, the limit is 4" in answer.json["error"]["message"]

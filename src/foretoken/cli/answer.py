@@ -42,6 +42,7 @@ def run(
     params: SamplingParams,
     trace: bool = False,
     show: Callable[[StreamEvent], None] = lambda event: None,
+    prediction: str | None = None,
 ) -> Answer:
     """Decode one prompt; Ctrl-C ends it after the round that is going on.
 
@@ -51,11 +52,12 @@ def run(
         params: how to sample.
         trace: have each round's draft in the events.
         show: called with each event.
+        prediction: what the output is expected to be.
     """
     events: list[StreamEvent] = []
     completion: Completion | None = None
     with stop_on_interrupt() as stopped:
-        for event in engine.stream(prompt, params, trace=trace):
+        for event in engine.stream(prompt, params, prediction=prediction, trace=trace):
             show(event)
             # Statistics are one object that goes on counting, and so is the completion: neither belongs to a round.
             events.append(replace(event, completion=None))

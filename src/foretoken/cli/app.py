@@ -23,7 +23,7 @@ from foretoken.cli.batch_run import BatchOptions, run_batch
 from foretoken.cli.bench import NoColor, bench_app
 from foretoken.cli.checks import SHIPPED_DRAFTER, check_models
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
-from foretoken.cli.prompt import as_message, read_lines, read_prompt, standard_input
+from foretoken.cli.prompt import as_message, read_lines, read_prompt, read_text, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
 from foretoken.cli.serve import ServeOptions, run_server
 from foretoken.cli.train import train_app
@@ -135,6 +135,15 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A UTF-8 file with what the output is expected to be, such as the text that is to be changed: drafts "
+            "are copied from it. In a .jsonl file of prompts: the field 'prediction'.",
+            show_default=False,
+        ),
+    ] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -160,20 +169,23 @@ def generate(
     keep_quiet(screen)
     params = sampling.params()
     if prompt is None and prompt_file is not None and is_batch(prompt_file):
+        if prediction is not None:
+            raise ParameterError("--prediction is for one prompt: write the field 'prediction' into the file's lines")
         _generate_batch(prompt_file, chat, models, params, output, screen)
         return
     text = read_prompt(prompt, prompt_file)
+    expected = None if prediction is None else read_text(prediction, "prediction file")
     engine = load_engine(models, screen)
     if chat is None:
         chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
     if chat:
         check_can_chat(engine.target)
-        answer = respond(engine, as_message(text), params, output, screen)
+        answer = respond(engine, as_message(text), params, output, screen, prediction=expected)
     else:
         continued = (
             engine.target.decoder_start_token_id is None
         )  # an encoder-decoder model does not continue the prompt
-        answer = respond(engine, text, params, output, screen, echo=text if continued else "")
+        answer = respond(engine, text, params, output, screen, text if continued else "", expected)
     if answer.interrupted:
         raise typer.Exit(INTERRUPTED)
 

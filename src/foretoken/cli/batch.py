@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from foretoken.sampling import SamplingParams
 
 SUFFIXES = (".jsonl", ".ndjson")
-_TEXT_FIELDS = ("prompt", "messages", "id")
+_TEXT_FIELDS = ("prompt", "messages", "id", "prediction")
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,14 @@ class Item:
         identifier: its ``id``, any JSON; the line's number where it has none.
         prompt: text (``prompt``), or chat messages (``messages``).
         params: the command line's, with those that the line sets.
+        prediction: what the output is expected to be (``prediction``).
     """
 
     line: int
     identifier: Any
     prompt: str | list[dict[str, Any]]
     params: SamplingParams
+    prediction: str | None = None
 
 
 def is_batch(file: Path | None) -> bool:
@@ -92,10 +94,13 @@ def _item(number: int, line: str, params: SamplingParams) -> Item:
         raise PromptError(f"its prompt is {value['prompt']!r}: give a string of at least one character")
     if "messages" in value and not (isinstance(value["messages"], list) and value["messages"]):
         raise PromptError(f"its messages are {value['messages']!r}: give a list of objects with 'role' and 'content'")
+    prediction = value.get("prediction")
+    if prediction is not None and not isinstance(prediction, str):
+        raise PromptError(f"its prediction is {prediction!r}: give a string")
     if isinstance(settings.get("logit_bias"), dict):
         settings["logit_bias"] = {_token(token): bias for token, bias in settings["logit_bias"].items()}
     prompt = value["prompt"] if "prompt" in value else value["messages"]
-    return Item(number, value.get("id", number), prompt, replace(params, **settings))
+    return Item(number, value.get("id", number), prompt, replace(params, **settings), prediction)
 
 
 def _token(text: str) -> int:
@@ -122,7 +127,7 @@ def answer_batch(engine: Engine, items: list[Item], chat: bool, screen: Screen) 
     requests: list[Request | ForetokenError] = []
     for item in items:
         try:
-            requests.append(engine.submit(_prompt(item, chat), item.params))
+            requests.append(engine.submit(_prompt(item, chat), item.params, prediction=item.prediction))
         except ForetokenError as error:
             requests.append(error)
     written, failed = 0, False

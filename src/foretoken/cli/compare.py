@@ -148,6 +148,7 @@ def alternate(
     speculative: list[Answer],
     alone: list[Answer],
     *,
+    prediction: str | None = None,
     runs: int = RUNS,
     clock: Callable[[], float] = monotonic,
 ) -> bool:
@@ -161,7 +162,7 @@ def alternate(
     end = clock() + MAX_SECONDS - sum(sum(one.stats.seconds.values()) for one in (*speculative, *alone))
     while len(alone) < runs and clock() < end:
         engine.release()  # both are to prefill the prompt
-        ours = run(engine, prompt, params)
+        ours = run(engine, prompt, params, prediction=prediction)
         theirs = run(plain, prompt, params) if not ours.interrupted else ours
         if theirs.interrupted:
             return True

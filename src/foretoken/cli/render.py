@@ -207,6 +207,10 @@ def numbers(stats: DecodeStats) -> str:
             f"mean acceptance length {stats.mean_acceptance_length:.2f}",
             f"acceptance rate {stats.acceptance_rate:.0%} (by position {by_position}{more})",
         ]
+    if stats.drafted_prediction:
+        parts.append(
+            f"{stats.accepted_prediction:,} of {_counted(stats.drafted_prediction, 'predicted token')} accepted"
+        )
     return " · ".join([*parts, _counted(stats.rounds, "target pass", "es")])
 
 

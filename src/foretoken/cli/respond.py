@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 def respond(
-    engine: Engine, prompt: Prompt, params: SamplingParams, output: OutputOptions, screen: Screen, echo: str = ""
+    engine: Engine,
+    prompt: Prompt,
+    params: SamplingParams,
+    output: OutputOptions,
+    screen: Screen,
+    echo: str = "",
+    prediction: str | None = None,
 ) -> Answer:
     """Decode one prompt, and show it as the options say.
 
@@ -32,32 +38,39 @@ def respond(
         output: what to show.
         screen: where.
         echo: the text that is continued, shown before the output to people.
+        prediction: what the output is expected to be.
     """
     if output.compare:
-        return _compare(engine, prompt, params, output, screen, echo)
+        return _compare(engine, prompt, params, output, screen, echo, prediction)
     if output.json:
-        answer = run(engine, prompt, params, output.trace)
+        answer = run(engine, prompt, params, output.trace, prediction=prediction)
         print_json(screen, {**settings_json(engine, params), **answer_json(engine, answer, output.trace)})
         return answer
-    answer = show_answer(engine, prompt, params, output, screen, echo)
+    answer = show_answer(engine, prompt, params, output, screen, echo, prediction)
     screen.note(render.summary(answer.stats, answer.finish_reason))
     return answer
 
 
 def _compare(
-    engine: Engine, prompt: Prompt, params: SamplingParams, output: OutputOptions, screen: Screen, echo: str = ""
+    engine: Engine,
+    prompt: Prompt,
+    params: SamplingParams,
+    output: OutputOptions,
+    screen: Screen,
+    echo: str,
+    prediction: str | None,
 ) -> Answer:
     """Decode with speculation and without, in turns, and show the first run of each as `respond` would."""
     params = fix_seed(engine, params)
     plain = plain_engine(engine)
     warm_up(engine, plain, prompt, params)
     if output.json:
-        ours = run(engine, prompt, params, output.trace)
+        ours = run(engine, prompt, params, output.trace, prediction=prediction)
         theirs = run(plain, prompt, params) if not ours.interrupted else None
     else:
         name = f"{engine.drafter.name}, k = {engine.num_speculative_tokens}"
         screen.note(f"── with {name}", style="bold")
-        ours = show_answer(engine, prompt, params, output, screen, echo)
+        ours = show_answer(engine, prompt, params, output, screen, echo, prediction)
         theirs = None
         if not ours.interrupted:
             screen.note("── target alone", style="bold")
@@ -71,7 +84,7 @@ def _compare(
             screen.note(render.summary(ours.stats, INTERRUPTED))
         return replace(ours, finish_reason=INTERRUPTED)
     answers, others = [ours], [theirs]
-    interrupted = alternate(engine, plain, prompt, params, answers, others)
+    interrupted = alternate(engine, plain, prompt, params, answers, others, prediction=prediction)
     result = Comparison(engine.drafter.name, answers, others, relation(engine, params, ours, theirs))
     if output.json:
         print_json(screen, result.as_json(engine, params, output.trace))
@@ -87,11 +100,17 @@ def _show_plain(engine: Engine, prompt: Prompt, params: SamplingParams, screen: 
 
 
 def show_answer(
-    engine: Engine, prompt: Prompt, params: SamplingParams, output: OutputOptions, screen: Screen, echo: str = ""
+    engine: Engine,
+    prompt: Prompt,
+    params: SamplingParams,
+    output: OutputOptions,
+    screen: Screen,
+    echo: str = "",
+    prediction: str | None = None,
 ) -> Answer:
     """Stream one answer; with a trace, the trace first and then the whole output."""
     writer = render.TokenWriter(screen.out)
-    speculates = engine.num_speculative_tokens and engine.drafter.name != "none"
+    speculates = engine.num_speculative_tokens and (prediction or engine.drafter.name != "none")
     if has_colour(screen.out) and speculates and not output.trace and not screen.explained:
         screen.notes.print(render.legend(), soft_wrap=True)
         screen.explained = True
@@ -99,7 +118,7 @@ def show_answer(
     try:
         if not output.trace:
             writer.prompt(echo)
-        answer = run(engine, prompt, params, output.trace, show)
+        answer = run(engine, prompt, params, output.trace, show, prediction)
         if output.trace:
             writer.prompt(echo)
             for event in answer.rounds:

@@ -104,6 +104,7 @@ class Engine:
         if tree is not None:
             tree = plan_of(tree)
         limit = None if cache_memory is None else parse_bytes(cache_memory)
+        self.limits = limits
         self.target: LanguageModel = load(target, **load_options)
         self._loops = Loops(
             self.target,

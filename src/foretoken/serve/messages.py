@@ -13,8 +13,9 @@ from foretoken.engine.outputs import Completion, DecodeStats
 from foretoken.serve import body as bodies
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
-from foretoken.serve.schemas import Controls, Strict, chat_messages, check_model, sampling_params, text_of
+from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params, text_of
 from foretoken.serve.service import Batch, Service
+from foretoken.serve.speculation import Strict
 from foretoken.serve.streaming import EventStream, data, unless_gone
 from foretoken.serve.usage import usage
 
@@ -62,7 +63,7 @@ def messages_routes(service: Service) -> APIRouter:
         if body.stop is not None:
             raise ApiError(400, "stop is not served here: use stop_sequences", "stop", "unsupported_field")
         body = body.model_copy(update={"stop": body.stop_sequences})
-        chat, options = body.chat(), body.engine_settings
+        chat, options = body.chat(), body.engine_settings(service.drafter)
         sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
         with ExitStack() as held:
             held.enter_context(service.admission.admit(1))

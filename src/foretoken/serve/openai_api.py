@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from foretoken.engine.outputs import Completion, DecodeStats, FinishReason, TokenLogprob
+from foretoken.errors import PromptError
 from foretoken.serve import body as bodies
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
@@ -123,7 +124,8 @@ class _Answer(ABC):
         return choice
 
     def _usage(self, stats: Sequence[DecodeStats]) -> dict[str, Any]:
-        return usage(self.batch.prompts, stats, self.request.speculation is not None)
+        request = self.request
+        return usage(self.batch.prompts, stats, request.speculation is not None, request.prediction is not None)
 
 
 class _CompletionAnswer(_Answer):
@@ -184,12 +186,16 @@ def openai_routes(service: Service) -> APIRouter:
         if body.echo and body.logprobs is not None:
             message = "echo with logprobs is not served, for prompts have none: leave one of them out"
             raise ApiError(400, message, "echo", "unsupported_field")
-        options = body.engine_settings
+        predicted = body.predicted_text()
+        if predicted is not None and len(prompts) > 1:
+            raise ApiError(400, "prediction is for one prompt: send each prompt by itself", "prediction")
+        options = body.engine_settings(service.drafter)
         with ExitStack() as held:
             held.enter_context(service.admission.admit(len(prompts) * body.n))
 
             async def prepare() -> _Answer:
                 tokens = await service.tokenizing.encode(prompts, params)
+                await _predict(service, predicted, options)
                 echoes = [
                     text if isinstance(text, str) else await service.tokenizing.decode(text)
                     for text in (prompts if body.echo else ())
@@ -204,12 +210,14 @@ def openai_routes(service: Service) -> APIRouter:
         messages = chat_messages(body.messages)
         body.check_choices(1, "n", settings)
         sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
-        options = body.engine_settings
+        predicted = body.predicted_text()
+        options = body.engine_settings(service.drafter)
         with ExitStack() as held:
             held.enter_context(service.admission.admit(body.n))
 
             async def prepare() -> _Answer:
                 tokens, params = await chat_prompt(service, messages, body)
+                await _predict(service, predicted, options)
                 return _ChatAnswer(Batch(service, [tokens], params, body.n, options), body)
 
             return await _respond(request, await unless_gone(request, prepare()), held)
@@ -217,6 +225,15 @@ def openai_routes(service: Service) -> APIRouter:
     router.add_api_route("/v1/completions", completions, methods=["POST"])
     router.add_api_route("/v1/chat/completions", chat, methods=["POST"])
     return router
+
+
+async def _predict(service: Service, text: str | None, options: dict[str, Any]) -> None:
+    """Add a predicted output to what the engine is asked."""
+    if text is not None:
+        try:
+            options["prediction"] = await service.tokenizing.encode_prediction(text)
+        except PromptError as error:
+            raise ApiError(400, service.explain(error).message, "prediction") from None
 
 
 async def _respond(request: Request, answer: _Answer, held: ExitStack) -> Response:

@@ -214,7 +214,7 @@ def responses_routes(service: Service) -> APIRouter:
     async def responses(request: Request) -> Response:
         body = await bodies.read(request, ResponsesRequest, settings)
         check_model(body.model, settings)
-        conversation, options = body.messages(), body.engine_settings
+        conversation, options = body.messages(), body.engine_settings(service.drafter)
         if body.previous_response_id is not None:
             conversation = [*kept.find(body.previous_response_id), *conversation]
         sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized

@@ -9,15 +9,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from foretoken import verify
-from foretoken.engine.settings import check_num_speculative_tokens
+from foretoken.drafters import Drafter
 from foretoken.errors import ForetokenError
 from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.settings import ServeSettings
+from foretoken.serve.speculation import PredictedOutput, Speculation, Strict
 
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1_000
@@ -26,47 +24,10 @@ _PART_FIELDS = {"type", "text", "cache_control"}
 """Of a part of a message; the last is a hint that changes nothing."""
 
 
-class Strict(BaseModel):
-    """Refuses fields that it does not know, and values of other types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
 class StreamOptions(Strict):
     """What a stream tells besides its output."""
 
     include_usage: bool = False
-
-
-class Speculation(Strict):
-    """How one request speculates.
-
-    Attributes:
-        num_speculative_tokens: most tokens drafted a round; 0 decodes plainly.
-        verifier: a lossless verifier.
-    """
-
-    num_speculative_tokens: Any = None
-    verifier: str | None = None
-
-    def settings(self) -> dict[str, Any]:
-        """As `Engine.submit` takes them.
-
-        Raises:
-            ApiError: the verifier is unknown, or would change the output's distribution; the draft length is out of its
-                range.
-        """
-        if self.verifier is not None:
-            lossless = [name for name in verify.names() if verify.get(name).lossless]
-            if self.verifier not in lossless:
-                message = f"speculation.verifier is none of this server's: use one of {', '.join(lossless)}"
-                raise ApiError(400, message, "speculation.verifier")
-        if self.num_speculative_tokens is not None:
-            try:
-                check_num_speculative_tokens(self.num_speculative_tokens)
-            except ForetokenError as error:
-                raise ApiError(400, f"speculation.{error}", "speculation.num_speculative_tokens") from None
-        return {name: value for name, value in self.model_dump().items() if value is not None}
 
 
 class Controls(Strict):
@@ -94,14 +55,16 @@ class Controls(Strict):
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
 
-    @property
-    def engine_settings(self) -> dict[str, Any]:
+    def engine_settings(self, drafter: Drafter) -> dict[str, Any]:
         """Further arguments of `Engine.submit`.
+
+        Args:
+            drafter: the engine's.
 
         Raises:
             ApiError: as `Speculation.settings`.
         """
-        return {} if self.speculation is None else self.speculation.settings()
+        return {} if self.speculation is None else self.speculation.settings(drafter)
 
     @abstractmethod
     def token_limit(self) -> tuple[str, Any]:
@@ -118,6 +81,7 @@ class Sampling(Controls):
     stream_options: StreamOptions | None = None
     n: int = 1
     best_of: int | None = None
+    prediction: PredictedOutput | None = None
     max_tokens: Any = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
@@ -131,6 +95,14 @@ class Sampling(Controls):
     def token_limit(self) -> tuple[str, Any]:
         """See `Controls`."""
         return "max_tokens", self.max_tokens
+
+    def predicted_text(self) -> str | None:
+        """What the output is expected to be; None for nothing.
+
+        Raises:
+            ApiError: the prediction's content is neither a string nor parts of text.
+        """
+        return None if self.prediction is None else text_of(self.prediction.content, "prediction.content")
 
     def check_choices(self, prompts: int, param: str, settings: ServeSettings) -> None:
         """See to it that the request asks for a number of completions that the server allows.

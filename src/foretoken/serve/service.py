@@ -37,8 +37,9 @@ class Service:
     def __init__(self, engine: Engine, settings: ServeSettings) -> None:
         self.settings = settings
         self.target = engine.target
+        self.drafter = engine.drafter
         self.created = int(time())
-        self.tokenizing = Tokenizing(self.target)
+        self.tokenizing = Tokenizing(self.target, engine.limits)
         self.admission = Admission(engine.max_batch_size, settings.max_queue)
         self.engine = AsyncEngine(engine, queue_seconds=settings.queue_seconds, max_events=settings.max_backlog)
         self.metrics = Metrics(settings.model, self.engine)

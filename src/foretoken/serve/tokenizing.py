@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from foretoken.engine.prompts import Prompt, encode, make_sequence
+from foretoken.engine.prompts import Prompt, encode, encode_prediction, make_sequence
+from foretoken.limits import Limits
 from foretoken.models import LanguageModel
 from foretoken.sampling import SamplingParams
 
@@ -21,10 +22,12 @@ class Tokenizing:
 
     Args:
         model: the target.
+        limits: the engine's.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, limits: Limits) -> None:
         self._model = model
+        self._limits = limits
         self._original = copy.deepcopy(model.tokenizer)  # before the engine's thread uses it
         self._copying = threading.Lock()
         self._local = threading.local()
@@ -43,6 +46,14 @@ class Tokenizing:
         """
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, prompts, params)
 
+    async def encode_prediction(self, text: str) -> list[int]:
+        """A predicted output's tokens.
+
+        Raises:
+            PromptError: it is too long, or can't be encoded.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode_prediction, text)
+
     async def decode(self, tokens: Sequence[int]) -> str:
         """The string that tokens stand for, special tokens included."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._decode, tokens)
@@ -57,6 +68,9 @@ class Tokenizing:
             for prompt in tokens:
                 make_sequence(self._model, prompt, params)  # raises what the engine would
         return tokens
+
+    def _encode_prediction(self, text: str) -> list[int]:
+        return list(encode_prediction(self._model, text, self._tokenizer(), self._limits))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer().decode(list(tokens), clean_up_tokenization_spaces=False))

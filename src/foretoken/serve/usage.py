@@ -8,13 +8,16 @@ from typing import Any
 from foretoken.engine.outputs import DecodeStats
 
 
-def usage(prompts: Iterable[Sequence[int]], stats: Iterable[DecodeStats], speculation: bool) -> dict[str, Any]:
+def usage(
+    prompts: Iterable[Sequence[int]], stats: Iterable[DecodeStats], speculation: bool, prediction: bool = False
+) -> dict[str, Any]:
     """The ``usage`` of OpenAI's API.
 
     Args:
         prompts: tokens of the request's prompts.
         stats: of its choices.
         speculation: also tell what speculation did.
+        prediction: also tell how many tokens were drafted from the request's prediction.
     """
     total = DecodeStats.total(stats)
     prompt_tokens = sum(map(len, prompts))
@@ -23,6 +26,11 @@ def usage(prompts: Iterable[Sequence[int]], stats: Iterable[DecodeStats], specul
         "completion_tokens": total.emitted,
         "total_tokens": prompt_tokens + total.emitted,
     }
+    if prediction:
+        told["completion_tokens_details"] = {
+            "accepted_prediction_tokens": total.accepted_prediction,
+            "rejected_prediction_tokens": total.drafted_prediction - total.accepted_prediction,
+        }
     if speculation:
         told["speculation"] = {
             "rounds": total.rounds,
