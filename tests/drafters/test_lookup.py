@@ -13,7 +13,9 @@ from batches import VOCAB_SIZE, batch_of, chain_of, follow, paths, paths_of, seq
 from foretoken.draft import Draft
 from foretoken.drafters import Lookup, NgramStorage, PromptLookup, Suffix, get
 from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations
+from foretoken.drafters.other_requests import OtherRequests, SharedPosition
 from foretoken.engine.engine import Engine
+from foretoken.errors import ParameterError
 from foretoken.models import load
 from foretoken.sampling import SamplingParams
 from tiny import tiny_llama, tiny_t5
@@ -200,6 +202,63 @@ def test_requests_with_one_seed_share_nothing_where_uniforms_decide():
     drafter.propose(batch_of(first), [4])
     drafter.propose(batch_of(second), [4])
     assert drafter.estimates[second] == before.estimates[second]
+
+
+def test_a_repeated_request_is_drafted_from_the_first_ones_output():
+    """With tokens of other requests kept; otherwise nothing of it is drafted."""
+    output = [(5 * number) % 23 + 4 for number in range(20)]
+
+    def second(drafter: Lookup, **params) -> list[int]:
+        first = sequence_of([1, 2, 3], **params)
+        drafter.propose(batch_of(first), [8])
+        first.tokens += output
+        drafter.propose(batch_of(first), [8])
+        return chain_of(drafter, sequence_of([1, 2, 3], **params), 8)
+
+    assert second(Lookup(1_000)) == output[:8]
+    assert second(get("lookup:1000")) == output[:8]
+    assert second(Lookup(1_000), temperature=1.0, seed=4) == []  # the same uniforms: kept apart
+    assert second(Lookup()) == second(get("lookup")) == []
+
+
+def test_rows_that_must_give_one_output_take_no_part_in_what_is_kept_of_others():
+    drafter = Lookup(1_000)
+    first, second = (sequence_of([1, 2, 3], temperature=1.0, seed=seed) for seed in (1, 2))
+    drafter.propose(replace(batch_of(first), reproducible=(True,)), [8])
+    first.tokens += [7, 8, 9]
+    drafter.propose(replace(batch_of(first), reproducible=(True,)), [8])
+    assert chain_of(drafter, second) == []
+    drafter.propose(batch_of(sequence_of([1, 2, 3, 7, 8])), [8])
+    third = sequence_of([1, 2, 3], temperature=1.0, seed=3)
+    assert drafter.propose(replace(batch_of(third), reproducible=(True,)), [8]).width == 0
+    assert chain_of(drafter, sequence_of([1, 2, 3], temperature=1.0, seed=4), 2) == [7, 8]
+
+
+@pytest.mark.parametrize("most", [1, 2, 50, 400])
+def test_what_is_kept_of_other_requests_is_bounded(most):
+    others = OtherRequests(most)
+    for request in range(6):
+        position = SharedPosition()
+        for number in range(100):
+            others.append(position, (request * 31 + number * number) % 97)
+            assert len(others) <= max(most, 2)
+            for automaton, state, match in others.contexts(position):
+                assert 0 <= match <= 100
+                assert automaton.count(state) >= 0
+
+
+def test_the_longest_match_may_be_another_requests():
+    drafter = Lookup(1_000)
+    drafter.propose(batch_of(sequence_of([5, 6, 7, 8, 9])), [4])
+    assert chain_of(drafter, sequence_of([7, 3, 6, 7]), 2) == [8, 9]
+    assert chain_of(Lookup(), sequence_of([7, 3, 6, 7]), 2) == [3, 6]
+
+
+def test_a_number_of_kept_tokens_below_zero_is_named():
+    with pytest.raises(ParameterError, match=r"global_tokens is -1.*use 0 to keep requests apart"):
+        Lookup(-1)
+    with pytest.raises(ParameterError, match="global_tokens is 'many'"):
+        get("lookup:many")
 
 
 def test_finished_sequences_are_dropped():

@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
+from foretoken.drafters.other_requests import OtherRequests, SharedPosition
 
 SUCCESSORS = 8
 """Successors that are kept of each token."""
@@ -150,10 +151,12 @@ class Continuations:
 
     Args:
         rates: acceptance rates that are used and kept up to date.
+        others: tokens of other requests, where longer matches are looked for; these tokens are added to them.
     """
 
-    def __init__(self, rates: AcceptanceRates) -> None:
+    def __init__(self, rates: AcceptanceRates, others: OtherRequests | None = None) -> None:
         self.rates = rates
+        self._others, self._shared = others, SharedPosition()
         self.automaton = SuffixAutomaton()
         self.end = ROOT
         self._last = -1
@@ -168,25 +171,28 @@ class Continuations:
             if self._last >= 0:
                 known = [token, *(one for one in self._successors.get(self._last, ()) if one != token)]
                 self._successors[self._last] = known[:SUCCESSORS]
-            self.end = self.automaton.append(self.end, token)
-            self._last = token
+            self._append(token)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens that were emitted: candidates that had been there for each are judged by it."""
         for token in tokens:
             for candidate in self.candidates(self.here()):
                 self.rates.record(candidate.key, candidate.token == token)
-            self.end = self.automaton.append(self.end, token)
-            self._last = token
+            self._append(token)
 
     def scored(self, token: int, likeliest: Sequence[int]) -> None:
         """The target scored a token: `likeliest` are its `SUCCESSORS` likeliest next ones, the likeliest first."""
         self._successors[token] = likeliest
 
     def here(self) -> Context:
-        """Behind the last token."""
-        state, match = self.automaton.context(self.end)
-        return Context(self.automaton, state, match, self._last)
+        """Behind the last token: the longest match, of equal ones the sequence's own."""
+        automaton = self.automaton
+        state, match = automaton.context(self.end)
+        if self._others is not None:
+            for other, context, length in self._others.contexts(self._shared):
+                if length > match:
+                    automaton, state, match = other, context, length
+        return Context(automaton, state, match, self._last)
 
     def behind(self, context: Context, token: int) -> Context:
         """Behind one draft token more."""
@@ -215,6 +221,12 @@ class Continuations:
             if token not in copied:
                 found.append(Candidate(token, _pack(_SUCCESSOR, bucket, rank, False, 0)))
         return found
+
+    def _append(self, token: int) -> None:
+        self.end = self.automaton.append(self.end, token)
+        if self._others is not None:
+            self._others.append(self._shared, token)
+        self._last = token
 
     def chain(self, context: Context, limit: int, least: float = 0.0) -> tuple[list[int], list[float]]:
         """The likeliest candidate, the likeliest one behind it, and so on.

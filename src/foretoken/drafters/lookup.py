@@ -9,8 +9,10 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations
+from foretoken.drafters.other_requests import OtherRequests
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
+from foretoken.sampling.params import check_integer
 from foretoken.verify.base import Verdict
 
 
@@ -30,13 +32,20 @@ class Lookup(Drafter):
     use rates of their own.
 
     Takes some 200 to 300 bytes a token of each running sequence.
+
+    Args:
+        global_tokens: also copy from other requests, finished and running ones: from so many of their tokens, the
+            oldest dropped first, half of it at a time; 100 to 200 bytes each. 0 keeps requests apart. Otherwise how
+            fast a request is tells what others said. Requests take part that share measured rates.
     """
 
     name = "lookup"
     trees = True
     own_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, global_tokens: int = 0) -> None:
+        self.global_tokens = check_integer("global_tokens", global_tokens, 0, cure="use 0 to keep requests apart")
+        self._others = OtherRequests(self.global_tokens) if self.global_tokens else None
         self.estimates: PerSequence[list[float]] = PerSequence(list)
         self._engine = {greedy: AcceptanceRates() for greedy in (False, True)}
         self._participants = Participants()
@@ -84,7 +93,7 @@ class Lookup(Drafter):
             apart = bool(batch.reproducible) and batch.reproducible[row]
             shared = not apart and self._participants.takes_part(sequence, batch.shared_noise[row])
             rates = AcceptanceRates(self._engine[sequence.params.greedy]) if shared else AcceptanceRates()
-            state.known = Continuations(rates)
+            state.known = Continuations(rates, self._others if shared else None)
             state.known.read_prompt(sequence.context)
         else:
             seen = len(state.known) - len(sequence.source or ())

@@ -77,9 +77,12 @@ _DRAFTERS = {
     ),
     "lookup": Known(
         Lookup,
-        "what probably follows: copies of prompt and output, overlapping ones too, and the target's own runners-up",
+        "what probably follows: copies of prompt and output, overlapping ones too, and the target's own runners-up; "
+        "lookup:N copies from the last N tokens of other requests, too",
         "Oliaro et al. 2024, arXiv 2411.04975; Hu et al. 2024, arXiv 2411.10666; Luo et al. 2024, arXiv 2408.08696",
         trees=True,
+        argument="global_tokens",
+        number=True,
     ),
     "prompt-lookup": Known(
         PromptLookup,

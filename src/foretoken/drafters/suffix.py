@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass
 
 from foretoken.draft import Draft
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
 from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.other_requests import OtherRequests, SharedPosition
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer, check_number
@@ -44,7 +44,7 @@ class Suffix(Drafter):
         self.matches: PerSequence[int] = PerSequence(int)
         """See `Drafter.matches`."""
         self._histories = PerSequence(_History)
-        self._others = _OtherRequests(global_tokens)
+        self._others = OtherRequests(self.global_tokens)
         self._participants = Participants()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
@@ -56,7 +56,9 @@ class Suffix(Drafter):
             state, match = history.automaton.context(history.end)
             automaton = history.automaton
             if self.global_tokens and self._participants.takes_part(sequence, batch.shared_noise[row]):
-                for other, context, length in self._others.update(history, new):
+                for token in new:
+                    self._others.append(history.shared, token)
+                for other, context, length in self._others.contexts(history.shared):
                     if length > match:
                         automaton, state, match = other, context, length
             self.matches[sequence] = match
@@ -84,7 +86,7 @@ class _History:
     def __init__(self) -> None:
         self.automaton = SuffixAutomaton()
         self.end = ROOT
-        self.shared = _SharedPosition()
+        self.shared = SharedPosition()
 
     def update(self, sequence: Sequence) -> list[int]:
         """Enter the new tokens of the sequence, and return them."""
@@ -93,56 +95,3 @@ class _History:
         for token in new:
             self.end = self.automaton.append(self.end, token)
         return new
-
-
-@dataclass
-class _SharedPosition:
-    """A sequence's position in the two shared automata.
-
-    Attributes:
-        generation: number of the younger automaton at the last update.
-        young: state of the sequence's tokens that are in the younger one.
-        old, match: state and length of the longest suffix that is in the older one.
-    """
-
-    generation: int = 0
-    young: int = ROOT
-    old: int = ROOT
-    match: int = 0
-
-
-class _OtherRequests:
-    """The tokens of all requests, in two automata: one grows, the other is full and is dropped when the first is full.
-
-    Args:
-        limit: most tokens in both.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._half = max(1, limit // 2)
-        self._generation = 0
-        self._young, self._old = SuffixAutomaton(), SuffixAutomaton()
-
-    def update(self, history: _History, new: list[int]) -> list[tuple[SuffixAutomaton, int, int]]:
-        """Add new tokens of a sequence; returns the contexts that it now ends with: automaton, state and length."""
-        position = history.shared
-        self._refresh(position)
-        for token in new:
-            if self._young.size >= self._half:
-                self._young, self._old = SuffixAutomaton(), self._young
-                self._generation += 1
-                self._refresh(position)
-            position.young = self._young.append(position.young, token)
-            position.old, position.match = self._old.follow(position.old, position.match, token)
-        young, length = self._young.context(position.young)
-        old, longest = self._old.context(position.old)
-        return [(self._young, young, length), (self._old, old, min(longest, position.match))]
-
-    def _refresh(self, position: _SharedPosition) -> None:
-        """Bring a position up to date after automata were exchanged."""
-        if position.generation == self._generation:
-            return
-        # What was the younger automaton is the older one now, which no longer changes.
-        position.old = position.young if position.generation + 1 == self._generation else ROOT
-        position.old, position.match = self._old.context(position.old)
-        position.young, position.generation = ROOT, self._generation
