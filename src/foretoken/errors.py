@@ -14,6 +14,10 @@ class ParameterError(ForetokenError, ValueError):
     """A parameter is out of its range, or names something unknown."""
 
 
+class GrammarError(ParameterError):
+    """A grammar can't be used: it is wrong, beyond its limits, or leaves no token."""
+
+
 class PromptError(ForetokenError, ValueError):
     """A prompt can't be used: empty, too long, or with tokens outside the vocabulary."""
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ from foretoken.cli.batch import answer_batch, is_batch, read_batch
 from foretoken.cli.batch_run import BatchOptions, run_batch
 from foretoken.cli.bench import NoColor, bench_app
 from foretoken.cli.checks import SHIPPED_DRAFTER, check_models
+from foretoken.cli.grammar_options import GrammarOptions
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, read_text, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
@@ -155,6 +156,7 @@ def generate(
     ] = None,
     models: ModelOptions,
     sampling: SamplingOptions,
+    grammar: GrammarOptions,
     output: OutputOptions,
 ) -> None:
     """Answer or continue one prompt.
@@ -167,7 +169,7 @@ def generate(
 
     screen = Screen(output.no_color)
     keep_quiet(screen)
-    params = sampling.params()
+    params = replace(sampling.params(), grammar=grammar.grammar())
     if prompt is None and prompt_file is not None and is_batch(prompt_file):
         if prediction is not None:
             raise ParameterError("--prediction is for one prompt: write the field 'prediction' into the file's lines")

@@ -30,6 +30,8 @@ def settings_json(engine: Engine, params: SamplingParams) -> dict[str, Any]:
     """
     settings = asdict(params)
     seed = settings.pop("seed")
+    if params.grammar is not None:
+        settings["grammar"] = {"kind": params.grammar.kind, "source": params.grammar.source}
     if params.logit_bias is not None:
         bias = {str(token): finite(value) for token, value in params.logit_bias.items()}
         settings["logit_bias"] = {token: "-inf" if value is None else value for token, value in bias.items()}

@@ -421,7 +421,7 @@ class Engine:
         """Compile a grammar before the request that has it; may be called from any thread, even while others decode.
 
         Raises:
-            ParameterError: it is wrong or beyond its limits, or the target has no tokenizer that it can be used with.
+            GrammarError: it is wrong or beyond its limits, or the target has no tokenizer that it can be used with.
         """
         self._grammars.matcher(grammar)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from foretoken.errors import ParameterError, check_flag, shown
+from foretoken.errors import GrammarError, ParameterError, check_flag, shown
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
@@ -72,17 +72,17 @@ class Grammar:
         try:
             size = len(self.source.encode())
         except UnicodeEncodeError as error:
-            raise ParameterError(
+            raise GrammarError(
                 f"the {self.label} has half a surrogate pair at character {error.start:,}: give valid Unicode"
             ) from None
         if size > self.limits.source_bytes:
-            raise ParameterError(
+            raise GrammarError(
                 f"the {self.label} has {size:,} bytes, and source_bytes allows {self.limits.source_bytes:,}: "
                 "make it shorter, or raise the limit"
             )
         depth = _depth(self.source)
         if depth > self.limits.depth:
-            raise ParameterError(
+            raise GrammarError(
                 f"the {self.label} has {depth:,} open brackets at once, and depth allows {self.limits.depth:,}: "
                 "nest it less deeply, or raise the limit"
             )
@@ -103,7 +103,7 @@ class Grammar:
             limits: how much work it may make.
 
         Raises:
-            ParameterError: it is no JSON, or beyond a limit. A schema that can't be a grammar is found when a request
+            GrammarError: it is no JSON, or beyond a limit. A schema that can't be a grammar is found when a request
                 starts.
         """
         if isinstance(schema, str):
@@ -112,9 +112,9 @@ class Grammar:
             try:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise ParameterError(f"the JSON schema {shown(schema)} is not JSON ({error}): give an object") from None
+                raise GrammarError(f"the JSON schema {shown(schema)} is not JSON ({error}): give an object") from None
         if not isinstance(schema, Mapping | bool):
-            raise ParameterError(f"the JSON schema is {shown(schema)}: give an object, such as {{'type': 'object'}}")
+            raise GrammarError(f"the JSON schema is {shown(schema)}: give an object, such as {{'type': 'object'}}")
         return cls("json_schema", _as_json(schema, "JSON schema"), whitespace, limits)
 
     @classmethod
@@ -127,7 +127,7 @@ class Grammar:
         """A string that a regular expression matches as a whole, in the syntax of Rust's ``regex`` without look-around.
 
         Raises:
-            ParameterError: it is no string, or beyond a limit. A wrong expression is found when a request starts.
+            GrammarError: it is no string, or beyond a limit. A wrong expression is found when a request starts.
         """
         return cls("regex", _text("regex", pattern), limits=limits)
 
@@ -136,13 +136,13 @@ class Grammar:
         """One of several strings.
 
         Raises:
-            ParameterError: there are none, one is no string or empty, or they are beyond a limit.
+            GrammarError: there are none, one is no string or empty, or they are beyond a limit.
         """
         if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
-            raise ParameterError(f"choice is {shown(choices)}: give a list of strings")
+            raise GrammarError(f"choice is {shown(choices)}: give a list of strings")
         for option in choices:
             if not isinstance(option, str) or not option:
-                raise ParameterError(f"choice has {shown(option)}: give strings of at least one character")
+                raise GrammarError(f"choice has {shown(option)}: give strings of at least one character")
         return cls("choice", _as_json(list(choices), "choice"), limits=limits)
 
     @classmethod
@@ -150,7 +150,7 @@ class Grammar:
         """A context-free grammar in llguidance's variant of Lark's syntax; its first rule is ``start``.
 
         Raises:
-            ParameterError: it is no string, or beyond a limit. A wrong grammar is found when a request starts.
+            GrammarError: it is no string, or beyond a limit. A wrong grammar is found when a request starts.
         """
         return cls("lark", _text("Lark grammar", grammar), limits=limits)
 
@@ -164,7 +164,7 @@ class Grammar:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ParameterError(f"the {name} is {shown(value)}: give a string of at least one character")
+        raise GrammarError(f"the {name} is {shown(value)}: give a string of at least one character")
     return value
 
 
@@ -173,7 +173,7 @@ def _as_json(value: Any, name: str) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
-        raise ParameterError(
+        raise GrammarError(
             f"the {name} can't be written as JSON ({reason}): give plain values, not nested so deeply"
         ) from None
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import ParameterError, shown
+from foretoken.errors import GrammarError, shown
 from foretoken.sampling.grammar import Grammar
 
 _KEPT = 64  # compiled grammars that are kept for further requests
@@ -52,7 +52,7 @@ class GrammarCompiler:
         """A matcher at the beginning of the output; compiles the grammar unless that was done before.
 
         Raises:
-            ParameterError: llguidance is not installed, the target has no tokenizer that it can use, or the grammar is
+            GrammarError: llguidance is not installed, the target has no tokenizer that it can use, or the grammar is
                 wrong or beyond its limits.
         """
         with self._lock:
@@ -83,9 +83,9 @@ class GrammarCompiler:
             compiled = llguidance.LLMatcher(tokens, _rules(grammar), log_level=0, limits=limits)
             compiled.compute_bitmask()  # some errors come with the first mask
         except ValueError as error:
-            raise ParameterError(_refusal(grammar, str(error))) from None
+            raise GrammarError(_refusal(grammar, str(error))) from None
         if compiled.is_error():
-            raise ParameterError(_refusal(grammar, compiled.get_error()))
+            raise GrammarError(_refusal(grammar, compiled.get_error()))
         return compiled
 
     def _llguidance_tokenizer(self) -> Any:
@@ -97,7 +97,7 @@ class GrammarCompiler:
     def _make_tokenizer(self) -> Any:
         llguidance = _llguidance()
         if self._tokenizer is None:
-            raise ParameterError(
+            raise GrammarError(
                 f"{self._name} was loaded without a tokenizer, so that no grammar can be followed: load it with one"
             )
         if isinstance(self._tokenizer, ByteTokenizer):
@@ -105,7 +105,7 @@ class GrammarCompiler:
             return _from_table(texts, [not text for text in texts], self._ends, self._tokenizer.encode_bytes)
         backend = _backend(self._tokenizer)
         if backend is None:
-            raise ParameterError(
+            raise GrammarError(
                 f"the tokenizer of {self._name} is a {type(self._tokenizer).__name__}, whose tokens have no known "
                 "bytes: load the model with a fast tokenizer (one with a tokenizer.json)"
             )
@@ -214,12 +214,12 @@ class GrammarMatcher:
         bits = int.from_bytes(self._matcher.compute_bitmask(), "little")
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
-    def stuck_error(self, length: int) -> ParameterError:
+    def stuck_error(self, length: int) -> GrammarError:
         """Why no token was left after an output of `length` tokens or a few more."""
         where = f"after {length:,} tokens of output the {self.grammar.label} {shown(self.grammar.source, 80)}"
         if self._limit:
-            return ParameterError(f"{where} exceeds a limit ({self._limit}): simplify it, or raise its GrammarLimits")
-        return ParameterError(
+            return GrammarError(f"{where} exceeds a limit ({self._limit}): simplify it, or raise its GrammarLimits")
+        return GrammarError(
             f"{where} allows no token that the model and the request's logit_bias and min_new_tokens leave: give those "
             "less to forbid, or loosen it"
         )
@@ -342,7 +342,7 @@ def _llguidance() -> Any:
     try:
         import llguidance
     except ImportError:
-        raise ParameterError(
+        raise GrammarError(
             "grammars need llguidance, which is not installed: pip install 'foretoken[grammar]'"
         ) from None
     return llguidance

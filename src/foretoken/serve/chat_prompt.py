@@ -23,5 +23,6 @@ async def chat_prompt(
         raise ApiError(400, message, "messages", "no_chat_template")
     (tokens,) = await service.tokenizing.encode([messages])
     params = sampling_params(body, service.settings, service.room(tokens))
+    await service.tokenizing.compile(params.grammar, body.asked_grammar()[0])
     await service.tokenizing.encode([tokens], params)
     return tokens, params

@@ -8,7 +8,15 @@ from typing import Any
 
 from starlette.responses import Response
 
-from foretoken.errors import ForetokenError, OutOfMemory, ParameterError, PromptError, QueueTimeout, SlowConsumer
+from foretoken.errors import (
+    ForetokenError,
+    GrammarError,
+    OutOfMemory,
+    ParameterError,
+    PromptError,
+    QueueTimeout,
+    SlowConsumer,
+)
 
 CLIENT_GONE = 499
 """Status, in logs and metrics alone, of a request whose client hung up."""
@@ -80,6 +88,8 @@ def api_error(error: Exception, target: str, model: str) -> ApiError:
     message = str(error).replace(target, model)
     if isinstance(error, PromptError):
         return ApiError(400, message, "prompt")
+    if isinstance(error, GrammarError):
+        return ApiError(400, message, None, "invalid_grammar")
     if isinstance(error, ParameterError):
         return ApiError(400, message, _parameter(message))
     if isinstance(error, OutOfMemory):

@@ -196,6 +196,7 @@ def openai_routes(service: Service) -> APIRouter:
             async def prepare() -> _Answer:
                 tokens = await service.tokenizing.encode(prompts, params)
                 await _predict(service, predicted, options)
+                await service.tokenizing.compile(params.grammar, body.asked_grammar()[0])
                 echoes = [
                     text if isinstance(text, str) else await service.tokenizing.decode(text)
                     for text in (prompts if body.echo else ())

@@ -12,12 +12,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from foretoken.engine.outputs import Completion, DecodeStats
+from foretoken.sampling import Grammar
 from foretoken.serve import body as bodies
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.streaming import EventStream, data, unless_gone
+from foretoken.serve.structured import format_grammar
 from foretoken.serve.usage import usage
 
 _Chat = list[dict[str, Any]]
@@ -30,11 +32,19 @@ class ResponsesRequest(Controls):
     instructions: str | None = None
     max_output_tokens: Any = None
     previous_response_id: str | None = None
+    text: Any = None
     store: bool = True
 
     def token_limit(self) -> tuple[str, Any]:
         """See `Controls`."""
         return "max_output_tokens", self.max_output_tokens
+
+    def grammars(self) -> list[tuple[str, Grammar | None]]:
+        """See `Controls`."""
+        given = self.text if self.text is not None else {}
+        if not isinstance(given, dict) or given.keys() - {"format"}:
+            raise ApiError(400, "text is no object with format alone: give {format: {type, ...}}", "text")
+        return [*super().grammars(), ("text.format", format_grammar(given.get("format"), "text.format", nested=False))]
 
     def messages(self) -> _Chat:
         """The input as messages.
@@ -194,7 +204,7 @@ class _Answer:
             "previous_response_id": body.previous_response_id,
             "store": body.store,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": body.text or {"format": {"type": "text"}},
             "tool_choice": "none",
             "tools": [],
             "top_p": params.top_p,

@@ -11,11 +11,12 @@ from typing import Any
 
 from foretoken.drafters import Drafter
 from foretoken.errors import ForetokenError
-from foretoken.sampling import SamplingParams
+from foretoken.sampling import Grammar, SamplingParams
 from foretoken.sampling.params import check_integer
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.speculation import PredictedOutput, Speculation, Strict
+from foretoken.serve.structured import StructuredOutputs, format_grammar
 
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1_000
@@ -49,6 +50,7 @@ class Controls(Strict):
     stop: Any = None
     stop_token_ids: Any = None
     ignore_eos: Any = None
+    structured_outputs: StructuredOutputs | None = None
     # Labels: they change nothing.
     user: str | None = None
     safety_identifier: str | None = None
@@ -65,6 +67,27 @@ class Controls(Strict):
             ApiError: as `Speculation.settings`.
         """
         return {} if self.speculation is None else self.speculation.settings(drafter)
+
+    def asked_grammar(self) -> tuple[str, Grammar | None]:
+        """The field that says what the output has to look like, and the grammar; None without one.
+
+        Raises:
+            ApiError: there are two such fields, or one can't be used.
+        """
+        asked = [(param, grammar) for param, grammar in self.grammars() if grammar is not None]
+        if len(asked) > 1:
+            message = f"{' and '.join(param for param, _ in asked)} each say what the output has to look like"
+            raise ApiError(400, f"{message}: leave one out", asked[0][0])
+        return asked[0] if asked else ("structured_outputs", None)
+
+    def grammars(self) -> list[tuple[str, Grammar | None]]:
+        """The fields that may say what the output has to look like, and what they ask for.
+
+        Raises:
+            ApiError: one can't be used.
+        """
+        given = self.structured_outputs
+        return [("structured_outputs", None if given is None else given.as_grammar())]
 
     @abstractmethod
     def token_limit(self) -> tuple[str, Any]:
@@ -85,6 +108,11 @@ class Sampling(Controls):
     max_tokens: Any = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    response_format: Any = None
+
+    def grammars(self) -> list[tuple[str, Grammar | None]]:
+        """See `Controls`."""
+        return [*super().grammars(), ("response_format", format_grammar(self.response_format, "response_format"))]
 
     @property
     def wants_usage(self) -> bool:
@@ -235,6 +263,7 @@ def sampling_params(body: Controls, settings: ServeSettings, default_tokens: int
             values["logprobs"] = check_integer(top_name, top, 0, settings.max_logprobs, cure=cure)
         if body.logit_bias is not None:
             values["logit_bias"] = _logit_bias(body.logit_bias)
+        values["grammar"] = body.asked_grammar()[1]
         _check_stop(body.stop)
         return SamplingParams(**values)
     except ForetokenError as error:

@@ -39,7 +39,7 @@ class Service:
         self.target = engine.target
         self.drafter = engine.drafter
         self.created = int(time())
-        self.tokenizing = Tokenizing(self.target, engine.limits)
+        self.tokenizing = Tokenizing(self.target, engine.limits, engine.compile_grammar)
         self.admission = Admission(engine.max_batch_size, settings.max_queue)
         self.engine = AsyncEngine(engine, queue_seconds=settings.queue_seconds, max_events=settings.max_backlog)
         self.metrics = Metrics(settings.model, self.engine)

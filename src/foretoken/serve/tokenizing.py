@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from foretoken.engine.prompts import Prompt, encode, encode_prediction, make_sequence
+from foretoken.errors import GrammarError
 from foretoken.limits import Limits
 from foretoken.models import LanguageModel
-from foretoken.sampling import SamplingParams
+from foretoken.sampling import Grammar, SamplingParams
+from foretoken.serve.errors import ApiError
 
 _THREADS = 2
 
@@ -23,11 +25,13 @@ class Tokenizing:
     Args:
         model: the target.
         limits: the engine's.
+        compile_grammar: the same.
     """
 
-    def __init__(self, model: LanguageModel, limits: Limits) -> None:
+    def __init__(self, model: LanguageModel, limits: Limits, compile_grammar: Callable[[Grammar], None]) -> None:
         self._model = model
         self._limits = limits
+        self._compile = compile_grammar
         self._original = copy.deepcopy(model.tokenizer)  # before the engine's thread uses it
         self._copying = threading.Lock()
         self._local = threading.local()
@@ -57,6 +61,19 @@ class Tokenizing:
     async def decode(self, tokens: Sequence[int]) -> str:
         """The string that tokens stand for, special tokens included."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._decode, tokens)
+
+    async def compile(self, grammar: Grammar | None, param: str) -> None:
+        """Compile a request's grammar, so that the engine's thread need not.
+
+        Raises:
+            ApiError: it can't be used; `param` is the request's field that it comes from.
+        """
+        if grammar is None:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._compile, grammar)
+        except GrammarError as error:
+            raise ApiError(400, f"{param}: {error}", param, "invalid_grammar") from None
 
     def close(self) -> None:
         """End the threads."""
