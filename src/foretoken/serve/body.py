@@ -65,14 +65,17 @@ async def read(request: Request, schema: type[Body], settings: ServeSettings) ->
 async def _receive(request: Request, limit: int) -> bytes:
     too_large = ApiError(413, f"the body has more than {limit:,} bytes: send less", code="body_too_large")
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and (len(length) > 15 or int(length) > limit):
+    if length.isdecimal() and (len(length) > 15 or int(length) > 2 * limit):
         raise too_large
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size > limit:
+        if size <= limit:
+            parts.append(part)
+        elif size > 2 * limit:
             raise too_large
-        parts.append(part)
+    if size > limit:  # read to its end: a connection that is closed with data unread takes the answer with it
+        raise too_large
     return b"".join(parts)
 
 

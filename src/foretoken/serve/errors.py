@@ -34,6 +34,9 @@ _TYPES = {
 }
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
 class ApiError(Exception):
     """A request that is answered with an error.
 
@@ -112,7 +115,7 @@ def _parameter(message: str) -> str | None:
 
 def dump(body: Any) -> str:
     """JSON of ASCII alone, so that half a surrogate pair in what a client sent can be quoted."""
-    return json.dumps(body, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(body)
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -26,7 +26,7 @@ assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", text[4:
 assert stopped.content[0].text == text[: text.index(text[4:6])]
 
 for wrong, kind, told in (
-    ({"temperature": -1.0}, BadRequestError, "invalid_request_error"),
+    ({"extra_body": {"temperature": -1}}, BadRequestError, "invalid_request_error"),
     ({"model": "other"}, NotFoundError, "not_found_error"),
 ):
     found = None

@@ -1,0 +1,321 @@
+"""Servers under load: throughput, time to first token and latency between tokens, with 1 to 64 clients at once.
+
+The server is a process of its own, and so are the clients (this one): both share the machine, as on a user's desk. Each
+client asks the next question when its last answer is complete, and reads it as a stream of server-sent events.
+
+    python benchmarks/serve_load.py load --server foretoken --requests 200      one server, a line a number of clients
+    python benchmarks/serve_load.py load --server transformers --clients 8
+    python benchmarks/serve_load.py load --server vllm --python /path/of/its/python
+    python benchmarks/serve_load.py load --server llama --gguf FILE
+    python benchmarks/serve_load.py engine --requests 200                        `Engine.generate` on the same requests
+    python benchmarks/serve_load.py overhead                                     what the server adds to `AsyncEngine`
+
+All take the same weights: the shipped target. Foretoken speculates by default; ``--option`` passes options on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Coroutine, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter, sleep, thread_time
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from foretoken import Engine, SamplingParams, tiny_pair_path
+
+CLIENTS = (1, 8, 32, 64)
+START_SECONDS = 180
+LLAMA = """
+import sys, threading, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.port, params.n_parallel, params.n_ctx = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), 65536
+server = xllamacpp.Server(params)
+threading.Event().wait()
+"""
+
+
+@dataclass
+class Answer:
+    """When the events of an answer came, in seconds from its request, and how many tokens it has."""
+
+    times: list[float] = field(default_factory=list)
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What clients ask.
+
+    Attributes:
+        requests: how many in all.
+        clients: how many at once.
+        tokens: most tokens of an answer.
+        temperature: of all.
+    """
+
+    requests: int
+    clients: int
+    tokens: int
+    temperature: float
+
+    def messages(self, index: int) -> list[dict[str, str]]:
+        """The chat of a request; no two are the same."""
+        animal = ("spiders", "cats", "ducks", "horses", "bees")[index % 5]
+        return [{"role": "user", "content": f"How many legs do {3 + index % 89} {animal} have, if {index} are blue?"}]
+
+    def body(self, index: int, model: str) -> bytes:
+        """The same as a body for HTTP."""
+        body = {"model": model, "messages": self.messages(index), "max_tokens": self.tokens, "stream": True}
+        return json.dumps(
+            {**body, "temperature": self.temperature, "seed": index, "stream_options": {"include_usage": True}}
+        ).encode()
+
+
+async def ask(port: int, load: Load, model: str) -> tuple[list[Answer], float]:
+    """All answers, and the seconds that they took together."""
+    indices, answers = iter(range(load.requests)), []
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for index in indices:
+            answers.append(await one(reader, writer, load.body(index, model)))
+        writer.close()
+
+    began = perf_counter()
+    await asyncio.gather(*(client() for _ in range(load.clients)))
+    return answers, perf_counter() - began
+
+
+async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> Answer:
+    """One request over a connection that is kept."""
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    answer, began, chunks = Answer(), perf_counter(), 0
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise RuntimeError((status + await reader.read(2000)).decode())
+    while True:
+        line = await reader.readline()
+        if line == b"0\r\n":  # the last chunk of HTTP
+            await reader.readline()
+            break
+        if not line.startswith(b"data: {"):
+            if not line:
+                raise RuntimeError("the server hung up")
+            continue
+        event = json.loads(line[6:])
+        if (event.get("usage") or {}).get("completion_tokens"):
+            answer.tokens = event["usage"]["completion_tokens"]
+        if any((choice.get("delta") or {}).get("content") for choice in event.get("choices") or ()):
+            answer.times.append(perf_counter() - began)
+            chunks += 1
+    answer.tokens = answer.tokens or chunks
+    return answer
+
+
+def command(options: argparse.Namespace, port: int, folder: str) -> tuple[list[str], str]:
+    """How a server is started, and what it calls the model."""
+    target, rows = str(tiny_pair_path() / "target"), str(max(options.clients))
+    if options.server == "foretoken":
+        listen = ["--port", str(port), "--max-batch-size", rows]
+        return [sys.executable, "-m", "foretoken", "serve", *listen, *options.option], "target"
+    if options.server == "transformers":
+        program = str(Path(sys.executable).parent / "transformers")
+        return [program, "serve", target, "--port", str(port), *options.option], target
+    if options.server == "vllm":
+        program = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
+        limits = ["--served-model-name", "target", "--max-num-seqs", rows, "--dtype", "float32"]
+        return [*program, "--port", str(port), *limits, *options.option], "target"
+    script = Path(folder) / "llama.py"
+    script.write_text(LLAMA)
+    return [sys.executable, str(script), options.gguf, str(port), rows], "target"
+
+
+@contextmanager
+def served(options: argparse.Namespace) -> Iterator[tuple[int, str]]:
+    """A server that runs; its port, and the model's name."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        line, model = command(options, port, folder)
+        log = (Path(folder) / "log").open("w+b")
+        running = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+        try:
+            until = perf_counter() + START_SECONDS
+            while not answers_health(port):
+                if running.poll() is not None or perf_counter() > until:
+                    log.seek(0)
+                    raise RuntimeError(f"{line} does not serve:\n" + log.read().decode()[-3000:])
+                sleep(0.2)
+            yield port, model
+        finally:
+            os.killpg(running.pid, signal.SIGTERM)
+            try:
+                running.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(running.pid, signal.SIGKILL)
+
+
+def answers_health(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def milliseconds(values: list[float]) -> str:
+    """p50 / p95 / p99."""
+    if not values:
+        return "-"
+    return " / ".join(f"{1000 * value:.1f}" for value in np.percentile(values, (50, 95, 99)))
+
+
+def show_load(options: argparse.Namespace, console: Console) -> None:
+    """A line for each number of clients."""
+    table = Table("server", "clients", "requests", "tokens/s", "first token, ms", "between events, ms", "per token, ms")
+    with served(options) as (port, model):
+        asyncio.run(ask(port, Load(8, 4, options.tokens, options.temperature), model))  # warm
+        for clients in options.clients:
+            load = Load(options.requests, clients, options.tokens, options.temperature)
+            answers, seconds = asyncio.run(ask(port, load, model))
+            first = [answer.times[0] for answer in answers if answer.times]
+            between = [gap for answer in answers for gap in np.diff(answer.times)]
+            each = [
+                (answer.times[-1] - answer.times[0]) / (answer.tokens - 1)
+                for answer in answers
+                if len(answer.times) > 1 and answer.tokens > 1
+            ]
+            rate = sum(answer.tokens for answer in answers) / seconds
+            cells = (milliseconds(first), milliseconds(between), milliseconds(each))
+            table.add_row(options.server, str(clients), str(len(answers)), f"{rate:.0f}", *cells)
+    console.print(table)
+
+
+def shipped_engine(rows: int) -> Engine:
+    """As ``foretoken serve`` makes it."""
+    pair = tiny_pair_path()
+    return Engine(pair / "target", f"auto,{pair / 'drafter'}", max_batch_size=rows, dtype="float32")
+
+
+def show_engine(options: argparse.Namespace, console: Console) -> None:
+    """`Engine.generate` with as many rows as there would be clients."""
+    table = Table("engine", "rows", "requests", "tokens/s")
+    for rows in options.clients:
+        load = Load(options.requests, rows, options.tokens, options.temperature)
+        engine = shipped_engine(rows)
+        params = [
+            SamplingParams(max_new_tokens=load.tokens, temperature=load.temperature, seed=index)
+            for index in range(load.requests)
+        ]
+        prompts = [load.messages(index) for index in range(load.requests)]
+        engine.generate(prompts[:8], params[:8])
+        began = perf_counter()
+        done = engine.generate(prompts, params)
+        rate = sum(len(one.token_ids) for one in done) / (perf_counter() - began)
+        table.add_row("Engine.generate", str(rows), str(len(done)), f"{rate:.0f}")
+    console.print(table)
+
+
+def show_overhead(options: argparse.Namespace, console: Console) -> None:
+    """CPU time of the event loop's thread for each event that reaches a client, with and without the server."""
+    import uvicorn
+
+    from foretoken.serve import ServeSettings, create_app
+    from foretoken.serve.service import Service
+
+    clients = options.clients[-1]
+    load = Load(options.requests, clients, options.tokens, options.temperature)
+    engine = shipped_engine(clients)
+    app = create_app(engine, ServeSettings(model="target"))
+    service: Service = app.state.service
+
+    async def plain() -> int:
+        indices, events = iter(range(load.requests)), 0
+
+        async def client() -> None:
+            nonlocal events
+            for index in indices:
+                params = SamplingParams(max_new_tokens=load.tokens, temperature=load.temperature, seed=index)
+                async with aclosing(service.engine.stream(load.messages(index), params)) as stream:
+                    async for event in stream:
+                        events += bool(event.text)
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return events
+
+    async def timed(work: Coroutine[Any, Any, int]) -> tuple[int, float]:
+        began = thread_time()
+        events = await work
+        return events, thread_time() - began
+
+    asyncio.run(timed(plain()))  # warm
+    events, seconds = asyncio.run(timed(plain()))
+    alone = seconds / events
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http=options.http))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    port = listener.getsockname()[1]
+    while not answers_health(port):
+        sleep(0.05)
+
+    def server_time() -> float:
+        async def now() -> float:
+            return thread_time()
+
+        return asyncio.run_coroutine_threadsafe(now(), loops[0]).result()
+
+    before = server_time()
+    answers, _ = asyncio.run(ask(port, load, "target"))
+    with_server = (server_time() - before) / sum(len(answer.times) for answer in answers)
+    server.should_exit = True
+    thread.join()
+    console.print(
+        f"event loop, CPU time per event with text: AsyncEngine {1000 * alone:.3f} ms, server {1000 * with_server:.3f} "
+        f"ms, so the server adds {1000 * (with_server - alone):.3f} ms ({clients} clients, {events:,} events)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("load", "engine", "overhead"))
+    parser.add_argument("--server", choices=("foretoken", "transformers", "vllm", "llama"), default="foretoken")
+    parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=48, help="most tokens of an answer")
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--option", nargs=argparse.REMAINDER, default=[], help="further options of the server")
+    parser.add_argument("--http", default="auto", help="uvicorn's implementation of HTTP, for overhead")
+    parser.add_argument("--python", help="interpreter of vLLM's environment")
+    parser.add_argument("--gguf", help="the target as a GGUF file")
+    options = parser.parse_args()
+    console = Console()
+    {"load": show_load, "engine": show_engine, "overhead": show_overhead}[options.what](options, console)
+
+
+if __name__ == "__main__":
+    main()
