@@ -100,6 +100,7 @@ def load(
         )
     file = gguf.find(model)
     if file is not None:
+        _check_gguf_options(name or str(model), runner, quantize, kwargs)
         given = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
         return gguf.load(file, name or str(model), llama, given)
     source = locate(model)
@@ -120,6 +121,19 @@ def load(
             hub["local_files_only"] = True
         with quiet_transformers():
             return _load_by_transformers_config(source, name, dtype, target, tokenizer, options, runner, hub, kwargs)
+
+
+def _check_gguf_options(name: str, runner: Runner, quantize: str | None, kwargs: dict[str, Any]) -> None:
+    """Refuse what is not for GGUF files, rather than pass it over."""
+    if runner != "auto":
+        raise ModelError(f"{name} is a GGUF file, which runs on llama.cpp alone: leave runner={runner!r} out")
+    if quantize not in (None, "auto"):
+        raise ModelError(f"{name} is a GGUF file, rounded as it comes: leave quantize={quantize!r} out")
+    if kwargs:
+        option, value = next(iter(kwargs.items()))
+        raise ModelError(
+            f"{name} is a GGUF file, and {option}={shown(value)} is an option of transformers: leave it out"
+        )
 
 
 def _load_plain_folder(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
-import gguf as writer
 import numpy as np
 import pytest
 
+import gguf as writer
 from foretoken.errors import ModelError
 from foretoken.models import load
 from foretoken.models.gguf import layouts, library
@@ -91,6 +91,9 @@ def test_an_embedding_model_is_refused(files):
         ({"n_gpu_layers": -1}, "n_gpu_layers is -1"),
         ({"n_threads": 0}, "n_threads is 0"),
         ({"cache_type": "int3"}, "cache_type"),
+        ({"quantize": "int8"}, "rounded as it comes"),
+        ({"runner": "native"}, "llama.cpp alone"),
+        ({"device_map": "auto"}, "device_map='auto' is an option of transformers"),
     ],
 )
 def test_wrong_options_are_refused(option, message, whole):
@@ -152,7 +155,8 @@ def test_options_of_the_file_and_of_the_call(whole):
     assert (model.tokenizer, model.eos_token_ids) == (None, ())  # the file has no vocabulary
     # 2 layers of 2 heads of 8, keys and values, four bytes each: 1,024 tokens are the least.
     assert model.cache_bytes([10]) == 1024 * 2 * 2 * 8 * 2 * 4
-    assert model.cache_bytes([1000, 1000]) == 3000 * 2 * 2 * 8 * 2 * 4
+    assert model.cache_bytes([1000, 1000]) == 5000 * 2 * 2 * 8 * 2 * 4
+    assert model.cache_bytes([1] * 33) == 2 * 1024 * 2 * 2 * 8 * 2 * 4  # two contexts
 
 
 def test_a_shifted_structure_is_found_out():

@@ -131,7 +131,7 @@ class Shard:
                 for branch in row.branches:
                     self._free.append(branch)
                 row.homes = [home if home == row.sequence else LOST for home in row.homes]
-                row.branches = []
+                row.branches, row.ends = [], {row.sequence: row.end(row.sequence)}
                 if row.kept or row.end(row.sequence) >= 0:
                     saved.append((row, old.save(row.sequence)))
             cells = max(cells, old.cells + old.cells // 2)
@@ -232,7 +232,6 @@ class GgufCache(Cache):
         """See `foretoken.models.Cache`."""
         old = self.rows
         lengths = kept_lengths([len(row.tokens) for row in old], rows, keep)
-        heirs: set[int] = set()
         made: list[Row | None] = [None] * len(rows)
         # Rows that keep all of an old one take over its sequence, before others share it.
         order = sorted(range(len(rows)), key=lambda i: rows[i] < 0 or lengths[i] < len(old[rows[i]].tokens))
@@ -244,8 +243,7 @@ class GgufCache(Cache):
             source = rows[index]
             if source < 0:
                 made[index] = self._new_row()
-            elif source not in heirs and rows.count(source) == 1:
-                heirs.add(source)
+            elif rows.count(source) == 1:
                 made[index] = self._cut(old[source], lengths[index])
             else:
                 pending.append((index, source))

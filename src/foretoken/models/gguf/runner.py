@@ -109,9 +109,13 @@ class GgufModel(LanguageModel):
         return GgufCache(self.pool, batch_size)
 
     def cache_bytes(self, lengths: Sequence[int]) -> int:
-        """See `LanguageModel.cache_bytes`. A context has room for half as much again as it had to grow to."""
-        total = sum(lengths)
-        return self.cell_bytes * max(self.pool.options.cells, total + total // 2) if lengths else 0
+        """See `LanguageModel.cache_bytes`.
+
+        A context has room for half as much again as it had to grow to, and while it grows, a copy of what it had.
+        """
+        total, least = sum(lengths), self.pool.options.cells * -(-len(lengths) // self.pool.rows)
+        grown = total + total // 2 + total if total > self.pool.options.cells else 0
+        return self.cell_bytes * max(least, grown)
 
     def forward(
         self,

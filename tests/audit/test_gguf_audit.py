@@ -1,0 +1,48 @@
+"""The audit of GGUF files: what they claim is computed plainly by llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("xllamacpp", reason='GGUF files need llama.cpp: pip install "foretoken[gguf]"')
+pytest.importorskip("gguf", reason='GGUF files of tests need the "gguf" package')
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "gguf"))
+
+import numpy as np
+from convert import convert
+from typer.testing import CliRunner
+
+from foretoken import load, tiny_pair_path
+from foretoken.cli.app import app
+from foretoken.cli.audit_run import end_tokens, load_reference
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return convert(tiny_pair_path() / "drafter", tmp_path_factory.mktemp("audit"), "small", ["Q8_0"])[0]
+
+
+def test_the_reference_is_a_plain_pass_over_the_rounded_weights(file):
+    reference, tokenizer = load_reference(str(file))
+    prompt = tokenizer("The sum of").input_ids
+    outputs = [[5, 6, 7], [8], []]
+    scores = reference.scores(prompt, outputs)
+    assert [len(one) for one in scores] == [3, 1, 0]
+    model = load(file)
+    text = torch.tensor([[*prompt, 5, 6]])
+    steps = torch.arange(text.shape[1])[None] - 1
+    logits = model.forward(text, steps, torch.tensor([text.shape[1]]), model.open(1)).logits[0, len(prompt) - 1 :]
+    assert np.abs(scores[0] - logits.double().numpy()).max() < 1e-2
+    assert end_tokens(reference) == model.eos_token_ids
+
+
+def test_an_audit_of_a_file_passes(file):
+    options = ["--drafter", "lookup", "--num-tokens", "6", "--quick", "--tv", "0.5", "--json"]
+    result = CliRunner().invoke(app, ["audit", "engine", "--target", str(file), *options])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["verdict"] == "PASS"
