@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
+import gguf as writer
 import numpy as np
 import pytest
 
-import gguf as writer
 from foretoken.errors import ModelError
 from foretoken.models import load
 from foretoken.models.gguf import layouts, library
