@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full test-clients lint docs install recipe clean
+.PHONY: demo test test-full test-clients lint docs page install recipe clean
 
 demo: $(VENV)/.installed
 	$(BIN)/foretoken demo
@@ -30,6 +30,10 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/zensical build --clean --strict
 
+# The page that the server has at /, from web/ into src/foretoken/serve/page/: its files are committed. It needs node and npm.
+page:
+	cd web && npm ci --no-audit --no-fund && npm run build
+
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -39,4 +43,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-clients build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf web/node_modules $(VENV) .venv-clients build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

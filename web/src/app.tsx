@@ -4,7 +4,7 @@ import { Dashboard } from "./dashboard";
 import { Icon } from "./icon";
 import { Race } from "./race";
 import { useRun } from "./run";
-import { DEFAULTS, fromFragment, newSeed, requestBody, type Settings, toFragment } from "./settings";
+import { DEFAULTS, fromFragment, newSeed, requestBody, type Settings, SHIPPED, toFragment } from "./settings";
 import { SettingsPanel } from "./panel";
 import { Step } from "./step";
 import { currentTheme, toggleTheme } from "./theme";
@@ -75,6 +75,9 @@ export function App() {
 
   useEffect(() => {
     // Chat needs a template: a link may ask for it where there is none.
+    if (status?.model === SHIPPED.model && settings.prompt === DEFAULTS.prompt && !first.settings.prompt) change({ prompt: SHIPPED.prompt });
+  }, [status === null]);
+  useEffect(() => {
     if (status && !status.has_chat && settings.mode === "chat") setSettings((old) => ({ ...old, mode: "completion" }));
   }, [status, settings.mode]);
 

@@ -29,12 +29,17 @@ const PLAIN: Lane = { plain: true, drafter: "", verifier: "", length: "0" };
  * the other, and shown beside each other.
  */
 export function Race({ settings, status }: { settings: Settings; status: Status | null }) {
-  const [others, setOthers] = useState<Lane[]>([{ plain: false, drafter: settings.drafter, verifier: settings.verifier, length: settings.length === "0" ? "" : settings.length }]);
+  const [chosen, setOthers] = useState<Lane[] | null>(null);
   const [results, setResults] = useState<Result[]>([]);
   const [note, setNote] = useState("");
   const [error, setError] = useState("");
   const [clock, setClock] = useState<number | null>(null); // seconds of the race on show; null before it
   const controller = useRef<AbortController | null>(null);
+  const length = settings.length === "0" ? "" : settings.length;
+  const own = { plain: false, verifier: settings.verifier, length };
+  // Two drafters beside each other, where the server has them: until lanes are changed, they follow the settings.
+  const several = status && status.drafters.length > 2 && !settings.drafter ? status.drafters.slice(1, 3) : [settings.drafter];
+  const others: Lane[] = chosen ?? several.map((drafter) => ({ ...own, drafter }));
   const lanes = [PLAIN, ...others];
   useEffect(() => () => controller.current?.abort(), []);
 

@@ -18,7 +18,7 @@ export interface Settings {
 
 export const DEFAULTS: Settings = {
   mode: "completion",
-  prompt: "KING RICHARD III:\nMy lord, the people of this city",
+  prompt: "def fibonacci(n):\n",
   messages: [],
   temperature: 0.8,
   topP: 1,
@@ -28,6 +28,9 @@ export const DEFAULTS: Settings = {
   verifier: "",
   length: "",
 };
+
+/** What the shipped pair can write: it has memorised the form of a play. */
+export const SHIPPED = { model: "tiny-pair", prompt: "KING RICHARD III:\nMy lord, the people of this city" };
 
 export function newSeed(): number {
   return crypto.getRandomValues(new Uint32Array(1))[0]! >>> 1;

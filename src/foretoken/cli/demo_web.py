@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 
-from foretoken.cli.checks import SHIPPED_DRAFTER
+from foretoken.cli.checks import AUTO, SHIPPED_DRAFTER
 from foretoken.cli.options import ModelOptions
 from foretoken.cli.screen import Screen
 from foretoken.cli.serve import check_packages
@@ -31,7 +31,7 @@ def run_page(screen: Screen, port: int = 0, open_page: bool = True) -> bool:
 
     settings = ServeSettings(model="tiny-pair")
     with listen(HOST, port, settings.send_seconds) as listener:
-        engine = load_engine(ModelOptions(drafter=SHIPPED_DRAFTER), screen)
+        engine = load_engine(ModelOptions(drafter=f"{AUTO},{SHIPPED_DRAFTER}"), screen)
         warm_up(engine)
         app = create_app(engine, settings)
         address = f"http://{HOST}:{listener.getsockname()[1]}/"

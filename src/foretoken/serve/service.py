@@ -46,7 +46,7 @@ class Service:
         self.figures = Figures()
         self.served = {
             "drafter": engine.drafter.name,
-            "drafters": [engine.drafter.name],
+            "drafters": list(dict.fromkeys([engine.drafter.name, *(one.name for one in engine.drafter.drafters)])),
             "verifier": engine.verifier.name,
             "num_speculative_tokens": engine.num_speculative_tokens,
             "max_batch_size": engine.max_batch_size,
