@@ -50,7 +50,7 @@ def test_p_and_q_give_the_token_verifiers_probabilities_of_stopping():
 
 
 def test_candidates_are_the_most_probable_tokens():
-    residuals = 0
+    residuals = known = 0
     for event in traced("token", temperature=0.7):
         trace = event.trace
         assert len(trace.top) == len(event.drafted) + 1
@@ -69,12 +69,19 @@ def test_candidates_are_the_most_probable_tokens():
             (rejected,) = [one for one in event.drafted if one.parent == trace.node]
             assert rejected.p < rejected.q
             assert rejected.token_id not in [one.token_id for one in trace.next_top]
+            q = {one.token_id: one.q for one in trace.top[trace.node]}
+            if last.token_id in q:
+                # The residual is (p - q)+ over its mass, which is at most 1.
+                assert trace.next_p >= trace.p - q[last.token_id] - 1e-6 > -1e-6
+                known += 1
         elif last.origin == "bonus":
             assert [(one.token_id, one.p) for one in trace.next_top] == [
                 (one.token_id, one.p) for one in trace.top[trace.node]
             ]
+            assert trace.next_p == pytest.approx(trace.p)
         assert set(trace.seconds) == {"drafter", "target", "verification", "other"}
     assert residuals
+    assert known
 
 
 @pytest.mark.parametrize(("verifier", "temperature", "rule"), [("token", 0.0, "greedy"), ("coupled", 0.9, "coupled")])

@@ -39,7 +39,7 @@ export function Dashboard() {
     ["acceptance rate", counts.drafted ? percent(counts.accepted / counts.drafted) : "–", "of draft tokens"],
     ["running", `${told.running}`, `of ${told.max_batch_size} rows`],
     ["waiting", `${told.waiting}`, "in the queue"],
-    ["against plain", `${told.policy.speedup.toFixed(2)} ×`, "as the policy estimates it"],
+    ["against plain", `${told.policy.speedup.toFixed(2)} ×`, "of requests without a seed"],
   ];
   const positions = counts.drafted_by_position.map((drafted, at) => ({
     name: String(at + 1),
@@ -112,8 +112,8 @@ function Policy({ policy }: { policy: Status["policy"] }) {
   return (
     <>
       <p class="hint">
-        Costs are in plain rounds{policy.plain_seconds !== null && `: one takes ${seconds(policy.plain_seconds)}`}. Rates are of all
-        requests so far; a request adds its own.
+        Costs are in plain rounds{policy.plain_seconds !== null && `: one takes ${seconds(policy.plain_seconds)}`}. Rates are of all requests so far
+        but those whose seed fixes their drafts, which go by their own rounds alone.
       </p>
       <div class="plots">
         <Lines title="Costs" x="positions, or draft tokens" y="plain rounds" series={costs} />

@@ -19,7 +19,7 @@ export function Detail({ round, place }: { round: Round; place: Place }) {
   const residual = token.origin === "residual";
   // Of a chain, the token that was rejected; of a tree there may be several.
   const instead = residual && trace ? (round.draft ?? []).filter((one) => one.parent === trace.node) : [];
-  const note = instead.length === 1 ? `instead of ${label(instead[0]!.text, instead[0]!.id)}, which was rejected` : ORIGINS[token.origin];
+  const note = instead.length === 1 ? `instead of “${label(instead[0]!.text, instead[0]!.id)}”, which was rejected` : ORIGINS[token.origin];
   return (
     <Card title={label(token.token, token.id)} kind={token.origin} note={note}>
       {trace && (
@@ -36,6 +36,7 @@ export function Detail({ round, place }: { round: Round; place: Place }) {
             title={trace.rule === "rejection" && residual ? "Drawn from the residual, norm((p − q)₊)" : topTitle(trace.rule)}
             candidates={trace.next_top}
             chosen={token.id}
+            also={{ id: token.id, text: token.token, p: trace.next_p, q: null }}
           />
         </>
       )}

@@ -85,7 +85,7 @@ export function SpeculationFields({ value, change, status }: FieldsProps) {
         <label>
           <span>Drafter</span>
           <select name="drafter" value={value.drafter} onChange={(event) => change({ drafter: event.currentTarget.value })}>
-            <option value="">default: {status.drafter}</option>
+            <option value="">{status.drafter === "cascade" ? "auto: what pays" : `default: ${status.drafter}`}</option>
             {status.drafters.filter((name) => name !== status.drafter).map((name) => (
               <option key={name}>{name}</option>
             ))}

@@ -210,7 +210,7 @@ function LaneView({ result, plain, clock, isPlain }: { result: Result; plain: Re
           <dd>{over ? (most / result.time).toFixed(0) : time > 0 ? (tokens / time).toFixed(0) : "–"}</dd>
         </div>
         {over && !isPlain && (
-          <div class="gain">
+          <div class={speed(result) > speed(plain) ? "gain" : ""}>
             <dt>against plain</dt>
             <dd>{(speed(result) / speed(plain)).toFixed(2)} ×</dd>
           </div>

@@ -208,7 +208,7 @@ function DraftView({ round, stage }: { round: Round; stage: number }) {
     <div class="card after">
       <b class={`token ${next.origin}`}>{label(next.token, next.id)}</b>
       <small>{ORIGINS[next.origin]}</small>
-      <Bars title={trace.rule === "rejection" && next.origin === "residual" ? "Residual norm((p − q)₊)" : "p"} candidates={trace.next_top} chosen={next.id} />
+      <Bars title={trace.rule === "rejection" && next.origin === "residual" ? "Residual norm((p − q)₊)" : "p"} candidates={trace.next_top} chosen={next.id} also={{ id: next.id, text: next.token, p: trace.next_p, q: null }} />
     </div>
   );
   if (stage === 3) return <div class="cards">{after}</div>;

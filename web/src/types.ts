@@ -38,6 +38,7 @@ export interface Trace {
   node: number;
   p: number;
   rank: number;
+  next_p: number;
   next_top: Candidate[];
   top: Candidate[][];
   seconds: Record<string, number>;

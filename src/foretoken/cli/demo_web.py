@@ -39,4 +39,4 @@ def run_page(screen: Screen, port: int = 0, open_page: bool = True) -> bool:
         # Connections wait in the listener's queue until the server takes them.
         if open_page and not webbrowser.open(address):
             screen.note("No browser could be opened: open that address in one.")
-        return serve(app, listener, grace=0.0)
+        return serve(app, listener, grace=1.0)

@@ -220,7 +220,9 @@ class RoundTrace:
         node: where the round stopped.
         p: the target's probability of the token after that node, sampling parameters applied.
         rank: as `DraftedToken.rank`, of that token.
-        next_top: the most probable tokens of the distribution which that token is from: the residual, or p.
+        next_p: the probability of that token in the distribution which it is from: the residual, or p; of a greedy
+            request, the model's own.
+        next_top: the most probable tokens of that distribution.
         top: of the first nodes, the target's most probable tokens there, sampling parameters applied; of a greedy
             request, whose p is one-hot, by the model's own probabilities.
         seconds: of the round, by part; rows of one batch share them.
@@ -234,6 +236,7 @@ class RoundTrace:
     node: int
     p: float
     rank: int
+    next_p: float
     next_top: tuple[Candidate, ...]
     top: tuple[tuple[Candidate, ...], ...]
     seconds: Mapping[str, float] = field(default_factory=dict)

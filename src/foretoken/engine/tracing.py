@@ -107,6 +107,7 @@ class _Trace:
             node,
             float(self._probs[0, node, following]),
             self._rank(node, following),
+            float(last[following]),
             self._candidates(last, None),
             tuple(self._candidates(self._shown[i], self._drawn_from(i)) for i in range(shown)),
         )

@@ -169,6 +169,7 @@ def _trace(trace: RoundTrace) -> dict[str, Any]:
         "node": trace.node,
         "p": _short(trace.p),
         "rank": trace.rank,
+        "next_p": _short(trace.next_p),
         "next_top": [_candidate(one) for one in trace.next_top],
         "top": [[_candidate(one) for one in top] for top in trace.top],
         "seconds": {name: round(value, 6) for name, value in trace.seconds.items()},
