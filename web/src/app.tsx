@@ -8,7 +8,7 @@ import { DEFAULTS, fromFragment, newSeed, requestBody, type Settings, SHIPPED, t
 import { SettingsPanel } from "./panel";
 import { Step } from "./step";
 import { currentTheme, toggleTheme } from "./theme";
-import type { Status } from "./types";
+import type { Round, Status } from "./types";
 import { Write } from "./write";
 
 const VIEWS = [
@@ -51,6 +51,8 @@ export function App() {
   const [round, setRound] = useState(0);
   const { run, begin, stop, clear } = useRun();
   const [ranWith, setRanWith] = useState<Settings | null>(null);
+  // Answers that later questions follow keep their rounds, by their place among the messages.
+  const [answers, setAnswers] = useState<Record<number, Round[]>>({});
 
   const load = useCallback(async () => {
     try {
@@ -75,11 +77,19 @@ export function App() {
 
   useEffect(() => {
     // Chat needs a template: a link may ask for it where there is none.
-    if (status?.model === SHIPPED.model && settings.prompt === DEFAULTS.prompt && !first.settings.prompt) change({ prompt: SHIPPED.prompt });
+    if (status?.model === SHIPPED.model && settings.mode === "completion" && settings.prompt === DEFAULTS.prompt && !first.settings.prompt) change({ prompt: SHIPPED.prompt });
   }, [status === null]);
   useEffect(() => {
     if (status && !status.has_chat && settings.mode === "chat") setSettings((old) => ({ ...old, mode: "completion" }));
   }, [status, settings.mode]);
+
+  useEffect(() => {
+    if (ranWith?.mode !== "chat" || !run.end) return;
+    const at = ranWith.messages.length;
+    const [rounds, content] = [run.rounds, run.end.text];
+    setAnswers((old) => ({ ...old, [at]: rounds }));
+    setSettings((old) => (old.messages.length === at ? { ...old, messages: [...old.messages, { role: "assistant", content }] } : old));
+  }, [run.end]);
 
   const change = (part: Partial<Settings>) => setSettings((old) => ({ ...old, ...part }));
   const link = (of: Settings = settings) => history.replaceState(null, "", toFragment(of, view));
@@ -138,15 +148,13 @@ export function App() {
           <img src="page/icon.svg" alt="" width="24" height="24" /> Foretoken
           {status && <small title={`drafter ${status.drafter}, verifier ${status.verifier}`}>{status.model}</small>}
         </h1>
-        <nav role="tablist" aria-label="Views">
+        <nav aria-label="Views">
           {VIEWS.map(([name, title], at) => (
             <button
               key={name}
               type="button"
-              role="tab"
               id={`tab-${name}`}
-              aria-selected={view === name}
-              aria-controls="view"
+              aria-current={view === name ? "page" : undefined}
               aria-keyshortcuts={String(at + 1)}
               onClick={() => setView(name)}
             >
@@ -169,23 +177,23 @@ export function App() {
       {trouble && <Trouble {...trouble} retry={load} />}
       <div class={`body ${showSettings && view !== "dashboard" ? "with-settings" : ""}`}>
         <main>
-          <div id="view" role="tabpanel" aria-labelledby={`tab-${view}`}>
           {view === "write" && (
             <Write
               {...shared}
               clear={() => {
                 clear();
                 setRanWith(null);
+                setAnswers({});
                 change({ messages: [], ...(settings.mode === "chat" ? { prompt: "" } : {}) });
               }}
               ranWith={ranWith}
+              answers={answers}
               onRound={stepThrough}
             />
           )}
           {view === "step" && <Step run={run} ranWith={ranWith} round={round} setRound={setRound} start={start} stop={stop} />}
           {view === "race" && <Race settings={settings} status={status} />}
           {view === "dashboard" && <Dashboard />}
-          </div>
         </main>
         {showSettings && view !== "dashboard" && (
           <SettingsPanel settings={settings} change={change} status={status} link={() => toFragment(settings, view)} dice={() => change({ seed: newSeed() })} />

@@ -6,9 +6,9 @@ import type { Round } from "./types";
 
 const REJECTED = "rejected";
 
-/** A round's output tokens and, where they were rejected, its other draft tokens, in the order in which they are read. */
-function places(rounds: Round[], unfolded: (round: number) => boolean): Place[] {
-  return rounds.flatMap((round, at) => {
+/** Of each round, its output tokens and, where they were rejected, its other draft tokens, in the order in which they are read. */
+function places(rounds: Round[], unfolded: (round: number) => boolean): Place[][] {
+  return rounds.map((round, at) => {
     const last = round.tokens.length - 1;
     return round.tokens.flatMap((token, index): Place[] => {
       const own: Place = { kind: "token", round: at, index };
@@ -35,9 +35,10 @@ export function Output({ rounds, prompt, running, allUnfolded, onRound }: Props)
   const [active, setActive] = useState<Place | null>(null);
   const box = useRef<HTMLDivElement>(null);
   const unfolded = (round: number) => allUnfolded !== toggled.has(round);
-  const list = places(rounds, unfolded);
+  const byRound = places(rounds, unfolded);
+  const list = byRound.flat();
   const name = (place: Place) => `${place.round}-${place.kind}-${place.index}`;
-  const stop = active && list.some((place) => name(place) === name(active)) ? active : list[0];
+  const stop = name(active && list.some((place) => name(place) === name(active)) ? active : (list[0] ?? { kind: "token", round: 0, index: 0 }));
 
   const toggle = (round: number) => {
     const next = new Set(toggled);
@@ -68,7 +69,7 @@ export function Output({ rounds, prompt, running, allUnfolded, onRound }: Props)
         key={name(place)}
         class={`token ${kind}`}
         role="button"
-        tabIndex={stop && name(place) === name(stop) ? 0 : -1}
+        tabIndex={name(place) === stop ? 0 : -1}
         data-place={name(place)}
         aria-label={`${shown}, ${kind === REJECTED ? "rejected draft token" : ORIGINS[kind as keyof typeof ORIGINS]}`}
         onMouseEnter={() => setActive(place)}
@@ -87,7 +88,7 @@ export function Output({ rounds, prompt, running, allUnfolded, onRound }: Props)
     <div class="output" ref={box} onMouseLeave={() => active && !box.current?.contains(document.activeElement) && setActive(null)}>
       {prompt !== undefined && <span class="prompt">{prompt}</span>}
       {rounds.map((round, at) => {
-        const own = list.filter((place) => place.round === at);
+        const own = byRound[at]!;
         const rejected = (round.draft ?? []).filter((one) => !one.accepted).length;
         const split = own.findIndex((place) => place.kind === "draft" || round.tokens[place.index]?.origin !== "accepted");
         const cut = split < 0 ? own.length : split;

@@ -93,6 +93,7 @@ export function fromFragment(fragment: string): { settings: Partial<Settings>; v
   if (mode === "chat" || mode === "completion") settings.mode = mode;
   const prompt = fields.get("prompt");
   if (prompt !== null) settings.prompt = prompt;
+  else if (mode === "chat") settings.prompt = ""; // what was asked is among the messages
   settings.messages = readMessages(fields.get("messages"));
   settings.temperature = number("temperature", 0, 10);
   settings.topP = number("top_p", 0, 1);

@@ -12,6 +12,8 @@ interface Props {
   run: Run;
   /** What the run on show was asked for; null before the first. */
   ranWith: Settings | null;
+  /** The rounds of a chat's answers, by their place among the messages. */
+  answers: Readonly<Record<number, Round[]>>;
   start: () => void;
   stop: () => void;
   clear: () => void;
@@ -19,25 +21,16 @@ interface Props {
 }
 
 /** Completion and chat, streamed. */
-export function Write({ settings, change, status, run, ranWith, start, stop, clear, onRound }: Props) {
+export function Write({ settings, change, status, run, ranWith, answers, start, stop, clear, onRound }: Props) {
   const chat = settings.mode === "chat";
   const [unfolded, setUnfolded] = useState(false);
-  // Answers that later questions follow keep their rounds, by their place among the messages.
-  const [answers, setAnswers] = useState<Record<number, Round[]>>({});
   const end = useRef<HTMLDivElement>(null);
 
-  useEffect(() => {
-    if (!chat || !run.end || !ranWith) return;
-    const at = ranWith.messages.length;
-    if (settings.messages.length !== at) return;
-    setAnswers((old) => ({ ...old, [at]: run.rounds }));
-    change({ messages: [...settings.messages, { role: "assistant", content: run.end.text }] });
-  }, [run.end]);
   useEffect(() => {
     if (chat) end.current?.scrollIntoView({ block: "nearest" });
   }, [run.rounds.length]);
 
-  const going = run.running || run.error !== undefined || (!run.end && run.rounds.length > 0);
+  const going = (run.running && !run.end) || run.error !== undefined || (!run.end && run.rounds.length > 0);
   const field = (
     <textarea
       value={settings.prompt}
