@@ -103,7 +103,8 @@ def test_bad_options_are_said_in_one_line(options: list[str], words: str) -> Non
     assert "Traceback" not in result.output
 
 
-def test_nothing_that_could_run_is_an_error(tmp_path: Path) -> None:
+def test_nothing_that_could_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "bandwidth", lambda *_: 1e10)
     result = call("run", "--engines", "openvino:plain", "--peers", tmp_path, "--limit", 1)
     assert result.exit_code == 2
     assert "foretoken bench peers --install openvino" in result.stderr

@@ -37,9 +37,9 @@ def test_processes_that_write_at_once_lose_nothing(folder):
         "import sys; from foretoken.policy import store\n"
         "for at in range(25): store.write(f'{sys.argv[1]} {at}', {'at': at})"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", program, name]) for name in ("one", "two", "three")]
-    assert [writer.wait() for writer in writers] == [0, 0, 0]
-    for name in ("one", "two", "three"):
+    writers = [subprocess.Popen([sys.executable, "-c", program, name]) for name in ("one", "two")]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    for name in ("one", "two"):
         assert [store.read(f"{name} {at}") for at in range(25)] == [{"at": at} for at in range(25)]
 
 
