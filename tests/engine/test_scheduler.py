@@ -11,6 +11,8 @@ import torch
 from foretoken import verify
 from foretoken.engine import recording, verification
 from foretoken.engine.engine import Engine
+from foretoken.engine.prompts import make_sequence
+from foretoken.engine.row import Row
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.limits import Limits
 from foretoken.models import load
@@ -352,7 +354,9 @@ def test_requests_may_have_settings_of_their_own():
 def test_a_trace_of_rows_with_different_verifiers():
     engine = Engine(*pair(), "token", 3)
     loop = engine.decode_loop()
-    rows = [engine._row([5, 6], SamplingParams(seed=seed, max_new_tokens=9, ignore_eos=True)) for seed in range(4)]
+    params = [SamplingParams(seed=seed, max_new_tokens=9, ignore_eos=True) for seed in range(4)]
+    sequences = [make_sequence(engine.target, [5, 6], one) for one in params]
+    rows = [Row(sequence, engine.target, verifier=engine.verifier) for sequence in sequences]
     rows[1].verifier = verify.get("coupled")
     untraced = rows.pop()
     for row in rows:

@@ -231,7 +231,6 @@ def test_the_shipped_pair_generates_without_transformers():
         (["config.json", "onnx/model.onnx"], "an ONNX export"),
         (["config.json", "tf_model.h5"], "TensorFlow weights"),
         (["consolidated.00.pth", "params.json"], "weights in the layout of their original repository"),
-        (["model-Q4_K_M.gguf"], "a GGUF file"),
     ],
 )
 def test_other_formats_are_named(files, kind, tmp_path):

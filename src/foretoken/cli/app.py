@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import foretoken
 from foretoken.cli import tables
@@ -24,6 +21,7 @@ from foretoken.cli.bench import NoColor, bench_app
 from foretoken.cli.checks import SHIPPED_DRAFTER, check_models
 from foretoken.cli.grammar_options import GrammarOptions
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
+from foretoken.cli.output_guard import BAD_INPUT, OutputGuard
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, read_text, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
 from foretoken.cli.serve import ServeOptions, run_server
@@ -35,46 +33,12 @@ if TYPE_CHECKING:
     from foretoken.sampling import SamplingParams
 
 INTERRUPTED = 130  # the exit status of a process that SIGINT ended
-CLOSED_PIPE = 141  # that of one that SIGPIPE ended
-BAD_INPUT = 2
 FAILED = 1  # a server whose engine has ended
 INCOMPLETE = 1  # some of many prompts have no answer but an error
 
 
-class _Group(TyperGroup):
-    """Ends any command whose output can't be written with a message, or silently where the reader is gone."""
-
-    def invoke(self, ctx: Any) -> Any:
-        with _output():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _output() -> Iterator[None]:
-    try:
-        yield
-        if sys.stdout is not None:
-            sys.stdout.flush()  # here, so that errors of writing are handled below
-    except BrokenPipeError:
-        # The reader of the pipe, such as head, has closed it: not an error.
-        _drop_output()
-        raise typer.Exit(CLOSED_PIPE) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise
-        Screen().error(f"the output can't be written: {error.strerror}")
-        _drop_output()
-        raise typer.Exit(BAD_INPUT) from None
-
-
-def _drop_output() -> None:
-    """What is left in the buffers would fail once more at the end of the process."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 app = typer.Typer(
-    cls=_Group,
+    cls=OutputGuard,
     name="foretoken",
     help="Make a language model write faster without changing what it writes.",
     no_args_is_help=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -12,14 +11,14 @@ from typing import Any, Literal, overload
 from foretoken import verify
 from foretoken.drafters import Drafter, Vocab
 from foretoken.drafters.tree_plan import Tree, plan_of
+from foretoken.engine.arguments import request_of, requests_of
 from foretoken.engine.cache_budget import parse_bytes
 from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.loops import Loops
 from foretoken.engine.membership import MakeSampler
 from foretoken.engine.outputs import Completion, Occupancy, StreamEvent
 from foretoken.engine.profile import Profile, engine_arguments
-from foretoken.engine.prompts import PredictedOutput, Prompt, each_prediction, is_single, make_sequence
-from foretoken.engine.row import Row
+from foretoken.engine.prompts import PredictedOutput, Prompt, is_single
 from foretoken.engine.scheduler import Request, Scheduler
 from foretoken.engine.settings import (
     check_drafter_choice,
@@ -27,13 +26,12 @@ from foretoken.engine.settings import (
     check_num_speculative_tokens,
     check_tree_choice,
 )
-from foretoken.errors import ForetokenError, ParameterError, PromptError, check_flag, refuse_unknown, shown
+from foretoken.errors import PromptError, check_flag, refuse_unknown
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel, load
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import AUTO
-from foretoken.randomness import seed_with
-from foretoken.sampling import Grammar, GrammarCompiler, SamplingParams
+from foretoken.sampling import Grammar, SamplingParams
 from foretoken.sampling.params import check_integer
 
 Params = SamplingParams | AbstractSequence[SamplingParams] | None
@@ -119,8 +117,6 @@ class Engine:
         if isinstance(verifier, str) and verifier == AUTO:
             verifier = "traversal" if self.drafter.trees else "token"
         self.verifier = verify.get(verifier)
-        target_tokens = self.target.tokenizer, self.target.vocab_size, self.target.eos_token_ids
-        self._grammars = GrammarCompiler(*target_tokens, self.target.name)
         self._scheduler: Scheduler | None = None  # while submitted requests are not finished
         self._submitted = 0
 
@@ -245,25 +241,9 @@ class Engine:
             OutOfMemory: memory ran out, or `cache_memory` is not enough for a single prompt.
         """
         single = is_single(prompts)
-        batch: Any = [prompts] if single else prompts
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(batch)
-        elif single:
-            raise ParameterError(f"one prompt takes one SamplingParams, not {type(params).__name__}")
-        if not isinstance(params, AbstractSequence):
-            raise ParameterError(
-                f"params is {shown(params)}: give one SamplingParams, or a list with one for each prompt"
-            )
-        if len(params) != len(batch):
-            raise ParameterError(f"{len(params)} SamplingParams for {len(batch)} prompts: give one, or one for each")
         count = 1 if n is None else check_integer("n", n, 1, cure="leave it out for one completion")
-        predictions = [prediction] if single else each_prediction(prediction, len(batch))
-        requests = [
-            (prompt, _with_seed(one, i), predicted)
-            for prompt, one, predicted in zip(batch, params, predictions, strict=True)
-            for i in range(count)
-        ]
-        completions = self._complete(requests)
+        requests = requests_of(prompts, params, prediction, count)
+        completions = self._loops.complete(requests, self.verifier, self.max_batch_size)
         if single:
             for completion in completions:
                 if completion.error is not None:
@@ -272,22 +252,6 @@ class Engine:
             return completions[0] if single else completions
         each = [completions[start : start + n] for start in range(0, len(completions), n)]
         return each[0] if single else each
-
-    def _complete(self, requests: AbstractSequence[tuple[Prompt, SamplingParams, Any]]) -> list[Completion]:
-        results: list[Completion | Row] = []
-        for prompt, params, prediction in requests:
-            try:
-                results.append(self._row(prompt, params, False, prediction))
-            except ForetokenError as error:
-                results.append(Completion([], "", "error", error=error))
-        loop = self._loops.take()
-        scheduler = Scheduler(loop, self.max_batch_size, self._loops.budget)
-        for row in results:
-            if isinstance(row, Row):
-                scheduler.submit(row)
-        scheduler.run()
-        self._loops.put_back(loop)
-        return [row.completion() if isinstance(row, Row) else row for row in results]
 
     def stream(
         self,
@@ -310,21 +274,9 @@ class Engine:
         """
         if not is_single(prompt):
             raise PromptError("stream takes one prompt; for a list of them use generate")
-        row = self._row(prompt, SamplingParams() if params is None else params, True, prediction)
+        row = self._loops.row(request_of(prompt, params, prediction), self.verifier, stream=True)
         row.trace = trace
-        return self._stream(row)
-
-    def _stream(self, row: Row) -> Iterator[StreamEvent]:
-        loop = self._loops.take()
-        scheduler = Scheduler(loop, 1, self._loops.budget)
-        scheduler.submit(row)
-        while scheduler.busy:
-            for _, event in scheduler.step():
-                if row.error is not None:
-                    raise row.error
-                if not scheduler.busy:
-                    self._loops.put_back(loop)
-                yield event
+        return self._loops.stream(row)
 
     def submit(
         self,
@@ -364,10 +316,8 @@ class Engine:
         refuse_unknown("Engine.submit", unknown, known)
         if not is_single(prompt):
             raise PromptError("submit takes one prompt: call it for each of a list")
-        used = None if verifier is None else verify.get(verifier)
-        row = self._row(
-            prompt, SamplingParams() if params is None else params, True, prediction, used, num_speculative_tokens
-        )
+        rule = self.verifier if verifier is None else verify.get(verifier)
+        row = self._loops.row(request_of(prompt, params, prediction), rule, num_speculative_tokens, stream=True)
         row.trace = trace
         if drafter is not None:
             row.drafters = check_drafter_choice(drafter, self.drafter)
@@ -423,7 +373,7 @@ class Engine:
         Raises:
             GrammarError: it is wrong or beyond its limits, or the target has no tokenizer that it can be used with.
         """
-        self._grammars.matcher(grammar)
+        self._loops.grammars.matcher(grammar)
 
     def release(self) -> None:
         """Drop the KV cache that was kept for the next call; see `reuse_prefixes`."""
@@ -440,35 +390,5 @@ class Engine:
             self._loops.warm_up(drawn)
         return self._loops.make(make_sampler)
 
-    def _row(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        stream: bool = False,
-        prediction: PredictedOutput | None = None,
-        verifier: verify.AnyVerifier | None = None,
-        num_speculative_tokens: int | Literal["auto"] | None = None,
-    ) -> Row:
-        sequence = make_sequence(self.target, prompt, params, prediction, self._loops.limits)
-        verifier = self.verifier if verifier is None else verifier
-        if sequence.prediction and not verify.is_coupled(verifier):
-            # It may be what the same prompt and seed gave before: drafts must not depend on the uniforms of this time.
-            sequence.seed = seed_with(sequence.seed, sequence.prediction)
-        matcher = self._grammars.matcher(params.grammar) if params.grammar is not None else None
-        row = Row(sequence, self.target, stream, verifier=verifier, matcher=matcher)
-        if num_speculative_tokens is not None:
-            row.num_speculative_tokens = check_num_speculative_tokens(num_speculative_tokens)
-        if self._loops.budget is not None:
-            self._loops.budget.check(row.max_length)
-        self._loops.prepare(row)
-        return row
-
 
 _OPTIONS = [name for name, option in signature(Engine).parameters.items() if option.kind is not option.VAR_KEYWORD]
-
-
-def _with_seed(params: SamplingParams, i: int) -> SamplingParams:
-    """The parameters of the i-th completion of a prompt."""
-    if i == 0 or not isinstance(params, SamplingParams) or params.seed is None:
-        return params
-    return replace(params, seed=(params.seed + i) % 2**64)

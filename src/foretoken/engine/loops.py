@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, Literal
 
 from foretoken.drafters import Cascade, Drafter, NoDrafter, Vocab
 from foretoken.drafters.factory import make_drafter
 from foretoken.drafters.tree_plan import TreePlan
+from foretoken.engine.arguments import RequestArgs
 from foretoken.engine.cache_budget import Budget
 from foretoken.engine.calibration import calibrate
 from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.membership import MakeSampler
+from foretoken.engine.outputs import Completion, StreamEvent
+from foretoken.engine.prompts import make_sequence
 from foretoken.engine.row import Row
-from foretoken.engine.settings import measurement_key
+from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.settings import check_num_speculative_tokens, measurement_key
+from foretoken.errors import ForetokenError
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel
 from foretoken.policy.request import AUTO
-from foretoken.verify import is_coupled
+from foretoken.randomness import seed_with
+from foretoken.sampling import GrammarCompiler
+from foretoken.verify import AnyVerifier, is_coupled
 
 
 class Loops:
@@ -37,6 +44,7 @@ class Loops:
         num_speculative_tokens: of the loops to come.
         cascade: the drafter under the policy, of the loops to come, shared by them.
         budget: for `cache_memory`; None without a limit.
+        grammars: compiles those of requests.
     """
 
     drafter: Drafter
@@ -59,6 +67,7 @@ class Loops:
         self.budget = None if cache_memory is None else Budget(cache_memory, [target])
         self._idle: DecodeLoop | None = None
         self._taking = Lock()
+        self.grammars = GrammarCompiler(target.tokenizer, target.vocab_size, target.eos_token_ids, target.name)
 
     def draft_with(self, drafter: Any, tree: TreePlan | None = None) -> None:
         """Use a drafter from the next loop on, with a policy of its own; see `Engine` for both arguments."""
@@ -89,6 +98,69 @@ class Loops:
         if length == AUTO and drafts and sampled not in self._calibrated:
             self._calibrated.add(sampled)
             calibrate(self.target, self.cascade, row.verifier, sampled=sampled, limits=self.limits)
+
+    def row(
+        self,
+        request: RequestArgs,
+        verifier: AnyVerifier,
+        num_speculative_tokens: int | Literal["auto"] | None = None,
+        *,
+        stream: bool = False,
+    ) -> Row:
+        """A request, ready to join a loop.
+
+        Args:
+            request: what is asked for.
+            verifier: of this request.
+            num_speculative_tokens: of this request alone; None for that of the loops to come.
+            stream: see `Row`.
+
+        Raises:
+            ForetokenError: it can't be served.
+        """
+        prompt, params, prediction = request
+        sequence = make_sequence(self.target, prompt, params, prediction, self.limits)
+        if sequence.prediction and not is_coupled(verifier):
+            # It may be what the same prompt and seed gave before: drafts must not depend on the uniforms of this time.
+            sequence.seed = seed_with(sequence.seed, sequence.prediction)
+        matcher = self.grammars.matcher(params.grammar) if params.grammar is not None else None
+        row = Row(sequence, self.target, stream, verifier=verifier, matcher=matcher)
+        if num_speculative_tokens is not None:
+            row.num_speculative_tokens = check_num_speculative_tokens(num_speculative_tokens)
+        if self.budget is not None:
+            self.budget.check(row.max_length)
+        self.prepare(row)
+        return row
+
+    def complete(self, requests: Sequence[RequestArgs], verifier: AnyVerifier, max_batch_size: int) -> list[Completion]:
+        """Serve requests together, to their ends; one that can't be served has its error."""
+        results: list[Completion | Row] = []
+        for request in requests:
+            try:
+                results.append(self.row(request, verifier))
+            except ForetokenError as error:
+                results.append(Completion([], "", "error", error=error))
+        loop = self.take()
+        scheduler = Scheduler(loop, max_batch_size, self.budget)
+        for row in results:
+            if isinstance(row, Row):
+                scheduler.submit(row)
+        scheduler.run()
+        self.put_back(loop)
+        return [row.completion() if isinstance(row, Row) else row for row in results]
+
+    def stream(self, row: Row) -> Iterator[StreamEvent]:
+        """Serve one request, an event a round."""
+        loop = self.take()
+        scheduler = Scheduler(loop, 1, self.budget)
+        scheduler.submit(row)
+        while scheduler.busy:
+            for _, event in scheduler.step():
+                if row.error is not None:
+                    raise row.error
+                if not scheduler.busy:
+                    self.put_back(loop)
+                yield event
 
     def warm_up(self, drawn: bool) -> None:
         """Compile what drafts of drawn tokens need, or those of chosen ones, if that has not been done."""

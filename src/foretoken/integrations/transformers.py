@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from inspect import currentframe
-from types import FrameType
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft
 from foretoken.engine.engine import Engine
 from foretoken.engine.prompts import encode
 from foretoken.engine.row import Row
 from foretoken.errors import ParameterError, PromptError
+from foretoken.integrations.processors import ProcessorSampler, RowSteps, for_row
+from foretoken.integrations.refusals import (
+    refuse_stateful,
+    refuse_what_is_not_sampling,
+    refuse_what_transformers_drops,
+)
 from foretoken.models import LanguageModel
 from foretoken.policy.request import AUTO
-from foretoken.randomness import fresh_seed, gumbel
-from foretoken.sampling import Sampler, SamplingParams
+from foretoken.randomness import fresh_seed
+from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer
-from foretoken.sampling.vocabulary import zeros_for_none
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
 
@@ -83,9 +83,9 @@ def custom_generate(
         inputs_tensor: Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        _refuse_what_transformers_drops(currentframe())
-        _refuse_what_is_not_sampling(generation_config, model_kwargs)
-        _refuse_stateful(logits_processor)
+        refuse_what_transformers_drops(currentframe())
+        refuse_what_is_not_sampling(generation_config, model_kwargs)
+        refuse_stateful(logits_processor)
         if not len(input_ids):
             raise PromptError("input_ids has no rows: give at least one prompt")
         if streamer is not None and len(input_ids) > 1:
@@ -204,52 +204,6 @@ def _stop_string_criteria(stop_strings: Any, tokenizer: Any) -> list[Any]:
     return [StopStringCriteria(tokenizer, stop_strings)]
 
 
-_DROPPED = {
-    "streamer": "give it to custom_generate(streamer=…)",
-    "assistant_model": "give it to custom_generate as the drafter",
-}
-"""Arguments that transformers' ``generate`` does not pass on to a custom_generate function, and what to do instead."""
-
-
-def _refuse_what_transformers_drops(frame: FrameType | None) -> None:
-    """Raise if the caller, ``generate``, was given such an argument; it is visible in the caller's frame only.
-
-    If they were ignored silently a streamer would wait for ever, and an assistant would have no effect.
-    """
-    caller = frame.f_back if frame is not None else None
-    if caller is None or caller.f_code.co_name != "generate":
-        return
-    for name, cure in _DROPPED.items():
-        if caller.f_locals.get(name) is not None:
-            if name == "streamer":
-                caller.f_locals[name].end()
-            raise ParameterError(f"{name}: transformers does not pass it on to a custom_generate function: {cure}")
-
-
-def _refuse_what_is_not_sampling(config: Any, model_kwargs: dict[str, Any]) -> None:
-    if (config.num_beams or 1) > 1:
-        raise ParameterError(f"num_beams={config.num_beams}: custom_generate samples; for beams use beam_search")
-    for name in ("penalty_alpha", "dola_layers"):
-        if getattr(config, name, None):
-            raise ParameterError(
-                f"{name}={getattr(config, name)!r}: custom_generate samples from the model's own distribution; "
-                "leave it out"
-            )
-    for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
-        if getattr(config, name, None):
-            raise ParameterError(
-                f"{name}={getattr(config, name)!r}: choose the drafter in custom_generate(drafter=…), such as "
-                "'prompt-lookup' or 'early-exit', and leave this out"
-            )
-    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
-        if getattr(config, name, None):
-            raise ParameterError(
-                f"{name}=True: speculation scores several positions at once and keeps none; leave it out"
-            )
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise ParameterError("inputs_embeds: drafters need token ids; give input_ids")
-
-
 def _check_prompt(model: LanguageModel, row: int, tokens: list[int]) -> None:
     if not tokens:
         raise PromptError(f"row {row} of input_ids is empty, or all masked: give at least one token")
@@ -294,16 +248,14 @@ class _BatchRow(Row):
 
 def _processor_sampler(
     sequences: AbstractSequence[Sequence], rows: AbstractSequence[_BatchRow], processors: Any, engine: Engine
-) -> _ProcessorSampler:
+) -> ProcessorSampler:
     """A sampler of some of a batch's rows."""
     numbers = {row.sequence.id: number for number, row in enumerate(rows)}
     steps = {
-        sequence.id: _RowSteps(
-            rows[numbers[sequence.id]].padding, _for_row(processors, numbers[sequence.id], len(rows))
-        )
+        sequence.id: RowSteps(rows[numbers[sequence.id]].padding, for_row(processors, numbers[sequence.id], len(rows)))
         for sequence in sequences
     }
-    return _ProcessorSampler(
+    return ProcessorSampler(
         [sequence.params for sequence in sequences],
         [sequence.seed for sequence in sequences],
         steps,
@@ -311,144 +263,3 @@ def _processor_sampler(
         vocab_size=engine.target.vocab_size,
         device=engine.target.device,
     )
-
-
-@dataclass(frozen=True)
-class _RowSteps:
-    """The logits processors of a row.
-
-    Attributes:
-        padding: padding tokens before the row's own, which the processors get as well.
-        processors: as they would be for a batch of this row alone.
-    """
-
-    padding: list[int]
-    processors: Any
-
-
-class _ProcessorSampler(Sampler):
-    """A sampler that runs transformers' logits processors instead of Foretoken's own steps.
-
-    They take whole sequences, so that each node of each row is a call of its own. They are not called for nodes below a
-    token that they forbid: those are never reached, and a grammar may be undefined there.
-    """
-
-    def __init__(
-        self,
-        params: AbstractSequence[SamplingParams],
-        seeds: AbstractSequence[int],
-        steps: Mapping[int, _RowSteps],
-        *,
-        alters: bool,
-        vocab_size: int,
-        device: torch.device | str,
-    ) -> None:
-        """Take `steps` by sequence id; `alters` tells whether there are any processors."""
-        super().__init__(params, seeds, vocab_size=vocab_size, device=device)
-        self.alters = alters
-        self._altered = frozenset(range(len(self.params)) if alters else ())
-        self._steps = steps
-
-    def select(self, rows: AbstractSequence[int] | Tensor) -> _ProcessorSampler:
-        """A sampler of some of the rows, with their processors."""
-        params, seeds = self._of_rows(rows)
-        return _ProcessorSampler(
-            params, seeds, self._steps, alters=self.alters, vocab_size=self.vocab_size, device=self.device
-        )
-
-    def scores(
-        self, logits: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None = None
-    ) -> Tensor:
-        """``[B, M, V]`` float32, all processors applied, warpers too: only a softmax remains to be done."""
-        # A copy: processors may write to their argument, and these logits are the model's output.
-        scores = logits.to(torch.float32, copy=True)
-        above = draft.ancestors()
-        tokens = torch.cat([torch.zeros_like(draft.counts[:, None]), draft.tokens], dim=1)
-        for row, sequence in enumerate(sequences):
-            steps = self._steps[sequence.id]
-            prefix = steps.padding + sequence.tokens
-            parents = [0, *draft.parents[row].tolist()]
-            unreachable: set[int] = set()
-            for column in range(scores.shape[1]):
-                node = column if nodes is None else int(nodes[row, column])
-                if nodes is None and node > 0:
-                    parent = parents[node]
-                    if parent in unreachable or scores[row, parent, tokens[row, node]] == -torch.inf:
-                        unreachable.add(node)
-                        continue
-                on_path = above[row, node].clone()
-                on_path[0] = False
-                path = torch.tensor([prefix + tokens[row][on_path].tolist()], device=scores.device)
-                scores[row, column] = steps.processors(path, scores[row, column : column + 1])[0]
-                # Below a draft token all may be forbidden, since the draft token itself may still be rejected.
-                if node == 0 and bool((scores[row, column] == -torch.inf).all()):
-                    raise ParameterError(
-                        f"the logits processors forbid every token after {path.shape[1]:,} tokens: allow at least one"
-                    )
-        return scores
-
-    def probabilities(
-        self, logits: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None = None
-    ) -> Tensor:
-        """``[B, M, V]`` float32: softmax of the scores, or all mass on the best token."""
-        scores = self.scores(logits, sequences, draft, nodes)
-        if self.all_greedy:
-            return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-        return zeros_for_none(scores.softmax(-1))
-
-    def picks(
-        self,
-        logits: Tensor,
-        sequences: AbstractSequence[Sequence],
-        draft: Draft,
-        nodes: Tensor | None = None,
-        noise: bool = True,
-    ) -> Tensor:
-        """``[B, M]``: argmax of the scores, with the shared noise added where rows are sampled."""
-        scores = self.scores(logits, sequences, draft, nodes)
-        if noise and not self.all_greedy:
-            depths = draft.depths()
-            depths = depths if nodes is None else depths.gather(1, nodes)
-            positions = self.positions(sequences)[:, None] + depths
-            scores = scores + gumbel(self.seeds, positions, scores.shape[-1])
-        return scores.argmax(-1)
-
-
-_STATEFUL = ("UnbatchedClassifierFreeGuidance", "ClassifierFreeGuidance", "SynthIDText")
-"""Name prefixes of logits processors that keep a state between calls, or score rows of their own."""
-
-
-def _refuse_stateful(processors: Any) -> None:
-    for processor in processors:
-        name = type(processor).__name__
-        if name.startswith(_STATEFUL):
-            raise ParameterError(
-                f"{name} (guidance_scale or watermarking) must be called once for each token, in order, and "
-                "speculation scores several at once: leave it out"
-            )
-
-
-def _for_row(processors: Any, row: int, batch_size: int) -> Any:
-    """The processors as they would be for this row alone: their per-row attributes are cut to one row."""
-    result = []
-    for processor in processors:
-        one = copy.copy(processor)
-        kept = vars(one)
-        if isinstance(kept.get("prompt_ignore_length"), Tensor) and len(one.prompt_ignore_length) == batch_size:
-            one.prompt_ignore_length = one.prompt_ignore_length[row : row + 1]
-        if isinstance(kept.get("encoder_input_ids"), Tensor):
-            # There may be several rows for each source.
-            source = row * len(one.encoder_input_ids) // batch_size
-            one.encoder_input_ids = one.encoder_input_ids[source : source + 1]
-        if isinstance(kept.get("generated_ngrams"), list):
-            one.generated_ngrams = [one.generated_ngrams[row * one.batch_size // batch_size]]
-            one.batch_size = 1
-        if "_prefix_allowed_tokens_fn" in kept:
-            one._prefix_allowed_tokens_fn = partial(_allowed_in_row, one._prefix_allowed_tokens_fn, row)
-        result.append(one)
-    return type(processors)(result)
-
-
-def _allowed_in_row(allowed: Callable[[int, Tensor], list[int]], row: int, _: int, tokens: Tensor) -> list[int]:
-    """The tokens that a function of row and sequence allows in `row`; a batch of this row alone asks for row 0."""
-    return allowed(row, tokens)
