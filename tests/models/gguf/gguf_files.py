@@ -29,7 +29,7 @@ def write(module: Any, path: Path, tokenizer: Any | None = None, **metadata: Any
     Args:
         module: a transformers model.
         path: where to.
-        tokenizer: a byte-level BPE tokenizer; None for a vocabulary of made-up tokens.
+        tokenizer: a byte-level BPE tokenizer, or a function that writes a vocabulary; None for none.
         metadata: further keys and values.
     """
     config = module.config
@@ -87,10 +87,11 @@ def _llama_like(writer: Any, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    if config.model_type != "lfm2":
+        writer.add_head_count_kv(kv_heads)
     writer.add_key_length(head)
     writer.add_value_length(head)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(config.norm_eps if config.model_type == "lfm2" else config.rms_norm_eps)
     writer.add_rope_freq_base((config.rope_parameters or {}).get("rope_theta", 10000.0))
     if config.model_type == "llama":
         writer.add_rope_dimension_count(head)
@@ -123,6 +124,13 @@ def _mamba(writer: Any, config: Any) -> None:
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
 
 
+def _lfm2(writer: Any, config: Any) -> None:
+    _llama_like(writer, config)
+    kinds = config.layer_types
+    writer.add_head_count_kv([config.num_key_value_heads if kind == "full_attention" else 0 for kind in kinds])
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+
+
 _HEADERS = {
     "llama": _llama_like,
     "qwen2": _llama_like,
@@ -130,6 +138,7 @@ _HEADERS = {
     "gemma2": _gemma2,
     "gpt2": _gpt2,
     "mamba": _mamba,
+    "lfm2": _lfm2,
 }
 
 
@@ -137,6 +146,9 @@ def _add_vocabulary(writer: Any, config: Any, tokenizer: Any | None) -> None:
     size = config.vocab_size
     if tokenizer is None:
         writer.add_tokenizer_model("no_vocab")
+        return
+    if callable(tokenizer) and not hasattr(tokenizer, "get_vocab"):
+        tokenizer(writer)
         return
     tokens, kinds = [f"[PAD{i}]" for i in range(size)], [gguf.TokenType.UNUSED] * size
     special = set(tokenizer.all_special_ids)

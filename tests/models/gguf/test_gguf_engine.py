@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import product
 
 import pytest
 
@@ -12,7 +13,18 @@ from foretoken import Engine, SamplingParams
 from foretoken.errors import ForetokenError, OutOfMemory, ParameterError
 from foretoken.models.tiny_pair import head_path
 from foretoken.models.wrapping import wrap
-from grid import BATCH_SIZE, DRAWS, ERROR_LEVEL, OPTIONS, PROMPT, QUICK_DRAWS, draw, target_distribution
+from grid import (
+    BATCH_SIZE,
+    DRAWS,
+    ERROR_LEVEL,
+    OPTIONS,
+    PROMPT,
+    QUICK_DRAWS,
+    VERIFIERS,
+    draw,
+    pairwise,
+    target_distribution,
+)
 from grid import model as module_of
 from tiny import tiny_llama
 
@@ -25,12 +37,8 @@ CASES = [
     ("recycling", "traversal", "penalties"),
     ("cascade", "coupled", "plain"),
 ]
-FULL = [
-    (drafter, verifier, option)
-    for drafter in ("none", "draft-model", "lookup", "suffix", "recycling", "lookahead", "cascade")
-    for verifier in ("token", "block", "tree", "traversal", "kseq", "coupled")
-    for option in OPTIONS
-]
+DRAFTERS = ("none", "draft-model", "lookup", "suffix", "recycling", "lookahead", "cascade")
+FULL = pairwise(list(product(DRAFTERS, VERIFIERS, OPTIONS)))
 
 
 @pytest.fixture

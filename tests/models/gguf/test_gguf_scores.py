@@ -10,7 +10,7 @@ import transformers as tf
 
 from foretoken.models.chain import Draws
 from models.reference import walk
-from tiny import _llama_like, build, tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mamba, tiny_qwen3
+from tiny import _llama_like, build, tiny_gemma2, tiny_gpt2, tiny_lfm2, tiny_llama, tiny_mamba, tiny_qwen3
 
 
 def tiny_qwen2(vocab_size=32, seed=0, **fields):
@@ -40,8 +40,12 @@ def test_few_sequences_and_rows_of_a_context_give_the_same_scores(load, rows, se
     assert max(walk(model, 3, seed, rounds=6) for seed in range(4)) < 1e-4
 
 
-def test_a_state_that_can_not_be_rolled_back_is_computed_again(load):
-    model = load("mamba", tiny_mamba)
+@pytest.mark.parametrize(
+    ("kind", "make"), [("mamba", tiny_mamba), ("lfm2", lambda: tiny_lfm2(block_auto_adjust_ff_dim=False))]
+)
+def test_a_state_that_can_not_be_rolled_back_is_computed_again(kind, make, load):
+    model = load(kind, make)
+    assert not model.pool.rolls_back
     assert max(walk(model, size, seed) for size, seed in ((1, 0), (3, 1))) < 1e-4
 
 

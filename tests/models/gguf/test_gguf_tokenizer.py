@@ -9,8 +9,10 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 from foretoken.drafters.vocabularies import Vocabulary, shared_tokens
 from foretoken.engine.detokenizer import Detokenizer
+from foretoken.models import gguf
 from foretoken.models.pairing import check_pair, difference
 from foretoken.models.wrapping import wrap
+from models.gguf.gguf_files import write
 from tiny import tiny_llama
 
 TEXTS = ["hello", "the other the", "naïve café 🎉 日本", " \n\t x", "<end>", "a<end>b", ""]
@@ -77,3 +79,46 @@ def test_the_chat_template_is_the_files_and_is_rendered_in_a_sandbox(model, thei
     with pytest.raises(Exception, match="unsafe"):
         tokenizer.apply_chat_template(messages)
     assert model.tokenizer.chat_template == theirs.chat_template  # a copy has its own
+
+
+def sentencepiece(path):
+    """A Llama of a SentencePiece vocabulary: control tokens, bytes, and pieces with their scores."""
+    module = tiny_llama(vocab_size=272)
+    pieces = ["▁", "h", "e", "t", "▁t", "▁th", "▁the", "he", "."]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
+    scores = [0.0] * 259 + [-float(len(pieces) - len(piece)) for piece in pieces]
+    padding = 272 - len(tokens)
+    tokens += [f"[PAD{i}]" for i in range(padding)]
+
+    def vocabulary(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_types(kinds + [5] * padding)
+        writer.add_token_scores(scores + [0.0] * padding)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
+        writer.add_add_bos_token(True)
+
+    return gguf.load(write(module, path, vocabulary), "pieces")
+
+
+def test_a_sentencepiece_vocabulary(tmp_path):
+    model = sentencepiece(tmp_path / "pieces.gguf")
+    tokenizer = model.tokenizer
+    assert tokenizer("the the").input_ids == [1, 265, 265]
+    assert tokenizer.convert_ids_to_tokens([1, 265]) == ["<s>", "▁the"]
+    for text in ("the the.", "the é 日本", " the"):
+        assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+    vocabulary = Vocabulary(model)
+    assert vocabulary.start == [1]
+    assert vocabulary.surfaces[265] == b" the"
+    assert vocabulary.surfaces[3 + 0xE9] == b"\xe9"
+    assert vocabulary.surfaces[0:3] == [None] * 3
+    assert vocabulary.surfaces[270] is None  # padding
+    assert model.eos_token_ids == (2,)
+    text = "the é日本 the."
+    detokenizer = Detokenizer(tokenizer)
+    parts = [detokenizer.add(token) for token in tokenizer(text).input_ids]
+    assert "".join(parts) + detokenizer.finish() == text

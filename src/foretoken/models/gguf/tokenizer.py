@@ -125,7 +125,7 @@ class GgufTokenizer:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        return frozenset(token for token, bits in enumerate(self._attributes) if bits & _CONTROL)
+        return frozenset(token for token, bits in enumerate(self._attributes) if bits & (_CONTROL | _UNKNOWN))
 
     @property
     def eog_token_ids(self) -> tuple[int, ...]:
@@ -144,9 +144,9 @@ class GgufTokenizer:
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         """Tokens that are found in a text before it is split, by id."""
         return {
-            token: AddedToken(self._names[token], bool(bits & _CONTROL))
+            token: AddedToken(self._names[token], token in self._special)
             for token, bits in enumerate(self._attributes)
-            if bits & (_CONTROL | _USER_DEFINED)
+            if bits & (_CONTROL | _USER_DEFINED | _UNKNOWN)
         }
 
     def get_vocab(self) -> dict[str, int]:
