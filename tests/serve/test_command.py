@@ -59,6 +59,8 @@ def test_sigterm_lets_a_stream_end_and_the_process_exits_with_0(target, tmp_path
     with process(target, "--api-key-file", str(keys)) as (running, port, model):
         assert model == "tiny-target"
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
+        connection.request("GET", "/")
+        assert b"page/app.js" in connection.getresponse().read()
         connection.request("GET", "/v1/models")
         assert connection.getresponse().read().startswith(b'{"error"')
         body = {"prompt": "the cat", "max_tokens": 1000, "ignore_eos": True, "stream": True, "speculation": {}}
@@ -86,8 +88,11 @@ def test_sigterm_lets_a_stream_end_and_the_process_exits_with_0(target, tmp_path
 
 
 def test_a_grace_time_ends_what_still_runs(target):
-    with process(target, "--grace", "0") as (running, port, _):
+    with process(target, "--grace", "0", "--no-page") as (running, port, _):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
+        connection.request("GET", "/", headers={"x-api-key": "from-environment"})
+        response = connection.getresponse()
+        assert (response.status, b"no such path" in response.read()) == (404, True)
         body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         headers = {"content-type": "application/json", "x-api-key": "from-environment"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)

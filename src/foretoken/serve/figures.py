@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from copy import deepcopy
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -52,13 +51,13 @@ class Figures:
 
         def count(event: StreamEvent) -> None:
             nonlocal seen
-            now = deepcopy(event.stats)  # another thread goes on counting
+            now = _copy(event.stats)  # another thread goes on counting
             added = _difference(now, seen)
             seen = now
             if added.rounds > 0:
                 length = round(added.drafted / added.rounds)
                 for tally in (self._total, self._now()):
-                    tally.stats = DecodeStats.total((tally.stats, added))
+                    _add(tally.stats, added)
                     tally.lengths[length] += added.rounds
 
         return count
@@ -88,6 +87,33 @@ class Figures:
         oldest = int(self._clock()) - WINDOW
         while self._seconds and self._seconds[0].second < oldest:
             self._seconds.popleft()
+
+
+def _copy(stats: DecodeStats) -> DecodeStats:
+    return DecodeStats(
+        stats.rounds,
+        stats.drafts,
+        stats.emitted,
+        stats.drafted,
+        stats.accepted,
+        list(stats.drafted_by_position),
+        list(stats.accepted_by_position),
+    )
+
+
+def _add(stats: DecodeStats, added: DecodeStats) -> None:
+    stats.rounds += added.rounds
+    stats.drafts += added.drafts
+    stats.emitted += added.emitted
+    stats.drafted += added.drafted
+    stats.accepted += added.accepted
+    for mine, theirs in (
+        (stats.drafted_by_position, added.drafted_by_position),
+        (stats.accepted_by_position, added.accepted_by_position),
+    ):
+        mine += [0] * (len(theirs) - len(mine))
+        for at, value in enumerate(theirs):
+            mine[at] += value
 
 
 def _difference(now: DecodeStats, seen: DecodeStats) -> DecodeStats:
