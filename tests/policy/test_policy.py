@@ -60,7 +60,7 @@ def test_what_a_useless_drafter_costs_is_bounded(machine, size, length):
     requests = 6 * size
     # Two accounts: of drafters that cost nothing, and of models.
     assert spent < plain + 2 * (SHARE * plain + GRANT * requests + CREDIT)
-    assert any(tokens for _, tokens in engine.choices)
+    assert any(choice[1] for choice in engine.choices)
 
 
 def test_after_the_first_requests_a_useless_drafter_costs_two_percent():
@@ -113,14 +113,14 @@ def test_a_drafters_own_estimates_decide_how_much_of_its_draft_is_verified():
 def test_an_empty_draft_is_neither_evidence_nor_cost():
     policy = policy_of((MODEL,), (False,))
     request = policy.open(sampled=False)
-    before = request.rates[0].expected(3)
+    before = request.acceptance[0].reach(3)
     balance = [guard.balance for guard in policy.guards]
     for _ in range(20):
         row = Row(request, 40, [0])
         policy.choose([row])
         assert row.chosen.tokens
         policy.learn([row], [1], 1, [], 1.0)
-    assert request.rates[0].expected(3)[3] == before[3]
+    assert request.acceptance[0].reach(3) == before
     assert [guard.balance for guard in policy.guards] == pytest.approx(balance, abs=0.5)
 
 
@@ -145,7 +145,7 @@ def decisions(slow, others, seed=5):
 
 def test_reproducible_requests_depend_neither_on_the_clock_nor_on_other_requests():
     assert decisions(1.0, 0) == decisions(7.0, 3)
-    assert any(tokens for _, tokens in decisions(1.0, 0))
+    assert any(choice[1] for choice in decisions(1.0, 0))
 
 
 def test_a_reproducible_row_is_decided_as_if_it_were_alone():
@@ -163,8 +163,8 @@ def test_stored_rates_are_a_prior_in_the_next_process():
     for _ in range(200):
         first.judge(request, 1, 1, 0)
     again = Policy(first.kinds, first.free, Costs.read(first.as_json()["costs"]), first.fixed_costs, first.as_json())
-    fresh = policy_of().open(sampled=False).rates[1].expected(1)[1]
-    assert 0.3 < again.open(sampled=False).rates[1].expected(1)[1] < fresh
+    fresh = policy_of().open(sampled=False).acceptance[1].reach(1)[0]
+    assert 0.3 < again.open(sampled=False).acceptance[1].reach(1)[0] < fresh
 
 
 class TreeMachine:

@@ -45,6 +45,8 @@ class Batch:
             is no such row.
         drafters: of each row, the names of the drafters that may draft in it, None for all; empty where there is no
             other row.
+        begun: of each row, tokens of another drafter that its draft begins with: a drafter that `extends` such drafts
+            proposes what follows them; empty where there are none.
         exact: of each row, whether its limit is the draft length that was asked for, and not the most that the policy
             may choose; empty where there is no such row.
     """
@@ -63,6 +65,7 @@ class Batch:
     reproducible: tuple[bool, ...] = ()
     exact: tuple[bool, ...] = ()
     drafters: tuple[frozenset[str] | None, ...] = ()
+    begun: tuple[tuple[int, ...], ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -102,6 +105,9 @@ class Drafter(ABC):
             that the last proposal continued, 0 where there was none. None for all other drafters.
         estimates: of drafters that know how likely their drafts are: of each sequence, for each node of the last
             proposal the probability that it is accepted, with all nodes above it. None for all other drafters.
+        foreseen: of drafters that draft without a model and know it: of each sequence, for each token of the last
+            round whether it is what they would have drafted there. None for all other drafters.
+        extends: proposals may begin behind tokens that another drafter drafted (`Batch.begun`).
     """
 
     name: str = ""
@@ -115,6 +121,8 @@ class Drafter(ABC):
     note: str = ""
     matches: PerSequence[int] | None = None
     estimates: PerSequence[list[float]] | None = None
+    foreseen: PerSequence[list[bool]] | None = None
+    extends: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

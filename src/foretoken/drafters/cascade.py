@@ -12,8 +12,8 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
-from foretoken.drafters.chains import joined
-from foretoken.drafters.judging import expected_accepted, follow, verdict_of
+from foretoken.drafters.chains import extended, joined
+from foretoken.drafters.judging import follow, verdict_of
 from foretoken.drafters.prediction import Prediction
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
@@ -165,7 +165,7 @@ class Cascade(Drafter):
             line = Line.through(points)
             calls.append(DrafterCosts(line, lag=_LAG_SHARE * line.each))
         self.measured = True
-        self.policy.calibrate(Costs(Line.through(target), calls))
+        self.policy.costs.become(Line.through(target), calls)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""
@@ -190,6 +190,7 @@ class Cascade(Drafter):
             )
             for row, (state, sequence, limit) in enumerate(zip(states, batch.sequences, limits, strict=True))
         ]
+        self.policy.extends = [drafter.extends for drafter in self._sources]
         self.policy.choose([row for row in rows if row.room > 0])
         if len(self.drafters) < 2 and batch.exact:
             for row, exact, limit in zip(rows, batch.exact, limits, strict=True):
@@ -201,14 +202,16 @@ class Cascade(Drafter):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
         used = [
-            min(row.chosen.tokens, int(drafts[row.chosen.drafter].counts[index])) if row.chosen.tokens else 0
+            min(row.chosen.total, int(drafts[row.chosen.drafter].counts[index])) if row.chosen.tokens else 0
             for index, row in enumerate(rows)
         ]
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
-        if any(turns[-1]):
-            predicted = tuple(count * own for count, own in zip(used, turns[-1], strict=True))
-            draft = replace(draft, predicted=predicted)
-        return draft
+        last = len(self.drafters)
+        predicted = tuple(
+            count if row.chosen.drafter == last else row.chosen.copied if row.chosen.source == last else 0
+            for count, row in zip(used, rows, strict=True)
+        )
+        return replace(draft, predicted=predicted) if any(predicted) else draft
 
     def _of_length(self, row: Row, tokens: int) -> Choice:
         """A given draft length, of the only drafter or the prediction, whichever gets more tokens accepted."""
@@ -220,21 +223,20 @@ class Cascade(Drafter):
         if predicted is None:
             return Choice(0, tokens)
         size = min(predicted.size, tokens)
-        rates = row.request.rates
-        expected = rates[last].expected(size, predicted.match)[size]
+        expected = sum(row.request.acceptance[last].reach(size, predicted.match))
         return Choice(0, tokens) if may_draft and self._expected(row, tokens) > expected else Choice(last, tokens)
 
     def _expected(self, row: Row, tokens: int) -> float:
         """Accepted tokens that are expected of the only drafter's draft of a given length."""
-        rates = row.request.rates[0]
+        acceptance = row.request.acceptance[0]
         if not self.free[0]:
             trees = self.policy.kinds[0].trees and row.trees
-            return rates.tree(tokens) if trees else rates.expected(tokens)[tokens]
+            return acceptance.tree(tokens) if trees else sum(acceptance.reach(tokens))
         offer = next((offer for offer in row.offers if offer.drafter == 0), None)
         if offer is None:
             return 0.0
         size = min(offer.size, tokens)
-        return rates.given(offer.reach[:size])[-1] if offer.reach else rates.expected(size, offer.match)[size]
+        return sum(offer.reach[:size] or acceptance.reach(size, offer.match))
 
     def _offers(
         self,
@@ -258,15 +260,22 @@ class Cascade(Drafter):
                 sequence = batch.sequences[row]
                 reach = drafter.estimates[sequence] if drafter.estimates is not None else []
                 match = min(drafter.matches[sequence], LONGEST) if drafter.matches is not None else 0
-                offer = Offer(at, min(count, LARGEST), match, tuple(reach[:count]))
+                chain = parents[row][:count] == list(range(count))
+                offer = Offer(at, min(count, LARGEST), match, tuple(reach[:count]), chain)
                 offered[row].append((offer, tokens[row][:count], parents[row][:count]))
         return draft
 
     def _ask(self, at: int, drafter: Drafter, batch: Batch, current: _Round, states: list[_State]) -> Draft:
         """Call a drafter that is not free. It is called with limits of 0 too: some update their state then."""
         limits = [row.chosen.tokens if row.chosen.drafter == at else 0 for row in current.rows]
+        begun = tuple(
+            next((tuple(tokens[: chosen.copied]) for offer, tokens, _ in offered if offer.drafter == chosen.source), ())
+            if (chosen := row.chosen).drafter == at and chosen.copied
+            else ()
+            for row, offered in zip(current.rows, current.offered, strict=True)
+        )
         start = self.clock()
-        draft = drafter.propose(batch, limits)
+        draft = drafter.propose(replace(batch, begun=begun) if any(begun) else batch, limits)
         asked = [index for index, limit in enumerate(limits) if limit]
         if asked:
             lag = sum(current.rows[index].lags[at] for index in asked)
@@ -277,7 +286,7 @@ class Cascade(Drafter):
                 state.lengths[at] = len(sequence.tokens)
         if len(self.drafters) > 1 and not draft.is_chain:
             raise ParameterError(f"drafter {drafter.name!r} drafts trees: a cascade takes drafters of chains")
-        return draft
+        return extended(draft, begun, batch.vocab_size) if any(begun) else draft
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Record which tokens of every draft the target emitted, and pass the verdict to the drafters."""
@@ -302,6 +311,9 @@ class Cascade(Drafter):
             if current is not None and any(turns):
                 spent = self.clock() - start
                 current.calls = [(*call[:4], call[4] + spent) if call[0] == at else call for call in current.calls]
+            if current is not None and drafter.foreseen is not None:
+                for row, sequence in zip(current.rows, current.sequences, strict=True):
+                    row.request.foreseen = drafter.foreseen[sequence]
 
     def observe_hidden(
         self,
@@ -337,19 +349,20 @@ class Cascade(Drafter):
         drafted: int,
         accepted: int,
     ) -> None:
+        longest = 0
         for offer, tokens, parents in offered:
             right, missed = follow(tokens, parents, emitted)
-            if offer.reach:
-                expected = expected_accepted(offer.reach, tokens, parents, emitted)
-                self.policy.judge_tree(row.request, offer.drafter, offer.size, right, expected)
-            else:
+            longest = max(longest, right)
+            if not offer.reach:
                 self.policy.judge(row.request, offer.drafter, right + missed, right, offer.match)
-        drafter = row.chosen.drafter
-        if drafter >= 0 and not self.free[drafter] and drafted:
+        if any(self.free[:-1]) or offered:
+            row.request.foreseen = [True] * longest + [False] * (longest < len(emitted))
+        drafter, copied = row.chosen.drafter, row.chosen.copied
+        if drafter >= 0 and not self.free[drafter] and drafted > copied and accepted >= copied:
             if self.policy.kinds[drafter].trees and row.trees:
                 self.policy.judge_tree(row.request, drafter, drafted, accepted)
             else:
-                self.policy.judge(row.request, drafter, drafted, accepted)
+                self.policy.judge(row.request, drafter, drafted - copied, accepted - copied)
 
     def _may(self, batch: Batch, row: int, at: int) -> bool:
         """Whether a drafter may draft in a row."""

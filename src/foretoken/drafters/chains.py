@@ -108,6 +108,22 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
     return Draft(tokens, parents, counts, probs, replacement, is_chain)
 
 
+def extended(draft: Draft, begun: AbstractSequence[AbstractSequence[int]], vocab_size: int) -> Draft:
+    """Chains with other tokens, which were chosen, before those of each row."""
+    counts, tokens = draft.counts.tolist(), draft.tokens.tolist()
+    rows = [[*first, *own[:count]] for first, own, count in zip(begun, tokens, counts, strict=True)]
+    found = Draft.from_lists(rows, draft.tokens.device)
+    if draft.probs is None:
+        return found
+    entries = max(vocab_size, draft.probs.shape[-1])
+    probs = draft.probs.new_zeros((*found.tokens.shape, entries))
+    for row, (first, count) in enumerate(zip(begun, counts, strict=True)):
+        size = len(first)
+        probs[row, :size] = probs[row, :size].scatter(-1, found.tokens[row, :size, None], 1.0)  # q is one-hot
+        probs[row, size : size + count, : draft.probs.shape[-1]] = draft.probs[row, :count]
+    return replace(found, probs=probs)
+
+
 def _first_nodes(draft: Draft, counts: Tensor, width: int) -> Draft:
     """The first nodes of each row's draft, at most `width`."""
     if width == draft.width:

@@ -173,12 +173,21 @@ class Continuations:
                 self._successors[self._last] = known[:SUCCESSORS]
             self._append(token)
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens that were emitted: candidates that had been there for each are judged by it."""
+    def extend(self, tokens: Iterable[int]) -> list[bool]:
+        """Append tokens that were emitted: candidates that had been there for each are judged by it.
+
+        Returns:
+            Of each, whether it was the likeliest candidate.
+        """
+        foreseen = []
         for token in tokens:
-            for candidate in self.candidates(self.here()):
+            candidates = self.candidates(self.here())
+            best = max(((self.rates.rate(key), one) for one, key in candidates), default=(0.0, -1))
+            foreseen.append(best[1] == token)
+            for candidate in candidates:
                 self.rates.record(candidate.key, candidate.token == token)
             self._append(token)
+        return foreseen
 
     def scored(self, token: int, likeliest: Sequence[int]) -> None:
         """The target scored a token: `likeliest` are its `SUCCESSORS` likeliest next ones, the likeliest first."""

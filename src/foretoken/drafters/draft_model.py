@@ -34,12 +34,14 @@ class DraftCache:
         rows: ids of the sequences that the rows belong to.
         tentative: draft tokens of each row in the cache, not yet committed or dropped; empty for none.
         grown: the trees that they belong to; None for chains.
+        begun: committed tokens of each row that are another drafter's draft; empty for none.
     """
 
     cache: Cache
     rows: list[int]
     tentative: list[int] = field(default_factory=list)
     grown: Grown | None = None
+    begun: list[int] = field(default_factory=list)
 
     def add(self, counts: AbstractSequence[int]) -> None:
         """Count so many more tentative tokens in each row."""
@@ -47,18 +49,27 @@ class DraftCache:
         self.tentative = [had + count for had, count in zip(before, counts, strict=True)]
 
     def keep(self, verdict: Verdict | None) -> None:
-        """Commit the accepted tentative tokens, none for a verdict of None; drop the others."""
+        """Keep the accepted tokens, none for a verdict of None; drop the others."""
+        size = len(self.rows)
+        begun = self.begun or [0] * size
+        if any(self.tentative) or any(begun):
+            accepted = [0] * size if verdict is None else verdict.counts.tolist()
         if any(self.tentative):
-            size = len(self.rows)
             if verdict is None:
                 path, counts = torch.zeros((size, 0), dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
             elif self.grown is not None:
                 path, counts = self.grown.kept(verdict)
             else:
                 path = torch.arange(max(self.tentative)).expand(size, -1)
-                counts = torch.minimum(verdict.counts.cpu(), torch.tensor(self.tentative))
+                own = [max(count - first, 0) for count, first in zip(accepted, begun, strict=True)]
+                counts = torch.minimum(torch.tensor(own), torch.tensor(self.tentative))
             self.cache.commit(path, counts)
-        self.tentative, self.grown = [], None
+        if any(begun) and any(count < first for count, first in zip(accepted, begun, strict=True)):
+            lengths = self.cache.lengths.tolist()
+            wrong = [max(first - count, 0) for count, first in zip(accepted, begun, strict=True)]
+            keep: list[int | None] = [length - extra for length, extra in zip(lengths, wrong, strict=True)]
+            self.cache.select(list(range(size)), keep)
+        self.tentative, self.grown, self.begun = [], None, []
 
 
 class DraftModel(Drafter):
@@ -89,12 +100,18 @@ class DraftModel(Drafter):
         # By sequence: batches that alternate have caches of their own, and those of ended sequences are freed.
         self._caches = PerSequence(lambda: DraftCache(model.open(0), []))
 
+    @property
+    def extends(self) -> bool:  # type: ignore[override]  # an attribute there
+        """Chains may begin behind another drafter's."""
+        return not self.tree.branches
+
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A draft of up to ``limits[b]`` tokens in row b."""
+        begun = batch.begun or [()] * len(limits)
         # The last draft token is never fed, so a sequence of n tokens allows max_length - n + 1 draft tokens on a path.
         room = [
-            max(0, self.model.max_length - len(sequence.tokens) + 1) if self._fits_source(sequence) else 0
-            for sequence in batch.sequences
+            max(0, self.model.max_length - len(sequence.tokens) - len(first) + 1) if self._fits_source(sequence) else 0
+            for sequence, first in zip(batch.sequences, begun, strict=True)
         ]
         if self.tree.branches:
             return self._trees(batch, limits, room)
@@ -104,25 +121,37 @@ class DraftModel(Drafter):
         if width == 0:
             return Draft.empty(len(limits), device)
         state = self._recall(batch)
+        missing = self._missing(state, batch, limits)
+        if batch.begun:
+            state.begun = [len(first) if limit else 0 for first, limit in zip(begun, limits, strict=True)]
+            sequences = [
+                replace(sequence, tokens=[*sequence.tokens, *first])
+                for sequence, first in zip(batch.sequences, begun, strict=True)
+            ]
+            batch = replace(batch, sequences=sequences)  # what the drawn tokens follow; positions key the uniforms
         whole = self.model.drafts_chains and self.model.vocab_size <= batch.vocab_size
 
         def one_call(limits: AbstractSequence[int], draws: Draws | None) -> Chains:
-            steps, missing = max(limits), self._missing(state, batch, limits)
-            chains = self.model.chain(missing, steps, state.cache, draws)
+            steps = max(limits)
+            fed = [tokens if limit else [] for tokens, limit in zip(missing, limits, strict=True)]
+            chains = self.model.chain(fed, steps, state.cache, draws)
             state.add([steps - 1 if limit else 0 for limit in limits])
             return chains
 
         def steps(limits: AbstractSequence[int]) -> tuple[Draft, bool]:
-            return self._steps(state, batch, limits)
+            fed = [tokens if limit else [] for tokens, limit in zip(missing, limits, strict=True)]
+            return self._steps(state, batch, limits, fed)
 
         draft, sound = draft_chains(batch, limits, one_call if whole else None, steps)
         if not sound:
             self._warn_of_bad_scores()
         return draft
 
-    def _steps(self, state: DraftCache, batch: Batch, limits: AbstractSequence[int]) -> tuple[Draft, bool]:
+    def _steps(
+        self, state: DraftCache, batch: Batch, limits: AbstractSequence[int], missing: list[list[int]]
+    ) -> tuple[Draft, bool]:
         """Chains that are drawn token by token."""
-        logits = feed(self.model, state.cache, self._missing(state, batch, limits), keep="last")
+        logits = feed(self.model, state.cache, missing, keep="last")
         assert logits is not None  # a row with a limit has at least its root to feed
         size = min(self.model.vocab_size, batch.vocab_size)
         counts = [int(limit > 0) for limit in limits]
@@ -216,9 +245,9 @@ class DraftModel(Drafter):
         return state
 
     def _missing(self, state: DraftCache, batch: Batch, limits: AbstractSequence[int]) -> list[list[int]]:
-        """The tokens that each row's cache lacks, the root included; none for rows that draft nothing."""
-        known = state.cache.lengths.tolist()
+        """The tokens that each row's cache lacks, root and `Batch.begun` included; none for rows that draft nothing."""
+        known, begun = state.cache.lengths.tolist(), batch.begun or [()] * len(limits)
         return [
-            self._known(sequence.tokens[length:]) if limit > 0 else []
-            for sequence, length, limit in zip(batch.sequences, known, limits, strict=True)
+            self._known([*sequence.tokens[length:], *first]) if limit > 0 else []
+            for sequence, first, length, limit in zip(batch.sequences, begun, known, limits, strict=True)
         ]

@@ -26,29 +26,6 @@ def follow(tokens: list[int], parents: list[int], emitted: list[int]) -> tuple[i
     return len(emitted), False
 
 
-def expected_accepted(
-    reach: AbstractSequence[float], tokens: list[int], parents: list[int], emitted: list[int]
-) -> float:
-    """Accepted tokens that a draft's drafter expects of what the emitted tokens judge.
-
-    Those are the children of the root and of every node on the emitted path, each given that its parent is accepted:
-    where a path ends is chance, and nodes below a rejected one were not tried.
-    """
-    children: dict[int, dict[int, int]] = {}
-    for node, (token, parent) in enumerate(zip(tokens[: len(reach)], parents, strict=False), start=1):
-        children.setdefault(parent, {}).setdefault(token, node)
-    chances = [1.0, *reach]
-    node, expected = 0, 0.0
-    for token in emitted:
-        below = children.get(node, {})
-        if below and chances[node] > 0.0:
-            expected += sum(chances[child] for child in below.values()) / chances[node]
-        if token not in below:
-            break
-        node = below[token]
-    return expected
-
-
 def verdict_of(verdict: Verdict, draft: Draft, takes: AbstractSequence[bool]) -> Verdict:
     """The verdict on a draft for some rows, as if the others had accepted nothing before their first new token."""
     if all(takes):

@@ -47,6 +47,7 @@ class Lookup(Drafter):
         self.global_tokens = check_integer("global_tokens", global_tokens, 0, cure="use 0 to keep requests apart")
         self._others = OtherRequests(self.global_tokens) if self.global_tokens else None
         self.estimates: PerSequence[list[float]] = PerSequence(list)
+        self.foreseen: PerSequence[list[bool]] = PerSequence(list)
         self._engine = {greedy: AcceptanceRates() for greedy in (False, True)}
         self._participants = Participants()
         self._sequences: PerSequence[_State] = PerSequence(_State)
@@ -80,7 +81,7 @@ class Lookup(Drafter):
             known = self._continuations(batch, row)
             nodes = [sequence.tokens[-1], *tokens[row][: counts[row]]]
             path = [0, *paths[row][: accepted[row]]]
-            known.extend([*(nodes[node] for node in path[1:]), following[row]])
+            self.foreseen[sequence] = known.extend([*(nodes[node] for node in path[1:]), following[row]])
             # After a token that was scored several times, what followed it in the output itself counts.
             for node in (*range(len(nodes)), *path):
                 known.scored(nodes[node], likeliest[row][node])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 """Sizes with corrections of their own; other sizes use the nearest one's."""
@@ -21,11 +21,7 @@ _OUTLIER = 0.3
 """Most that one measurement may differ from its estimate, as a logarithm (35%); more is cut to this. So a single round
 that other work slowed down rules out no draft length."""
 
-_SMALLEST_GAIN = 1 / 24  # weight of a measurement among many
-_RECENT = 32.0  # measurements over which the share of each size is averaged
-_UNSTEADY = 0.25  # weight of a measurement that a change of size may have made longer (benchmarks/widths.py)
-_DRIFT_GAIN = 1 / 12  # weight of one measurement in the drift
-_NEIGHBOURS = 0.5  # share of a correction that the next size gets too; the one after gets this squared, …
+_STEADY = 24.0  # measurements over which corrections, shares and the drift are averaged
 
 _FLATTEST = 0.01
 """Least cost of a further unit of size, as a share of the median measurement: a fitted line is never flat."""
@@ -33,11 +29,17 @@ _FLATTEST = 0.01
 BYTES_PER_POSITION = 0.04
 """Cost of a further position where costs must not depend on the clock, as a share of a pass; assumed."""
 
+_REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
+
 _BUCKET = [min(range(len(SIZES)), key=lambda i: abs(log(SIZES[i] / size))) for size in range(1, SIZES[-1] + 1)]
 
 
 def _bucket(size: int) -> int:
     return _BUCKET[min(max(size, 1), SIZES[-1]) - 1]
+
+
+def _cut(value: float, most: float = _OUTLIER) -> float:
+    return min(max(value, -most), most)
 
 
 class Drift:
@@ -48,7 +50,7 @@ class Drift:
 
     def follow(self, surprise: float) -> None:
         """A measurement differed by this logarithm from its line with this drift."""
-        self.value += _DRIFT_GAIN * min(max(surprise, -_OUTLIER), _OUTLIER)
+        self.value += 2.0 / _STEADY * _cut(surprise)
 
 
 class Line:
@@ -66,7 +68,6 @@ class Line:
         self._log = [0.0] * len(SIZES)  # corrections
         self._seen = [0.0] * len(SIZES)
         self._recent = [0.0] * len(SIZES)  # shares of the last measurements
-        self._factors = [1.0] * len(SIZES)
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Line:
@@ -75,40 +76,29 @@ class Line:
         for size, seconds in points:
             at = _bucket(int(size))
             line._log[at] = 0.5 * log(max(seconds, 1e-9) / (line.fixed + line.each * size))
-            line._factors[at], line._seen[at] = exp(line._log[at]), 1.0
+            line._seen[at] = 1.0
         return line
 
     def __call__(self, size: int) -> float:
         """Seconds, drift left out."""
-        return (self.fixed + self.each * size) * self._factors[_bucket(size)]
+        return (self.fixed + self.each * size) * exp(self._log[_bucket(size)])
 
-    def record(self, size: int, seconds: float, drift: Drift, steady: bool = True) -> None:
-        """A measurement; `steady` if the last one was of the same size, so that the runtime had nothing to prepare."""
+    def record(self, size: int, seconds: float, drift: Drift) -> None:
+        """A measurement."""
         if seconds <= 0.0:
             return
-        surprise = log(seconds / self(size)) - drift.value
-        at = _bucket(size)
-        gain = max(1.0 / (2.0 + self._seen[at]), _SMALLEST_GAIN)
-        # The first measurements of a size may be far from the line; later ones are outliers if they are.
-        most = _OUTLIER * (1.0 + 2.0 / (1.0 + self._seen[at]))
-        if not steady and surprise > 0.0:
-            gain *= _UNSTEADY
+        surprise, at = log(seconds / self(size)) - drift.value, _bucket(size)
         # Where one size alone is measured for long, its correction can't be told from the drift.
-        self._recent = [share - share / _RECENT for share in self._recent]
-        self._recent[at] += 1.0 / _RECENT
-        gain *= 1.0 - self._recent[at]
-        step = gain * min(max(surprise, -most), most)
-        drift.follow(surprise)
+        self._recent = [share - share / _STEADY for share in self._recent]
+        self._recent[at] += 1.0 / _STEADY
+        gain = max(1.0 / (2.0 + self._seen[at]), 1.0 / _STEADY) * (1.0 - self._recent[at])
+        # The first measurements of a size may be far from the line; later ones are outliers if they are.
+        self._log[at] += gain * _cut(surprise, _OUTLIER * (1.0 + 2.0 / (1.0 + self._seen[at])))
         self._seen[at] += 1.0
-        for other in range(len(SIZES)):
-            distance = abs(other - at)
-            own = self._seen[other] if distance else 0.0  # sizes with measurements of their own need no neighbours
-            if distance < 4 and own < 4.0:
-                self._log[other] += step * _NEIGHBOURS**distance
-                self._factors[other] = exp(self._log[other])
+        drift.follow(surprise)
 
     def as_json(self) -> list[float]:
-        """What `read` takes: the line through the corrected sizes that were measured."""
+        """What another process starts from: the line through the corrected sizes that were measured."""
         points = [(float(size), self(size)) for size, seen in zip(SIZES, self._seen, strict=True) if seen >= 3.0]
         fixed, each = fitted(points) if len(points) > 1 else (self.fixed, self.each)
         return [float(f"{fixed:.4g}"), float(f"{each:.4g}")]
@@ -141,6 +131,20 @@ class DrafterCosts:
     lag: float = 0.0
 
 
+class Table(NamedTuple):
+    """Seconds in a batch of so many rows.
+
+    Attributes:
+        plain: of a round without drafts.
+        extra: what a draft of 0, 1, 2, … tokens in one row adds to it, where all rows have as many.
+        calls: of each drafter, a call in one row for so many tokens.
+    """
+
+    plain: float
+    extra: list[float]
+    calls: list[list[float]]
+
+
 class Costs:
     """Of one pair of a target and its drafters.
 
@@ -150,10 +154,15 @@ class Costs:
     """
 
     def __init__(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
-        self.target = target
-        self.drafters = list(drafters)
+        self.become(target, drafters)
+
+    def become(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
+        """Take over other lines."""
+        self.target, self.drafters = target, list(drafters)
         self.drift = Drift()
         self.anchored = False
+        self._tables: dict[int, tuple[int, Table]] = {}
+        self._rounds = 0
 
     @classmethod
     def by_bytes(cls, target: float, drafters: Sequence[float]) -> Costs:
@@ -167,36 +176,44 @@ class Costs:
         lines = [DrafterCosts(Line(0.0, share), lag=share * BYTES_PER_POSITION) for share in shares]
         return cls(Line(1.0 - BYTES_PER_POSITION, BYTES_PER_POSITION), lines)
 
-    def anchor(self, positions: int, seconds: float) -> None:
-        """The first round of this process: it sets the drift, which saved costs and costs by bytes do not know."""
-        if not self.anchored and seconds > 0.0:
-            self.drift.value = log(seconds / self.target(positions))
-            self.anchored = True
-
-    def become(self, other: Costs) -> None:
-        """Take over another's lines."""
-        self.target, self.drafters = other.target, other.drafters
-        self.drift.value, self.anchored = 0.0, False
-
     def draft(self, drafter: int, tokens: int, rows: int, lag: int) -> float:
         """Seconds of a call of a drafter for so many tokens, in so many rows that it lags so far behind in all."""
         costs = self.drafters[drafter]
         return costs.call(tokens) * (1.0 + costs.row * (rows - 1)) + costs.lag * lag
 
-    def record_draft(self, drafter: int, tokens: int, rows: int, lag: int, seconds: float) -> None:
-        """What a call took."""
-        costs = self.drafters[drafter]
-        usual = self.draft(drafter, tokens, rows, 0)
-        if lag * costs.lag > 0.2 * usual or lag > 16:
-            left = max(seconds - usual * exp(self.drift.value), 0.0)
-            each = left / lag * exp(-self.drift.value)
-            costs.lag += 0.3 * (min(each, 4.0 * costs.lag) - costs.lag)
-            return
-        if rows > 1:
-            share = (seconds * exp(-self.drift.value) / costs.call(tokens) - 1.0) / (rows - 1)
-            costs.row = max(costs.row + 0.1 * min(max(share - costs.row, -0.1), 0.1), 0.0)
-            return
-        costs.call.record(tokens, seconds, self.drift)
+    def table(self, rows: int, longest: int) -> Table:
+        """Seconds by draft tokens, up to `longest`; those of the last few rounds are reused."""
+        made, found = self._tables.get(rows, (0, None))
+        if found is None or self._rounds >= made + _REUSED:
+            plain = self.target(rows)
+            extra, sizes = [0.0], range(1, longest + 1)
+            for tokens in sizes:  # a longer draft that costs less is noise
+                extra.append(max((self.target(rows * (1 + tokens)) - plain) / rows, extra[-1]))
+            calls = [[0.0, *map(one.call, sizes)] for one in self.drafters]
+            found = Table(plain, extra, calls)
+            self._tables[rows] = self._rounds, found
+        return found
+
+    def record(self, positions: int, seconds: float, calls: Sequence[tuple[int, int, int, int, float]]) -> None:
+        """A round's pass over so many positions, and its calls of drafters: index, tokens, rows, lag in all, seconds.
+
+        The first round of a process sets the drift, which saved costs and costs by bytes do not know.
+        """
+        self._rounds += 1
+        if not self.anchored and seconds > 0.0:
+            self.drift.value, self.anchored = log(seconds / self.target(positions)), True
+        self.target.record(positions, seconds, self.drift)
+        for drafter, tokens, rows, lag, took in calls:
+            costs, now = self.drafters[drafter], took * exp(-self.drift.value)
+            usual = self.draft(drafter, tokens, rows, 0)
+            if costs.lag * lag > 0.2 * usual or lag > 16:
+                each = max(now - usual, 0.0) / lag
+                costs.lag += 0.3 * (min(each, 4.0 * costs.lag) - costs.lag)
+            elif rows > 1:
+                share = (now / costs.call(tokens) - 1.0) / (rows - 1)
+                costs.row = max(costs.row + 0.1 * _cut(share - costs.row, 0.1), 0.0)
+            else:
+                costs.call.record(tokens, took, self.drift)
 
     def as_json(self) -> dict[str, Any]:
         """What `read` takes."""

@@ -3,226 +3,219 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from foretoken.policy.acceptance import Kind
-from foretoken.policy.costs import Costs
-from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Row
+from foretoken.policy.account import worth
+from foretoken.policy.costs import Costs, Table
+from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Offer, Row
 
-_ROUNDS = 8  # for which looked-up costs are reused: looking them up is slow beside a choice
 
-
-class _Seconds(NamedTuple):
-    """Of a batch of so many rows, at the time of looking them up.
+class Copies(NamedTuple):
+    """An offer with what is expected of it.
 
     Attributes:
-        plain: of a round without drafts.
-        extra: what a draft of 0, 1, 2, … tokens in one row adds to it.
-        calls: of each drafter, a call in one row for so many tokens.
+        offer: the offer.
+        reach: of each of its tokens, the chance that it is accepted.
+        expected: accepted tokens of its first 0, 1, 2, … tokens.
     """
 
-    plain: float
-    extra: list[float]
-    calls: list[list[float]]
+    offer: Offer
+    reach: Sequence[float]
+    expected: list[float]
 
 
-class Decider:
-    """Decides rounds of one target and its drafters.
+class Option(NamedTuple):
+    """Of one row and one model: drafts of a length.
+
+    Attributes:
+        tokens: of the model's draft.
+        reach: accepted tokens of it.
+    """
+
+    tokens: int
+    accepted: float
+    value: float
+
+
+class Decision:
+    """The decision on a round of rows that share their costs and accounts.
 
     Args:
+        rows: of the round; their choices are filled in.
         kinds: of the drafters.
-        free: of each, whether it makes its drafts before the choice.
+        models: indices of those that are not free.
+        extends: of each drafter, whether it can extend a copy.
     """
 
-    def __init__(self, kinds: Sequence[Kind], free: Sequence[bool]) -> None:
-        self._kinds = kinds
-        self._models = [at for at, is_free in enumerate(free) if not is_free]
-        self._seconds: dict[tuple[int, int], tuple[int, _Seconds]] = {}
-
-    def forget(self) -> None:
-        """Drop looked-up costs: they were measured anew."""
-        self._seconds.clear()
-
-    def decide(self, rows: Sequence[Row], now: int) -> None:
-        """Fill in the choices of rows that share their costs and accounts.
-
-        Args:
-            rows: of the round.
-            now: rounds so far.
-        """
-        costs, count = rows[0].request.costs, len(rows)
-        seconds = self._look_up(costs, count, now)
-        tables = {drafter: [self._options(row, drafter) for row in rows] for drafter in self._models}
-        pace = max(sum(row.request.expected_pace() for row in rows) / count, 1.0)
-        for drafter, table in tables.items():
-            pace = max(pace, _pace_alone(table, costs, drafter, seconds))
-        rho = pace * count / seconds.plain  # ρ
-        most = 0.0
-        for row in rows:
-            row.alone, gain = _best_offer(row, rho, seconds, row.request.guards[0].balance / count)
-            row.chosen, row.gain = row.alone, gain
-            most += gain
-        alone = most
-        affordable = rows[0].request.guards[1].balance * seconds.plain
-        for drafter, table in tables.items():
-            found, value = _with_model(rows, table, drafter, costs, seconds, rho, alone, affordable)
+    def __init__(
+        self, rows: Sequence[Row], kinds: Sequence[Kind], models: Sequence[int], extends: Sequence[bool]
+    ) -> None:
+        self.rows, self.kinds, self.extends = rows, kinds, extends
+        self.costs: Costs = rows[0].request.costs
+        count = len(rows)
+        self.table: Table = self.costs.table(count, LARGEST)
+        self.copies = [[_copies(row, offer) for offer in row.offers] for row in rows]
+        plain = self.table.plain
+        run, self.worths = 1.0, [[1.0] * LARGEST] * count
+        if any(row.request.above[1].known for row in rows):
+            worths = [worth(row.request.runs.shares(row.request.above[1]), LARGEST) for row in rows]
+            self.worths = [each for each, _ in worths]
+            run = min(sum(each for _, each in worths) / count, LONGEST)
+        options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
+        pace = max(sum(row.request.pace.of(row.request.above[0]) for row in rows) / count, 1.0)
+        for drafter, each in options.items():
+            pace = max(pace, self._pace_alone(drafter, each))
+        self.rho = pace * count / plain  # ρ
+        alone = run / (1.0 + count * self.table.extra[round(run)] / plain)
+        self.rho_model = max(pace, alone) * count / plain
+        guards = rows[0].request.guards
+        self._copy(guards[0].balance / count)
+        self._affordable = guards[1].balance * self.table.plain
+        alone = most = sum(row.gain for row in rows)
+        for drafter, each in options.items():
+            found, value = self._with_model(drafter, each, alone)
             if value > most:
                 most = value
-                for row, tokens in zip(rows, found, strict=True):
-                    row.chosen = Choice(drafter, tokens) if tokens else row.alone
+                for row, choice in zip(rows, found, strict=True):
+                    row.chosen = choice or row.alone
         if most == alone:
-            for drafter, table in tables.items():
-                if self._look(rows, table, drafter, costs, seconds, rho, affordable):
+            for drafter, each in options.items():
+                if self._look(drafter, each):
                     return
 
-    def _options(self, row: Row, drafter: int) -> list[tuple[int, float]]:
+    def _options(self, row_at: int, row: Row, drafter: int) -> list[Option]:
         """Draft lengths, and accepted tokens of each."""
-        rates, room = row.request.rates[drafter], row.room
+        acceptance, room = row.request.acceptance[drafter], row.room
         if room <= 0 or drafter in row.barred:
             return []
-        if self._kinds[drafter].trees and row.trees:
-            return [(nodes, min(rates.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
+        if self.kinds[drafter].trees and row.trees:
+            accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
+            return [Option(nodes, right, right) for nodes, right in accepted]
         longest = min(room, row.most, LONGEST)
-        expected = rates.expected(longest)
-        return [(length, expected[length]) for length in LENGTHS if length <= longest]
+        reach = acceptance.reach(longest)
+        expected = [0.0, *accumulate(reach)]
+        value = [0.0, *accumulate(map(mul, reach, self.worths[row_at]))]
+        return [Option(length, expected[length], value[length]) for length in LENGTHS if length <= longest]
 
-    def _look_up(self, costs: Costs, rows: int, now: int) -> _Seconds:
-        until, found = self._seconds.get((id(costs), rows), (-1, None))
-        if found is not None and now < until:
-            return found
-        plain = costs.target(rows)
-        if rows == 1:
-            extra = [max(costs.target(1 + tokens) - plain, 0.0) for tokens in range(LARGEST + 1)]
-        else:
-            each = max((costs.target(4 * rows) - plain) / (3 * rows), 0.0)
-            extra = [each * tokens for tokens in range(LARGEST + 1)]
-        for at in range(1, len(extra)):  # a longer draft that costs less is noise
-            extra[at] = max(extra[at], extra[at - 1])
-        calls = [[costs.draft(at, tokens, 1, 0) for tokens in range(LARGEST + 1)] for at in range(len(costs.drafters))]
-        found = _Seconds(plain, extra, calls)
-        self._seconds[id(costs), rows] = now + _ROUNDS, found
+    def _pace_alone(self, drafter: int, options: list[list[Option]]) -> float:
+        """The best pace of one model that drafts as many tokens in every row."""
+        count, best, plain = len(self.rows), 1.0, self.table.plain
+        share = 1.0 + self.costs.drafters[drafter].row * (count - 1)
+        for at in range(min(map(len, options))):
+            length = options[0][at].tokens
+            accepted = sum(each[at].accepted for each in options) / count
+            took = plain + count * self.table.extra[length] + self.table.calls[drafter][length] * share
+            best = max(best, (1.0 + accepted) * plain / took)
+        return best
+
+    def _copy(self, budget: float) -> None:
+        """Each row's best use of the drafts that are made already; `budget` is in plain rounds."""
+        extra, limit, rho = self.table.extra, budget * self.table.plain, self.rho
+        for row, copies in zip(self.rows, self.copies, strict=True):
+            row.alone, row.gain = PLAIN, 0.0
+            for offer, _, expected in copies:
+                for tokens in range(1, min(offer.size, row.most, LARGEST) + 1):
+                    if extra[tokens] > limit:
+                        break
+                    value = expected[tokens] - rho * extra[tokens]
+                    if value > row.gain:
+                        row.alone, row.gain = Choice(offer.drafter, tokens), value
+            row.chosen = row.alone
+
+    def _prefixes(self, row: int, drafter: int, first: float) -> list[tuple[int, int, float, float]]:
+        """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
+
+        A copy is followed as long as its next token is likelier to be right than the model's first one is.
+        """
+        found = [(0, -1, 0.0, 1.0)]
+        if self.extends[drafter]:
+            for offer, reach, expected in self.copies[row]:
+                size, before = 0, 1.0
+                while offer.chain and size < offer.size and reach[size] > first * before:
+                    before, size = reach[size], size + 1
+                if size:
+                    found.append((size, offer.drafter, expected[size], before))
         return found
 
-    def _look(
-        self,
-        rows: Sequence[Row],
-        table: list[list[tuple[int, float]]],
-        drafter: int,
-        costs: Costs,
-        seconds: _Seconds,
-        rho: float,
-        affordable: float,
-    ) -> bool:
+    def _with_model(self, drafter: int, options: list[list[Option]], alone: float) -> tuple[list[Choice | None], float]:
+        """What each row does where a model drafts in some of them, at best, and what that gains.
+
+        Rows share its calls, which take as long as the longest draft does. So all rows get longer drafts together, and
+        each takes the length that is best for itself on the way.
+        """
+        rows, table, rho = self.rows, self.table, self.rho_model
+        own: list[Choice | None] = [None] * len(rows)
+        gains = [row.gain for row in rows]
+        best, most = own, 0.0
+        read, share = self.costs.drafters[drafter].lag, self.costs.drafters[drafter].row
+        # The cost of a model's lag is spread over the tokens that are left.
+        entries = [read * row.lags[drafter] / max(row.room, 1) for row in rows]
+        prefixes = [
+            self._prefixes(at, drafter, options[at][0].accepted) if options[at] else [] for at in range(len(rows))
+        ]
+        for at in range(max(map(len, options))):
+            improved, length = False, 0
+            for index, (row, each) in enumerate(zip(rows, options, strict=True)):
+                if at >= len(each):
+                    continue
+                length, right, value = each[at]
+                for copied, source, before, reached in prefixes[index]:
+                    if copied and copied + length > min(row.room, row.most):
+                        continue
+                    accepted = before + reached * right
+                    net = (
+                        before
+                        + reached * value
+                        - rho * (table.extra[copied + length] + entries[index] * (1.0 + accepted))
+                    )
+                    if net > gains[index]:
+                        gains[index] = net
+                        if not improved:
+                            own, improved = [*own], True
+                        own[index] = Choice(drafter, length, copied, source)
+            if not improved:
+                continue
+            asked = [index for index, choice in enumerate(own) if choice]
+            call = table.calls[drafter][length] * (1.0 + share * (len(asked) - 1))
+            lag = read * sum(rows[index].lags[drafter] for index in asked)
+            spent = sum(_extra(choice or row.alone, table) for choice, row in zip(own, rows, strict=True))
+            total = sum(gains) - rho * call
+            if total > max(most, alone) and spent + call + lag <= self._affordable:
+                best, most = own, total
+        return best, most
+
+    def _look(self, drafter: int, options: list[list[Option]]) -> bool:
         """Have one row draft with a model that does not pay, if that is due; whether one does."""
         due = [
             (row.lags[drafter], at)
-            for at, row in enumerate(rows)
-            if row.request.looks[drafter].due <= row.request.rounds and not row.chosen.tokens and table[at]
+            for at, row in enumerate(self.rows)
+            if row.request.looks[drafter].due <= row.request.rounds and not row.chosen.tokens and options[at]
         ]
         if not due:
             return False
-        lag, at = min(due)
-        share = (1.0 + costs.drafters[drafter].row * (len(rows) - 1)) / len(rows)
+        (lag, at), costs = min(due), self.costs.drafters[drafter]
+        share = (1.0 + costs.row * (len(self.rows) - 1)) / len(self.rows)
         best, most = 0, 0.0
-        for length, right in table[at][:3]:
-            call, extra = seconds.calls[drafter][length], seconds.extra[length]
+        for length, accepted, _ in options[at][:3]:
+            call, extra = self.table.calls[drafter][length], self.table.extra[length]
             # No look where the draft would not pay even if every token were accepted, in all rows.
-            hopeful = length > rho * (extra + call * share)
-            value = right - rho * (extra + call)
-            if (
-                hopeful
-                and extra + call + costs.drafters[drafter].lag * lag <= affordable
-                and (not best or value > most)
-            ):
+            hopeful = length > self.rho_model * (extra + call * share)
+            value = accepted - self.rho_model * (extra + call)
+            if hopeful and extra + call + costs.lag * lag <= self._affordable and (not best or value > most):
                 best, most = length, value
         if best:
-            rows[at].chosen = Choice(drafter, best)
-            rows[at].request.looking = True
+            self.rows[at].chosen = Choice(drafter, best)
+            self.rows[at].request.looking = True
         return best > 0
 
 
-def _best_offer(row: Row, rho: float, seconds: _Seconds, budget: float) -> tuple[Choice, float]:
-    """A row's best use of the drafts that are made already, and what it gains; `budget` in plain rounds."""
-    best, most = PLAIN, 0.0
-    extra, limit = seconds.extra, budget * seconds.plain
-    for offer in row.offers:
-        rates = row.request.rates[offer.drafter]
-        expected = rates.given(offer.reach) if offer.reach else rates.expected(offer.size, offer.match)
-        for tokens in range(1, min(offer.size, row.most, LARGEST) + 1):
-            if extra[tokens] > limit:
-                break
-            value = expected[tokens] - rho * extra[tokens]
-            if value > most:
-                best, most = Choice(offer.drafter, tokens), value
-            elif value < most - 1.0:
-                break  # longer drafts only lose from here on
-    return best, most
+def _copies(row: Row, offer: Offer) -> Copies:
+    reach = offer.reach or row.request.acceptance[offer.drafter].reach(offer.size, offer.match)
+    return Copies(offer, reach, [0.0, *accumulate(reach)])
 
 
-def _pace_alone(table: list[list[tuple[int, float]]], costs: Costs, drafter: int, seconds: _Seconds) -> float:
-    """The best pace of one model that drafts as many tokens in every row."""
-    count, best = len(table), 1.0
-    share = 1.0 + costs.drafters[drafter].row * (count - 1)
-    for at in range(min(map(len, table))):
-        length, right = table[0][at]
-        if count > 1:
-            right = sum(options[at][1] for options in table) / count
-        took = seconds.plain + count * seconds.extra[length] + seconds.calls[drafter][length] * share
-        pace = (1.0 + right) * seconds.plain / took
-        if pace > best:
-            best = pace
-        elif pace < 0.9 * best:
-            break  # longer drafts only lose from here on
-    return best
-
-
-def _with_model(
-    rows: Sequence[Row],
-    table: list[list[tuple[int, float]]],
-    drafter: int,
-    costs: Costs,
-    seconds: _Seconds,
-    rho: float,
-    alone: float,
-    affordable: float,
-) -> tuple[list[int], float]:
-    """How many tokens a model drafts in each row, at best, and what that gains; `alone`: the gain without it.
-
-    Rows share its calls, which take as long as the longest draft does. So all rows get longer drafts together, and
-    each takes the length that is best for itself on the way.
-    """
-    own, gains = [0] * len(rows), [row.gain for row in rows]
-    best, most = own, 0.0
-    read, share = costs.drafters[drafter].lag, costs.drafters[drafter].row
-    value, asked, lag = alone, 0, 0
-    spent = sum(seconds.extra[row.alone.tokens] for row in rows)
-    # The cost of a model's lag is spread over the tokens that are left.
-    entries = [read * row.lags[drafter] / max(row.room, 1) for row in rows]
-    idle = 0
-    for at in range(max(map(len, table))):
-        improved, length = False, 0
-        for index, options in enumerate(table):
-            if at >= len(options):
-                continue
-            length, right = options[at]
-            net = right - rho * (seconds.extra[length] + entries[index] * (1.0 + right))
-            if net > gains[index]:
-                value += net - gains[index]
-                gains[index] = net
-                spent += seconds.extra[length] - seconds.extra[own[index] or rows[index].alone.tokens]
-                if not own[index]:
-                    asked, lag = asked + 1, lag + rows[index].lags[drafter]
-                if not improved:
-                    own, improved = [*own], True
-                own[index] = length
-        if not improved:
-            idle += 1
-            if idle > 1:
-                break
-            continue
-        idle = 0
-        call = seconds.calls[drafter][length] * (1.0 + share * (asked - 1))
-        total = value - rho * call
-        if (not any(best) or total > most) and spent + call + read * lag <= affordable:
-            best, most = own, total
-    return best, most if any(best) else 0.0
+def _extra(choice: Choice, table: Table) -> float:
+    return table.extra[choice.total]

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
-from foretoken.policy.acceptance import EngineRates, Kind, RequestRates
-from foretoken.policy.account import PACE, Guard, Pace
+from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
+from foretoken.policy.account import FORESEEN, PACE, Guard, Pace, Runs
 from foretoken.policy.costs import Costs
-from foretoken.policy.decision import Decider
+from foretoken.policy.decision import Decision
 from foretoken.policy.request import Request, Row
 
 
@@ -46,6 +46,7 @@ class Policy:
         fixed_costs: of requests whose output depends on the choice, so that it may not depend on the clock.
         saved: what `as_json` gave in an earlier process.
         given: `costs` are not to be refined.
+        extends: of each drafter, whether it can draft after a copy (`Choice.copied`); empty for none.
         names: of the drafters, for people.
     """
 
@@ -55,6 +56,7 @@ class Policy:
     fixed_costs: Costs
     saved: dict[str, Any] = field(default_factory=dict)
     given: bool = False
+    extends: Sequence[bool] = ()
     names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -64,14 +66,9 @@ class Policy:
             sampled: [EngineRates(kind, rates.get(f"{at} {sampled}")) for at, kind in enumerate(self.kinds)]
             for sampled in (False, True)
         }
-        self._pace = {sampled: (Pace(), Pace()) for sampled in (False, True)}
-        self._decider = Decider(self.kinds, self.free)
-        self._rounds = self._positions = 0
-
-    def calibrate(self, costs: Costs) -> None:
-        """Take over costs that were measured just now."""
-        self.costs.become(costs)
-        self._decider.forget()
+        self._paces = {sampled: (Pace(4 * PACE, 1.0), Runs(FORESEEN)) for sampled in (False, True)}
+        self._models = [at for at, free in enumerate(self.free) if not free]
+        self.extends = self.extends or [False] * len(self.kinds)
 
     @property
     def speedup(self) -> float:
@@ -79,8 +76,8 @@ class Policy:
 
         Of requests whose draft lengths the policy chooses, those that are reproducible apart.
         """
-        paces = [request for request, _ in self._pace.values()]
-        return (1.0 + sum(pace.tokens for pace in paces)) / (1.0 + sum(pace.time for pace in paces))
+        paces = [pace for pace, _ in self._paces.values()]
+        return sum(pace.tokens for pace in paces) / sum(pace.time for pace in paces)
 
     def rates(self, drafter: int, *, sampled: bool) -> EngineRates:
         """Acceptance of one drafter over all requests that are sampled, or over all that are greedy."""
@@ -95,46 +92,33 @@ class Policy:
                 nothing but the request's own rounds.
         """
         if reproducible:
-            engine = [EngineRates(kind) for kind in self.kinds]
-            return Request([RequestRates(one) for one in engine], engine, self.fixed_costs, (Guard(), Guard()))
+            own = [Acceptance(EngineRates(kind)) for kind in self.kinds]
+            return Request(own, self.fixed_costs, (Guard(), Guard()))
         for guard in self.guards:
             guard.begin()
-        engine = self._engine[sampled]
-        request = Request([RequestRates(one) for one in engine], engine, self.costs, self.guards)
-        request.above, request.copies_above = self._pace[sampled]
-        return request
+        shared = map(Acceptance, self._engine[sampled])
+        return Request(list(shared), self.costs, self.guards, self._paces[sampled])
 
     def choose(self, rows: Sequence[Row]) -> None:
         """Fill in the rows' choices. Rows whose requests are reproducible are decided each by itself."""
-        together = []
-        for row in rows:
-            if row.request.costs is self.costs:
-                together.append(row)
-            else:
-                self._decider.decide([row], self._rounds)
-        if together:
-            self._decider.decide(together, self._rounds)
+        groups = [[row] for row in rows if row.request.costs is not self.costs]
+        groups.append([row for row in rows if row.request.costs is self.costs])
+        for group in filter(None, groups):
+            Decision(group, self.kinds, self._models, self.extends)
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
 
         Whether or not it was verified. A look is over with it, unless the drafter is free.
         """
-        request.rates[drafter].record(tried, accepted, match)
-        request.engine[drafter].record(max(match, 1), tried, accepted)
-        if self.free[drafter]:
-            request.copied = max(request.copied, accepted)
-        elif request.looking:
+        request.acceptance[drafter].record(tried, accepted, match)
+        if request.looking and not self.free[drafter]:
             request.looks[drafter].found(accepted == tried, request.rounds)
 
-    def judge_tree(self, request: Request, drafter: int, nodes: int, accepted: int, expected: float = 0.0) -> None:
-        """A tree had so many tokens accepted; `expected` by its own estimate (`Offer.reach`), if it made one."""
-        request.rates[drafter].record_tree(expected or self.kinds[drafter].accepted(nodes), accepted)
-        if not expected:
-            request.engine[drafter].record_tree(nodes, accepted)
-        if self.free[drafter]:
-            request.copied = max(request.copied, accepted)
-        elif request.looking:
+    def judge_tree(self, request: Request, drafter: int, nodes: int, accepted: int) -> None:
+        """A tree had so many tokens accepted."""
+        request.acceptance[drafter].record_tree(nodes, accepted)
+        if request.looking:
             request.looks[drafter].found(accepted > 1, request.rounds)
 
     def learn(
@@ -154,43 +138,33 @@ class Policy:
             calls: of drafters that are not free: index, most tokens, rows, tokens of lag in all, seconds.
             seconds: of the round without these calls; None where it did something else too (prefill).
         """
-        self._rounds += 1
         costs, count = self.costs, len(rows)
-        if self.given:
-            seconds = None
-        elif seconds is not None:
-            costs.anchor(positions, seconds)
-            costs.target.record(positions, seconds, costs.drift, steady=positions == self._positions)
-            self._positions = positions
-            for drafter, tokens, asked, lag, took in calls:
-                costs.record_draft(drafter, tokens, asked, lag, took)
-        now = exp(-costs.drift.value)
-        planned = costs.target(positions) + sum(costs.draft(*call[:4]) for call in calls)
-        real = planned
-        if seconds is not None:
-            real = min((seconds + sum(call[4] for call in calls)) * now, 2.0 * planned)
+        measured = seconds is not None and not self.given
+        if measured and seconds is not None:
+            costs.record(positions, seconds, calls)
         plain = costs.target(count)
-        free = [(row, tokens) for row, tokens in zip(rows, emitted, strict=True) if row.request.costs is costs]
+        took = planned = (costs.target(positions) + sum(costs.draft(*call[:4]) for call in calls)) / plain
+        if measured and seconds is not None:
+            took = min((seconds + sum(call[4] for call in calls)) * exp(-costs.drift.value) / plain, 2.0 * planned)
+        shared = []
         for row, tokens in zip(rows, emitted, strict=True):
-            request = row.request
+            request, own = row.request, row.request.costs
             request.rounds += 1
-            used = row.alone.tokens
-            own = request.costs
-            copied = 1 + min(request.copied, used), own.target(count + used) / own.target(count)
-            request.copies.add(*copied, PACE)
-            request.copies_above.add(*copied, 4 * PACE)
-            request.copied = 0
-            request.looking = False
-            if request.costs is costs:
-                request.pace.add(tokens, planned / plain, PACE)
-                request.above.add(tokens / count, planned / plain / count, 4 * PACE)
+            each, among = planned, count
+            if own is costs:
+                shared.append((row, tokens))
             else:
-                took = self._planned_alone(row)
-                request.pace.add(tokens, took, PACE)
-                self._settle(request.guards, [row], took, tokens)
-        if free:
-            mean = sum(tokens for _, tokens in free) / len(free)
-            self._settle(self.guards, [row for row, _ in free], real / plain, mean)
+                each, among = _planned_alone(row, self.free), 1
+                self._settle(request.guards, [row], each, tokens)
+            request.pace.add(tokens, each)
+            request.above[0].add(tokens / among, each / among)
+            if request.foreseen:
+                request.runs.add(request.foreseen)
+                request.above[1].add(request.foreseen, 4 * PACE * among)
+            request.foreseen, request.looking = (), False
+        if shared:
+            mean = sum(tokens for _, tokens in shared) / len(shared)
+            self._settle(self.guards, [row for row, _ in shared], took, mean)
 
     def _settle(self, guards: tuple[Guard, Guard], rows: list[Row], took: float, emitted: float) -> None:
         """Charge a round to models if one of them drafted, else to free drafters."""
@@ -199,15 +173,20 @@ class Policy:
         guards[models].settle(took if drafters else emitted, emitted)
         guards[not models].settle(emitted, emitted)
 
-    def _planned_alone(self, row: Row) -> float:
-        """Plain rounds that a row's round takes by its fixed costs."""
-        costs, choice = row.request.costs, row.chosen
-        seconds = costs.target(1 + choice.tokens)
-        if choice.tokens and not self.free[choice.drafter]:
-            seconds += costs.draft(choice.drafter, choice.tokens, 1, row.lags[choice.drafter])
-        return seconds / costs.target(1)
-
     def as_json(self) -> dict[str, Any]:
         """What another process starts from."""
-        rates = {f"{at} {sampled}": one.as_json() for sampled, of in self._engine.items() for at, one in enumerate(of)}
+        rates = {
+            f"{at} {sampled}": [round(one.all.observed, 2), round(one.all.expected, 2)]
+            for sampled, of in self._engine.items()
+            for at, one in enumerate(of)
+        }
         return {"costs": self.costs.as_json(), "rates": rates}
+
+
+def _planned_alone(row: Row, free: Sequence[bool]) -> float:
+    """Plain rounds that a row's round takes by its fixed costs."""
+    costs, choice = row.request.costs, row.chosen
+    seconds = costs.target(1 + choice.total)
+    if choice.tokens and not free[choice.drafter]:
+        seconds += costs.draft(choice.drafter, choice.tokens, 1, row.lags[choice.drafter])
+    return seconds / costs.target(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import exp
 from typing import Any
 
+from foretoken.policy.acceptance import LEVELS
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LENGTHS, NODES
 
@@ -39,9 +40,9 @@ def report(policy: Policy) -> dict[str, Any]:
                 "trees": kind.trees,
                 "calls": [] if free else [[size, _rounded(costs.draft(at, size, 1, 0) / plain)] for size in sizes],
                 "acceptance": {
-                    which: [[nodes, _rounded(kind.accepted(nodes) * one.tree_factor())] for nodes in NODES]
+                    which: [[nodes, _rounded(one.tree(nodes))] for nodes in NODES]
                     if kind.trees
-                    else [_rounded(rate) for rate in one.rates()[1:]]
+                    else [_rounded(max(1.0 - hazard, 0.0)) for hazard in one.hazards(1, LEVELS)]
                     for which, one in rates.items()
                 },
             }

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from foretoken.policy.acceptance import EngineRates, RequestRates
-from foretoken.policy.account import Guard, Look, Pace
+from foretoken.policy.acceptance import Acceptance
+from foretoken.policy.account import FORESEEN, PACE, Guard, Look, Pace, Runs
 from foretoken.policy.costs import Costs
 
 AUTO: Literal["auto"] = "auto"
@@ -29,12 +29,14 @@ class Offer(NamedTuple):
         size: its tokens, or nodes.
         match: tokens of the match that it continues, 0 for drafters without matches.
         reach: the drafter's own estimate for each token, or node, that it is accepted; empty if it makes none.
+        chain: each token follows the one before it.
     """
 
     drafter: int
     size: int
     match: int = 0
     reach: tuple[float, ...] = ()
+    chain: bool = True
 
 
 class Choice(NamedTuple):
@@ -43,10 +45,19 @@ class Choice(NamedTuple):
     Attributes:
         drafter: whose draft is verified, -1 for none.
         tokens: of the draft, or nodes.
+        copied: tokens of `source`'s draft that come before it: the drafter extends a copy.
+        source: the free drafter that they are from, -1 for none.
     """
 
     drafter: int
     tokens: int
+    copied: int = 0
+    source: int = -1
+
+    @property
+    def total(self) -> int:
+        """Tokens that are verified."""
+        return self.tokens + self.copied
 
 
 PLAIN = Choice(-1, 0)
@@ -56,21 +67,20 @@ class Request:
     """What the policy knows of one request; made by `Policy.open`."""
 
     def __init__(
-        self, rates: list[RequestRates], engine: list[EngineRates], costs: Costs, guards: tuple[Guard, Guard]
+        self,
+        acceptance: list[Acceptance],
+        costs: Costs,
+        guards: tuple[Guard, Guard],
+        above: tuple[Pace, Runs] | None = None,
     ) -> None:
-        self.rates, self.engine, self.costs, self.guards = rates, engine, costs, guards
-        self.looks = [Look() for _ in rates]
-        self.pace = Pace()
-        self.above = Pace()  # the engine's
-        self.copies = Pace()  # tokens that free drafters alone would have got accepted, by time
-        self.copies_above = Pace()  # the engine's
-        self.copied = 0  # accepted tokens of the last round's longest-accepted free draft, verified or not
+        self.acceptance, self.costs, self.guards = acceptance, costs, guards
+        self.looks = [Look() for _ in acceptance]
+        self.pace = Pace(PACE)  # emitted tokens by the time of a plain round
+        self.runs = Runs()
+        self.above = above or (Pace(4 * PACE, 1.0), Runs(FORESEEN))  # the engine's
+        self.foreseen: Sequence[bool] = ()  # of the last round's tokens, whether a free drafter would have drafted them
         self.rounds = 0
         self.looking = False  # the round drafts to see whether a drafter has become useful
-
-    def expected_pace(self) -> float:
-        """Tokens in a plain round's time: of the last rounds, or what free drafters alone would have given."""
-        return max(self.pace.of(self.above), self.copies.of(self.copies_above))
 
 
 @dataclass

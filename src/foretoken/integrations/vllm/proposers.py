@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from foretoken.drafters import Drafter, get
 from foretoken.drafters.base import Batch
-from foretoken.drafters.judging import expected_accepted, follow
+from foretoken.drafters.judging import follow
 from foretoken.errors import ParameterError
 from foretoken.integrations.vllm.rows import Known, KnownRows, begin
 from foretoken.policy.acceptance import LOOKUP
@@ -146,16 +146,13 @@ class Proposer:
         measured.setdefault(positions, []).append(seconds)
         points = [(size, median(all_)) for size, all_ in measured.items() if len(all_) >= _MEASUREMENTS]
         if len(points) > 1:
-            self._policy.calibrate(Costs(Line.through(points), [DrafterCosts(Line(0.0, 0.0))]))
+            self._policy.costs.become(Line.through(points), [DrafterCosts(Line(0.0, 0.0))])
             self._measured = None
 
     def _judge(self, one: Known, offer: Offer, emitted: list[int]) -> None:
         parents = list(range(len(one.offered)))
         right, missed = follow(one.offered, parents, emitted)
-        if offer.reach:
-            expected = expected_accepted(offer.reach, one.offered, parents, emitted)
-            self._policy.judge_tree(one.request, 0, offer.size, right, expected)
-        else:
+        if not offer.reach:
             self._policy.judge(one.request, 0, right + missed, right, offer.match)
 
     def _draft(self, known: list[Known]) -> list[list[int]]:
