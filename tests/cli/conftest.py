@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 import tiny
 from byte_tokenizer import byte_tokenizer
 from foretoken.cli.app import app
+from foretoken.engine import calibration
 
 END = 258
 
@@ -55,6 +56,7 @@ Call = Callable[..., Result]
 def call(models: Models, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Call a command with the tiny pair: ``call("generate", "hello", "--json")``."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command line puts in its own
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)  # one sweep: every call loads and calibrates anew
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 

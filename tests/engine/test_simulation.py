@@ -11,6 +11,7 @@ from async_simulation import run_schedule
 from simulated import PAIRS
 from simulation import copied_prefix_is_spoilt, donor_leaves, donors_have_left, fault, make_history, shrink
 
+from foretoken.engine import calibration
 from foretoken.engine.membership import Membership
 from foretoken.engine.prefix_cache import PrefixCache
 from foretoken.sequence import shared_prefix_length
@@ -20,6 +21,12 @@ QUICK = 75  # histories of 30 operations: 2,250
 QUICK_SCHEDULES = 12  # of 30 operations
 FULL = int(os.environ.get("FORETOKEN_HISTORIES", "2500"))  # 100,000 operations
 PARTS = 20
+
+
+@pytest.fixture(autouse=True)
+def _short_calibration(monkeypatch):
+    """One sweep will do: a quarter of a history's time went into measuring what drafts cost."""
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
 
 
 def check(first: int, last: int, operations: int = OPERATIONS) -> None:
