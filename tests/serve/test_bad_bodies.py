@@ -12,6 +12,13 @@ from serve_harness import MODEL, serving, tiny_engine
 USER = [{"role": "user", "content": "hi"}]
 SECRET = "my-secret-prompt"
 
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "foo"}}}
+EXPLODING = {
+    "json": {"allOf": [{"oneOf": [{"properties": {f"p{i}{j}": {} for j in range(20)}} for i in range(20)]}] * 4}
+}
+NESTED_SCHEMA: dict = {}
+for _ in range(300):
+    NESTED_SCHEMA = {"properties": {"a": NESTED_SCHEMA}}
 BOTH = [  # fields that both paths refuse: name, values
     ("temperature", [-1, "hot", [], {}, True, -0.5]),
     ("top_p", [0, 1.5, "x", False]),
@@ -36,14 +43,26 @@ BOTH = [  # fields that both paths refuse: name, values
     ("user", [5, {}]),
     ("metadata", [5, {"a": 1}]),
     ("speculation", [5, "off", []]),
-    ("tools", [[{"type": "function", "function": {"name": "f"}}], {}]),
+    ("tools", [[{"type": "retrieval"}], [5], {}]),
     ("tool_choice", ["required", {}]),
-    ("response_format", [{"type": "json_object"}, "json", {"type": "json_schema", "json_schema": {}}]),
+    ("response_format", [{"type": "xml"}, "json", 5, {"type": "json_schema", "json_schema": {}}, FORMAT]),
     ("prediction", ["x", 5, [], {}, {"type": "content"}, {"type": "text", "content": "x"}, {"content": "x"}]),
     ("functions", [[{"name": "f"}]]),
     ("guided_json", [{}]),
     ("guided_regex", ["(a+)+$"]),
-    ("structured_outputs", [{"json": {}}]),
+    (
+        "structured_outputs",
+        [5, "x", {"odd": 1}, {"regex": "(a"}, {"regex": 5}, {"regex": "(?=a)"}, {"regex": "(" * 999}],
+    ),
+    (
+        "structured_outputs",
+        [{"json": 5}, {"json": {"type": "foo"}}, {"json": {"$ref": "http://127.0.0.1/"}}, EXPLODING],
+    ),
+    ("structured_outputs", [{"choice": []}, {"choice": [5]}, {"grammar": "start: x"}, {"regex": "a", "choice": ["a"]}]),
+    (
+        "structured_outputs",
+        [{"json": NESTED_SCHEMA}, {"regex": "(" * 999}, {"regex": "((a{9999}){9999}){9999}("}],
+    ),
     ("prompt_logprobs", [1]),
     ("skip_special_tokens", [False]),
     ("use_beam_search", [True]),

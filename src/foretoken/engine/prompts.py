@@ -122,13 +122,16 @@ def _check_params(model: LanguageModel, params: SamplingParams) -> None:
         )
 
 
-def encode(model: LanguageModel, prompt: Prompt, tokenizer: Any = None) -> list[int]:
+def encode(
+    model: LanguageModel, prompt: Prompt, tokenizer: Any = None, tools: list[dict[str, Any]] | None = None
+) -> list[int]:
     """The prompt's tokens: strings get the special tokens that the tokenizer adds, token ids none.
 
     Args:
         model: the target.
         prompt: a single one.
         tokenizer: a copy of the model's, for another thread; None for the model's own.
+        tools: of a chat, as its template takes them; None for none.
 
     Raises:
         PromptError: the prompt can't be used.
@@ -142,7 +145,7 @@ def encode(model: LanguageModel, prompt: Prompt, tokenizer: Any = None) -> list[
         if not tokens:
             raise PromptError("prompt is empty: give at least one character")
     elif isinstance(prompt[0], Mapping):
-        tokens = _chat(model, prompt, tokenizer)
+        tokens = _chat(model, prompt, tokenizer, tools)
     else:
         tokens = list(prompt)
     return _checked(model, tokens, "prompt")
@@ -193,7 +196,7 @@ def _checked(model: LanguageModel, tokens: AbstractSequence[Any], name: str) -> 
     return list(map(int, tokens))
 
 
-def _chat(model: LanguageModel, messages: Any, tokenizer: Any) -> list[int]:
+def _chat(model: LanguageModel, messages: Any, tokenizer: Any, tools: list[dict[str, Any]] | None) -> list[int]:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
             raise PromptError(f"chat message {index} is {shown(message)}: it needs the keys 'role' and 'content'")
@@ -211,7 +214,9 @@ def _chat(model: LanguageModel, messages: Any, tokenizer: Any) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as a string")
     try:
-        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
+        encoded = tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
     except Exception as error:  # templates raise what they like
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PromptError(

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 from foretoken.engine.outputs import Completion, DecodeStats, FinishReason, TokenLogprob
 from foretoken.errors import PromptError
 from foretoken.serve import body as bodies
+from foretoken.serve.calls import CallParser, chat_call
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.logprobs import chat_logprobs, completion_logprobs
@@ -27,6 +28,7 @@ from foretoken.serve.schemas import (
 )
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.streaming import DONE, EventStream, data, unless_gone
+from foretoken.serve.tools import call_form
 from foretoken.serve.usage import usage
 
 COMPLETION_TOKENS = 16
@@ -55,8 +57,8 @@ class _Answer(ABC):
         """A whole choice, without its index and its reason to finish."""
 
     @abstractmethod
-    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
-        """What a round added to a choice."""
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, last: bool) -> dict[str, Any]:
+        """What a round, or the last one, added to a choice."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """What a choice's stream begins with, before its first token; None for nothing."""
@@ -68,12 +70,16 @@ class _Answer(ABC):
             return f"token_id:{token}"
         return self.batch.service.token_text(token)
 
+    def reason(self, index: int, reason: FinishReason) -> str:
+        """Why a choice ended, in the API's words."""
+        return reason
+
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
         completions = await self.batch.complete()
         choices = []
         for index, completion in enumerate(completions):
-            choice = self._choice(index, self.choice(index, completion), completion.finish_reason)
+            choice = self._choice(index, self.choice(index, completion), self.reason(index, completion.finish_reason))
             choice["stop_reason"] = completion.stop_reason
             choices.append(self._with_ids(choice, index, completion.token_ids, first=True))
         stats = [completion.stats for completion in completions]
@@ -93,8 +99,9 @@ class _Answer(ABC):
                     silent = not event.text and event.logprobs is None and not self.request.return_token_ids
                     if silent and completion is None:
                         continue  # tokens inside a character, or text that may be a stop string's beginning
-                    reason = None if completion is None else completion.finish_reason
-                    choice = self._choice(index, self.delta(index, event.text, event.logprobs), reason)
+                    delta = self.delta(index, event.text, event.logprobs, completion is not None)
+                    reason = None if completion is None else self.reason(index, completion.finish_reason)
+                    choice = self._choice(index, delta, reason)
                     if completion is not None:
                         choice["stop_reason"] = completion.stop_reason
                     tokens = [piece.token_id for piece in event.pieces]
@@ -113,7 +120,7 @@ class _Answer(ABC):
         body = {**self._top(self.chunk_object), "choices": choices}
         return data({**body, "usage": told} if self.request.wants_usage else body)
 
-    def _choice(self, index: int, content: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
+    def _choice(self, index: int, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": index, **content, "finish_reason": reason}
 
     def _with_ids(self, choice: dict[str, Any], index: int, tokens: Sequence[int], first: bool) -> dict[str, Any]:
@@ -140,7 +147,7 @@ class _CompletionAnswer(_Answer):
         echo = self._echo(index)
         return {"text": echo + completion.text, "logprobs": self._logprobs(index, completion.logprobs)}
 
-    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, last: bool) -> dict[str, Any]:
         return {"text": text, "logprobs": self._logprobs(index, logprobs)}
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -160,12 +167,35 @@ class _CompletionAnswer(_Answer):
 class _ChatAnswer(_Answer):
     id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, batch: Batch, request: ChatRequest) -> None:
+        super().__init__(batch, request)
+        form = call_form(batch.service.chat_template)
+        has_tools = request.toolset() is not None
+        self._parsers = [CallParser(form) for _ in range(batch.size)] if has_tools else []
+
     def choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
+        if self._parsers:
+            message["content"] = self._parsers[index].feed(completion.text, last=True).text
+            calls = self._parsers[index].calls
+            if calls:
+                told = [chat_call(call) for call in calls]
+                message.update(content=message["content"] or None, tool_calls=told)
         return {"message": message, "logprobs": self._logprobs(completion.logprobs)}
 
-    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}, "logprobs": self._logprobs(logprobs)}
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, last: bool) -> dict[str, Any]:
+        added: dict[str, Any] = {}
+        if self._parsers:
+            parsed = self._parsers[index].feed(text, last)
+            text = parsed.text
+            if parsed.calls:
+                added["tool_calls"] = [{"index": call.index, **chat_call(call)} for call in parsed.calls]
+        if text:
+            added["content"] = text
+        return {"delta": added, "logprobs": self._logprobs(logprobs)}
+
+    def reason(self, index: int, reason: FinishReason) -> str:
+        return "tool_calls" if reason == "stop" and self._parsers and self._parsers[index].calls else reason
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}

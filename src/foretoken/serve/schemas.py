@@ -17,6 +17,7 @@ from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.speculation import PredictedOutput, Speculation, Strict
 from foretoken.serve.structured import StructuredOutputs, format_grammar
+from foretoken.serve.tools import ToolSet, read_calls, read_tools
 
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1_000
@@ -88,6 +89,14 @@ class Controls(Strict):
         """
         given = self.structured_outputs
         return [("structured_outputs", None if given is None else given.as_grammar())]
+
+    def toolset(self) -> ToolSet | None:
+        """The tools that the model may call; None for none.
+
+        Raises:
+            ApiError: they can't be used.
+        """
+        return None
 
     @abstractmethod
     def token_limit(self) -> tuple[str, Any]:
@@ -189,6 +198,13 @@ class ChatRequest(Sampling):
     max_completion_tokens: Any = None
     logprobs: bool = False
     top_logprobs: int | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+    def toolset(self) -> ToolSet | None:
+        """See `Controls`."""
+        return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def token_limit(self) -> tuple[str, Any]:
         """See `Sampling`."""
@@ -300,18 +316,32 @@ def chat_messages(given: Any) -> list[dict[str, Any]]:
     return [_message(message, f"messages.{index}") for index, message in enumerate(given)]
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_FURTHER = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+"""Fields of messages besides role and content, by role."""
+
+
 def _message(message: Any, param: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ApiError(400, f"{param} is no object: give {{role, content}}", param)
+    role = message.get("role")
+    if role not in _ROLES:
+        raise ApiError(400, f"{param}.role is none of {', '.join(_ROLES)}: use one", f"{param}.role")
     for name, value in message.items():
-        if name not in ("role", "content") and value not in (None, [], ""):
+        if name not in ("role", "content", *_FURTHER.get(role, ())) and value not in (None, [], ""):
             field = f"{param}.{name[:100]}"
             raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
-    role = message.get("role")
-    if role not in ("system", "developer", "user", "assistant"):
-        raise ApiError(400, f"{param}.role is none of system, developer, user, assistant: use one", f"{param}.role")
-    role = "system" if role == "developer" else role  # the same to a template, by a newer name
-    return {"role": role, "content": text_of(message.get("content"), f"{param}.content")}
+    if role == "assistant" and message.get("tool_calls"):
+        calls = read_calls(message["tool_calls"], f"{param}.tool_calls")
+        content = message.get("content") or ""
+        return {"role": role, "content": text_of(content, f"{param}.content"), "tool_calls": calls}
+    content = text_of(message.get("content"), f"{param}.content")
+    if role == "tool":
+        if not isinstance(message.get("tool_call_id"), str):
+            field = f"{param}.tool_call_id"
+            raise ApiError(400, f"{field} is no string: give the id of the call that this answers", field)
+        return {"role": role, "content": content, "tool_call_id": message["tool_call_id"]}
+    return {"role": "system" if role == "developer" else role, "content": content}  # by a newer name
 
 
 def text_of(content: Any, param: str) -> str:

@@ -64,6 +64,11 @@ class Service:
         return bool(getattr(self.target.tokenizer, "chat_template", None))
 
     @property
+    def chat_template(self) -> str:
+        """Of the target's tokenizer; empty without one."""
+        return str(getattr(self.target.tokenizer, "chat_template", None) or "")
+
+    @property
     def prompt_is_output(self) -> bool:
         """Whether prompt and output are one sequence; not with an encoder-decoder target."""
         return self.target.decoder_start_token_id is None

@@ -37,18 +37,24 @@ class Tokenizing:
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(_THREADS, "foretoken-tokenizer")
 
-    async def encode(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[list[int]]:
+    async def encode(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[list[int]]:
         """Each prompt's tokens.
 
         Args:
             prompts: as `Engine.submit` takes them.
             params: how they will be sampled, where the model has to be asked whether it can follow.
+            tools: of a chat, as its template takes them.
 
         Raises:
             PromptError: a prompt can't be used.
             ParameterError: the parameters name tokens that the model does not have.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, prompts, params)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, prompts, params, tools)
 
     async def encode_prediction(self, text: str) -> list[int]:
         """A predicted output's tokens.
@@ -79,8 +85,10 @@ class Tokenizing:
         """End the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _encode(self, prompts: Sequence[Prompt], params: SamplingParams | None) -> list[list[int]]:
-        tokens = [encode(self._model, prompt, self._tokenizer()) for prompt in prompts]
+    def _encode(
+        self, prompts: Sequence[Prompt], params: SamplingParams | None, tools: list[dict[str, Any]] | None
+    ) -> list[list[int]]:
+        tokens = [encode(self._model, prompt, self._tokenizer(), tools) for prompt in prompts]
         if params is not None:
             for prompt in tokens:
                 make_sequence(self._model, prompt, params)  # raises what the engine would

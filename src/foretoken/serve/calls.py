@@ -1,0 +1,196 @@
+"""Calls of tools in a model's text, as it grows."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretoken.serve.tools import CallForm
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_PYTHON_TAG = "<|python_tag|>"
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL)
+_BEGINNING = '{"name":'
+
+
+@dataclass
+class Call:
+    """A call of a tool.
+
+    Attributes:
+        index: among the calls of an answer.
+        name: of the tool.
+        arguments: its JSON so far, or what a part of the text added to it.
+        id: names it.
+        begins: its name has just come.
+    """
+
+    index: int
+    name: str
+    arguments: str = ""
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+    begins: bool = True
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a part of the text was.
+
+    Attributes:
+        text: what is no call.
+        calls: each call that it added to, with what it added.
+    """
+
+    text: str
+    calls: list[Call]
+
+
+class CallParser:
+    """Tells calls from text, piece by piece: nothing is held back longer than it may be the beginning of a call.
+
+    Args:
+        form: how the model writes calls.
+
+    Attributes:
+        calls: all so far, complete or not.
+    """
+
+    def __init__(self, form: CallForm) -> None:
+        self._hermes = form == "hermes"
+        self._buffer = ""
+        self._mode = "text"  # then head, arguments, tail, text again; llama: plain, for the rest of the text
+        self._depth, self._in_string, self._escaped = 0, False, False
+        self.calls: list[Call] = []
+
+    def feed(self, text: str, last: bool = False) -> Parsed:
+        """Take in a part of the text; with the last one, all that was held back comes out."""
+        self._buffer += text
+        found: list[str] = []
+        added: dict[int, Call] = {}
+        while True:
+            before = (self._mode, len(self._buffer))
+            step = {"text": self._text, "head": self._head, "arguments": self._arguments, "tail": self._tail}
+            if self._mode == "plain":
+                found.append(self._take(len(self._buffer)))
+            else:
+                found.append(step[self._mode](added))
+            if (self._mode, len(self._buffer)) == before:
+                break
+        if last:
+            found.append(self._rest())
+        return Parsed("".join(found), list(added.values()))
+
+    def _take(self, count: int) -> str:
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
+
+    def _text(self, added: dict[int, Call]) -> str:
+        if not self._hermes:
+            stripped = self._buffer.lstrip("; \n" if self.calls else None).removeprefix(_PYTHON_TAG).lstrip()
+            if stripped.startswith("{"):
+                self._buffer, self._mode = stripped, "head"
+            elif stripped and not _PYTHON_TAG.startswith(stripped):
+                self._mode = "plain"
+            return ""
+        at = self._buffer.find(_OPEN)
+        if at >= 0:
+            text = self._take(at)
+            self._take(len(_OPEN))
+            self._mode = "head"
+            return text if text.strip() else ""
+        held = next((n for n in range(len(_OPEN) - 1, 0, -1) if self._buffer.endswith(_OPEN[:n])), 0)
+        blank = len(self._buffer) - held - len(self._buffer[: len(self._buffer) - held].rstrip())
+        return self._take(len(self._buffer) - held - blank)  # spaces before a call are none of the text
+
+    def _head(self, added: dict[int, Call]) -> str:
+        found = _HEAD.match(self._buffer)
+        if found:
+            self._begin(json.loads(f'"{found[1]}"', strict=False), added)
+            self._take(found.end())
+            self._mode, self._depth = "arguments", 0
+            return ""
+        if self._hermes:
+            at = self._buffer.find(_CLOSE)
+            return self._whole(self._take(at), _OPEN, self._take(len(_CLOSE)), added) if at >= 0 else ""
+        beginning = re.sub(r"\s", "", self._buffer)
+        if not (beginning.startswith(_BEGINNING) or _BEGINNING.startswith(beginning)):
+            self._mode = "plain"
+        return ""
+
+    def _whole(self, inside: str, before: str, after: str, added: dict[int, Call]) -> str:
+        """What stands between the marks is a call in another order of its fields, or no call."""
+        self._mode = "text"
+        try:
+            value: Any = json.loads(inside)
+        except (ValueError, RecursionError):
+            value = None
+        arguments = value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
+        if not isinstance(arguments, dict) or not isinstance(value.get("name"), str):
+            return before + inside + after
+        self._begin(value["name"], added)
+        self._add(json.dumps(arguments, ensure_ascii=False), added)
+        return ""
+
+    def _begin(self, name: str, added: dict[int, Call]) -> None:
+        call = Call(len(self.calls), name)
+        self.calls.append(call)
+        added[call.index] = Call(call.index, name, "", call.id)
+
+    def _add(self, arguments: str, added: dict[int, Call]) -> None:
+        call = self.calls[-1]
+        call.arguments += arguments
+        part = added.setdefault(call.index, Call(call.index, call.name, "", call.id, begins=False))
+        part.arguments += arguments
+
+    def _arguments(self, added: dict[int, Call]) -> str:
+        for at, character in enumerate(self._buffer):
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self._add(self._take(at + 1), added)
+                    self._mode = "tail"
+                    return ""
+        if self._buffer:
+            self._add(self._take(len(self._buffer)), added)
+        return ""
+
+    def _tail(self, added: dict[int, Call]) -> str:
+        if self._hermes:
+            at = self._buffer.find(_CLOSE)
+            if at >= 0:
+                self._take(at + len(_CLOSE))
+                self._mode = "text"
+        else:
+            found = re.match(r"\s*\}\s*;?\s*", self._buffer)
+            if found:
+                self._take(found.end())
+                self._mode = "text"
+        return ""
+
+    def _rest(self) -> str:
+        """What is left at the end: text, unless it belongs to a call."""
+        rest = self._take(len(self._buffer))
+        if self._mode == "head":
+            return (_OPEN if self._hermes else "") + rest
+        return rest if self._mode in ("text", "plain") and (rest.strip() or not self.calls) else ""
+
+
+def chat_call(call: Call) -> dict[str, Any]:
+    """A call, or a part of one, as a chat's answer has it."""
+    if not call.begins:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -1,0 +1,216 @@
+"""Tools over HTTP, with the unmodified client; and calls in texts."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from byte_tokenizer import byte_tokenizer
+from foretoken import Engine, load
+from foretoken.serve.calls import CallParser
+from foretoken.serve.tools import Tool, ToolSet, call_form, written_out
+from serve_harness import END, MODEL, serving
+from tiny import tiny_llama
+
+USER = [{"role": "user", "content": "the cat?"}]
+QUIET = {"x-guidance": {"whitespace_flexible": False}}  # a random model writes spaces for ever where it may
+LEGS = {
+    "type": "function",
+    "function": {
+        "name": "legs_of",
+        "description": "Counts legs.",
+        "parameters": {
+            "type": "object",
+            "properties": {"animal": {"enum": ["cat", "ant"]}, "deep": {"type": "boolean"}},
+            "required": ["animal", "deep"],
+            "additionalProperties": False,
+            **QUIET,
+        },
+    },
+}
+NAME = {"type": "function", "function": {"name": "name"}}
+NAMED = {"type": "function", "function": {"name": "legs_of"}}
+CALL = '<tool_call>\n{"name": "legs_of", "arguments": {"animal": "c}\\"at", "n": [1, {}]}}\n</tool_call>'
+ARGUMENTS = {"animal": 'c}"at', "n": [1, {}]}
+
+
+@pytest.fixture(scope="module")
+def server():
+    """With a context that a prompt about tools, one token a byte, leaves room in."""
+    fields = {"vocab_size": 259, "eos_token_id": END, "max_position_embeddings": 4096}
+    target = load(tiny_llama(seed=1, **fields), tokenizer=byte_tokenizer())
+    with serving(Engine(target, "prompt-lookup", num_speculative_tokens=3)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_that_must_come_comes(client, choice):
+    fields = {"model": MODEL, "messages": USER, "tools": [LEGS], "tool_choice": choice, "parallel_tool_calls": False}
+    for seed in range(3):
+        answer = client.chat.completions.create(**fields, seed=seed).choices[0]
+        (call,) = answer.message.tool_calls
+        assert (answer.finish_reason, answer.message.content, call.function.name) == ("tool_calls", None, "legs_of")
+        assert json.loads(call.function.arguments)["animal"] in ("cat", "ant")
+        with client.chat.completions.stream(**fields, seed=seed) as stream:
+            final = stream.get_final_completion().choices[0]
+        assert final.finish_reason == "tool_calls"
+        assert final.message.tool_calls[0].function.arguments == call.function.arguments
+
+
+def test_arguments_are_streamed_as_they_come(client):
+    fields = {"model": MODEL, "messages": USER, "tools": [LEGS], "tool_choice": NAMED, "stream": True, "seed": 1}
+    parts = [chunk.choices[0].delta for chunk in client.chat.completions.create(**fields) if chunk.choices]
+    calls = [call for part in parts for call in part.tool_calls or ()]
+    assert (calls[0].id[:5], calls[0].function.name, calls[0].type) == ("call_", "legs_of", "function")
+    assert len(calls) > 2
+    assert all((call.id, call.function.name) == (None, None) for call in calls[1:])
+    assert json.loads("".join(call.function.arguments for call in calls))
+    assert not any(part.content for part in parts)
+
+
+def test_where_the_model_may_choose_it_answers_as_ever(client, server):
+    answer = client.chat.completions.create(model=MODEL, messages=USER, tools=[LEGS], seed=1, max_tokens=10)
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].message.content
+    plain = server.chat(messages=USER, seed=1, max_tokens=10).json["choices"]
+    none = server.chat(messages=USER, tools=[LEGS], tool_choice="none", seed=1, max_tokens=10).json["choices"]
+    assert none == plain
+
+
+def test_results_go_back_to_the_model(server):
+    called = {"id": "call_1", "type": "function", "function": {"name": "legs_of", "arguments": '{"animal": "cat"}'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "4"},
+    ]
+    count = [
+        server.chat(messages=messages[:length], tools=[LEGS], max_tokens=1).json["usage"]["prompt_tokens"]
+        for length in (1, 2, 3)
+    ]
+    assert count[0] < count[1] < count[2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": "x"}, "tools"),
+        ({"tools": [LEGS] * 129}, "tools"),
+        ({"tools": [1]}, "tools.0"),
+        ({"tools": [{"type": "retrieval"}]}, "tools.0"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 1}}]}, "tools.0.function.parameters"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "extra": 1}}]}, "tools.0.function.extra"),
+        ({"tools": [LEGS], "tool_choice": "some"}, "tool_choice"),
+        ({"tools": [LEGS], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [LEGS], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "foo"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "["}}]}]},
+            "messages.0.tool_calls.0.function.arguments",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages.0.tool_calls"),
+    ],
+)
+def test_wrong_tools_are_refused(server, fields, param):
+    answer = server.chat(**{"messages": USER, **fields})
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
+    assert answer.json["error"]["message"]
+
+
+def test_wrong_tools_are_the_clients_errors(client):
+    with pytest.raises(BadRequestError, match="names no tool"):
+        client.chat.completions.create(model=MODEL, messages=USER, tools=[LEGS], tool_choice="some")
+
+
+# --- calls in texts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content", "calls"),
+    [
+        ("hermes", "no call <tool> at {all}", "no call <tool> at {all}", []),
+        ("hermes", CALL, "", [("legs_of", ARGUMENTS)]),
+        ("hermes", f"I look:\n{CALL}\n{CALL}", "I look:", [("legs_of", ARGUMENTS)] * 2),
+        ("hermes", '<tool_call>{"arguments": {"b": 1}, "name": "a"}</tool_call>', "", [("a", {"b": 1})]),
+        ("hermes", "<tool_call>nonsense</tool_call>!", "<tool_call>nonsense</tool_call>!", []),
+        ("hermes", "<tool_call>cut", "<tool_call>cut", []),
+        ("hermes", "a <tool_", "a <tool_", []),
+        ("llama", '{"name": "a", "parameters": {"b": "}"}}', "", [("a", {"b": "}"})]),
+        ("llama", '<|python_tag|>{"name": "a", "parameters": {}}', "", [("a", {})]),
+        ("llama", '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}', "", [("a", {}), ("b", {})]),
+        ("llama", '{"some": "json"}', '{"some": "json"}', []),
+        ("llama", 'text {"name": "a"', 'text {"name": "a"', []),
+    ],
+)
+def test_calls_are_found_however_the_text_is_cut(form, text, content, calls):
+    generator = random.Random(0)
+    cuts = [[text], list(text)]
+    for _ in range(20):
+        at = sorted(generator.randrange(len(text) + 1) for _ in range(3))
+        cuts.append([text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)])
+    for parts in cuts:
+        parser = CallParser(form)
+        parsed = [parser.feed(part) for part in parts] + [parser.feed("", last=True)]
+        assert "".join(one.text for one in parsed).strip() == content.strip()
+        assert [(call.name, json.loads(call.arguments)) for call in parser.calls] == calls
+        added: dict[int, str] = {}
+        for call in (call for one in parsed for call in one.calls):
+            assert call.begins == (call.index not in added)
+            added[call.index] = added.get(call.index, "") + call.arguments
+        assert [json.loads(arguments) for arguments in added.values()] == [arguments for _, arguments in calls]
+
+
+def test_a_call_that_was_cut_off_keeps_what_came():
+    parser = CallParser("hermes")
+    parser.feed(CALL[:50])
+    assert parser.feed("", last=True).text == ""
+    assert parser.calls[0].arguments == CALL[CALL.index("{", 20) : 50]
+
+
+def test_the_form_is_the_templates():
+    assert call_form("{{ tools }} <tool_call>") == "hermes"
+    assert call_form('{{ tools }} <|python_tag|> {"name": , "parameters": }') == "llama"
+    assert call_form(None) == "hermes"
+
+
+def test_a_template_without_tools_gets_them_as_text():
+    tool = Tool("a", "does it", {"type": "object"})
+    call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": {"b": 1}}}
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "one", "tool_call_id": "1"},
+        {"role": "tool", "content": "two", "tool_call_id": "2"},
+    ]
+    found = written_out(messages, [tool])
+    assert [message["role"] for message in found] == ["system", "assistant", "user"]
+    assert found[0]["content"].startswith("be brief\n\n")
+    assert '"name": "a"' in found[0]["content"]
+    assert found[1]["content"] == '<tool_call>\n{"name": "a", "arguments": {"b": 1}}\n</tool_call>'
+    assert found[2]["content"].count("<tool_response>") == 2
+    assert written_out([{"role": "user", "content": "x"}], []) == [{"role": "user", "content": "x"}]
+
+
+def test_the_grammar_of_calls_in_llamas_form():
+    tools = ToolSet((Tool("a", "", {"type": "object"}), Tool("b", "", {"type": "object"})), must=True, parallel=True)
+    assert '{\\"name\\": \\"a\\", \\"parameters\\": ' in tools.grammar("llama").source
+    assert "more call" not in tools.grammar("llama").source
+    assert "more call" in tools.grammar("hermes").source
