@@ -134,7 +134,7 @@ def command(options: argparse.Namespace, port: int, folder: str) -> tuple[list[s
     """How a server is started, and what it calls the model."""
     target, rows = str(tiny_pair_path() / "target"), str(max(options.clients))
     if options.server == "foretoken":
-        listen = ["--port", str(port), "--max-batch-size", rows]
+        listen = ["--port", str(port), "--max-batch-size", rows, "--served-model-name", "target"]
         return [sys.executable, "-m", "foretoken", "serve", *listen, *options.option], "target"
     if options.server == "transformers":
         program = str(Path(sys.executable).parent / "transformers")

@@ -117,7 +117,6 @@ NESTED = [
     ({"speculation": {"num_speculative_tokens": 10**6}}, "speculation.num_speculative_tokens"),
     ({"speculation": {"num_speculative_tokens": "many"}}, "speculation.num_speculative_tokens"),
     ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
-    ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
 ]
 RAW = [
     (b"", 400),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
@@ -13,7 +13,8 @@ from time import monotonic
 from typing import Any, Self
 
 from foretoken.engine.engine import Engine
-from foretoken.engine.outputs import Completion, Occupancy, StreamEvent
+from foretoken.engine.outputs import Completion, Occupancy, StreamEvent, TokenLogprob
+from foretoken.engine.prompt_scores import Scoring
 from foretoken.engine.prompts import Prompt
 from foretoken.engine.scheduler import Request
 from foretoken.errors import ForetokenError, ParameterError, QueueTimeout, SlowConsumer
@@ -106,6 +107,20 @@ class AsyncEngine:
                 yield await call.receive()
         finally:
             self._worker.cancel(call)
+
+    async def score(self, prompt: Sequence[int], top: int = 0) -> list[TokenLogprob]:
+        """Log-probabilities of a prompt's tokens but the first, a pass between two rounds of what is decoded.
+
+        Args:
+            prompt: token ids that `Engine.submit` would take, of a model that continues its prompt.
+            top: how many of the most probable tokens to report at each position.
+
+        Raises:
+            ForetokenError: the engine is closed.
+        """
+        scoring = Scoring(prompt, top)
+        self._worker.score(scoring)
+        return await scoring.result
 
     @property
     def failure(self) -> Exception | None:
@@ -205,6 +220,18 @@ class _Worker:
         Raises:
             ForetokenError: the thread was stopped.
         """
+        self._command(partial(self._submit, call, prompt, params, settings))
+        return call
+
+    def score(self, scoring: Scoring) -> None:
+        """Have a prompt scored.
+
+        Raises:
+            ForetokenError: the thread was stopped.
+        """
+        self._command(partial(self._score, scoring))
+
+    def _command(self, command: Callable[[], None]) -> None:
         with self._lock:
             if self.failure is not None:
                 raise ForetokenError(
@@ -215,8 +242,7 @@ class _Worker:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="foretoken-engine", daemon=True)
                 self._thread.start()
-            self._commands.put(partial(self._submit, call, prompt, params, settings))
-        return call
+            self._commands.put(command)
 
     def cancel(self, call: _Call) -> None:
         """The caller has stopped waiting; no effect once it has received its last event."""
@@ -258,6 +284,17 @@ class _Worker:
             if self._queue_seconds is not None:
                 call.waits_until = monotonic() + self._queue_seconds
                 self._waiting[call] = None
+
+    def _score(self, scoring: Scoring) -> None:
+        if scoring.step(self.engine.target):
+            return
+        if self.engine.busy:
+            self._step()
+        with self._lock:
+            if self._closed:
+                scoring.fail(ForetokenError("this AsyncEngine is closed: make another one"))
+            else:
+                self._commands.put(partial(self._score, scoring))
 
     def _cancel(self, call: _Call) -> None:
         self._waiting.pop(call, None)

@@ -13,15 +13,21 @@ LOWEST = -9999.0
 TokenName = Callable[[int], str]
 
 
-def completion_logprobs(entries: Iterable[TokenLogprob], name: TokenName, offset: int) -> dict[str, Any]:
+def completion_logprobs(
+    entries: Iterable[TokenLogprob], name: TokenName, offset: int, first: int | None = None
+) -> dict[str, Any]:
     """As ``/v1/completions`` tells them.
 
     Args:
         entries: one a token.
         name: the string that stands for a token.
         offset: characters of the text before them.
+        first: a prompt's first token, which has no log-probability and comes before them.
     """
     told: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    if first is not None:
+        told = {"tokens": [name(first)], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [offset]}
+        offset += len(name(first))
     for entry in entries:
         token = name(entry.token_id)
         told["tokens"].append(token)

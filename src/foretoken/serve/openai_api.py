@@ -138,20 +138,39 @@ class _Answer(ABC):
 class _CompletionAnswer(_Answer):
     id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, batch: Batch, request: CompletionRequest, echoes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        request: CompletionRequest,
+        echoes: Sequence[str],
+        scores: Sequence[Sequence[TokenLogprob]],
+    ) -> None:
         super().__init__(batch, request)
         self._echoes = echoes
-        self._offsets = [len(self._echo(index)) for index in range(batch.size)]
+        self._scores = scores
+        self._offsets = [0 if scores else len(self._echo(index)) for index in range(batch.size)]
 
     def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         echo = self._echo(index)
-        return {"text": echo + completion.text, "logprobs": self._logprobs(index, completion.logprobs)}
+        logprobs = self._prompt_logprobs(index)
+        own = self._logprobs(index, completion.logprobs)
+        if logprobs is None or own is None:
+            return {"text": echo + completion.text, "logprobs": own}
+        return {"text": echo + completion.text, "logprobs": {part: logprobs[part] + own[part] for part in own}}
 
     def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, last: bool) -> dict[str, Any]:
         return {"text": text, "logprobs": self._logprobs(index, logprobs)}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        return {"text": self._echo(index), "logprobs": None} if self._echoes else None
+        return {"text": self._echo(index), "logprobs": self._prompt_logprobs(index)} if self._echoes else None
+
+    def _prompt_logprobs(self, index: int) -> dict[str, Any] | None:
+        """Those of an echoed prompt, whose first token has none."""
+        if not self._scores:
+            return None
+        told = completion_logprobs(self._scores[index // self.batch.n], self.name, 0, self.batch.prompt(index)[0])
+        self._offsets[index] = sum(map(len, told["tokens"]))
+        return told
 
     def _echo(self, index: int) -> str:
         return self._echoes[index // self.batch.n] if self._echoes else ""
@@ -213,8 +232,9 @@ def openai_routes(service: Service) -> APIRouter:
         check_model(body.model, settings)
         prompts = body.prompts(settings)
         params = sampling_params(body, settings, COMPLETION_TOKENS)
-        if body.echo and body.logprobs is not None:
-            message = "echo with logprobs is not served, for prompts have none: leave one of them out"
+        scored = body.echo and body.logprobs is not None
+        if scored and not service.prompt_is_output:
+            message = "echo with logprobs needs a model that continues its prompt: leave one of them out"
             raise ApiError(400, message, "echo", "unsupported_field")
         predicted = body.predicted_text()
         if predicted is not None and len(prompts) > 1:
@@ -231,7 +251,8 @@ def openai_routes(service: Service) -> APIRouter:
                     text if isinstance(text, str) else await service.tokenizing.decode(text)
                     for text in (prompts if body.echo else ())
                 ]
-                return _CompletionAnswer(Batch(service, tokens, params, body.n, options), body, echoes)
+                scores = [await service.engine.score(one, body.logprobs or 0) for one in (tokens if scored else ())]
+                return _CompletionAnswer(Batch(service, tokens, params, body.n, options), body, echoes, scores)
 
             return await _respond(request, await unless_gone(request, prepare()), held)
 
