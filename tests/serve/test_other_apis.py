@@ -185,7 +185,7 @@ def test_a_message_streams_and_says_why_it_ends(server):
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
         ({"system": 5}, "system"),
         ({"stop": ["x"]}, "stop"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ({"tools": [{"name": "f", "input_schema": 5}]}, "tools.0.input_schema"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking"),
         ({"n": 2}, "n"),
         ({"metadata": {"other": "x"}}, "metadata.other"),

@@ -140,6 +140,74 @@ def test_wrong_tools_are_the_clients_errors(client):
         client.chat.completions.create(model=MODEL, messages=USER, tools=[LEGS], tool_choice="some")
 
 
+# --- Anthropic's form -----------------------------------------------------------------------------------------------
+
+CLAUDES = {"name": "legs_of", "description": "Counts legs.", "input_schema": LEGS["function"]["parameters"]}
+
+
+def message(server, **fields):
+    return server.post("/v1/messages", {"model": MODEL, "messages": USER, "max_tokens": 200, "seed": 1, **fields})
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "legs_of"}]
+)
+def test_a_message_calls_a_tool(server, choice):
+    answer = message(server, tools=[CLAUDES], tool_choice=choice).json
+    (block,) = answer["content"]
+    assert (answer["stop_reason"], block["type"], block["name"]) == ("tool_use", "tool_use", "legs_of")
+    assert block["input"]["animal"] in ("cat", "ant")
+    streamed = message(server, tools=[CLAUDES], tool_choice=choice, stream=True)
+    events = [json.loads(event) for event in streamed.events]
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert events[1]["content_block"] == {**block, "id": events[1]["content_block"]["id"], "input": {}}
+    parts = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    assert json.loads("".join(parts)) == block["input"]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_a_message_may_answer_without_a_call(server):
+    answer = message(server, tools=[CLAUDES], max_tokens=8).json
+    assert [block["type"] for block in answer["content"]] == ["text"]
+    events = [json.loads(event) for event in message(server, tools=[CLAUDES], max_tokens=8, stream=True).events]
+    texts = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(texts) == answer["content"][0]["text"]
+
+
+def test_results_of_tools_in_messages(server):
+    called = {"type": "tool_use", "id": "toolu_1", "name": "legs_of", "input": {"animal": "cat"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "4"}]}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, called]},
+        {"role": "user", "content": [result, {"type": "text", "text": "and?"}]},
+    ]
+    counts = [
+        message(server, messages=messages[:length], tools=[CLAUDES], max_tokens=1).json["usage"]["input_tokens"]
+        for length in (1, 2, 3)
+    ]
+    assert counts[0] < counts[1] < counts[2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0"),
+        ({"tools": [{"name": "f", "input_schema": 5}]}, "tools.0.input_schema"),
+        ({"tools": [CLAUDES], "tool_choice": "any"}, "tool_choice.type"),
+        ({"tools": [CLAUDES], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages.0.content.0.tool_use_id"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages.0.content.0"),
+    ],
+)
+def test_wrong_tools_of_messages_are_refused(server, fields, param):
+    answer = message(server, **fields)
+    assert (answer.status, answer.json["type"], answer.json["error"]["param"]) == (400, "error", param)
+
+
 # --- calls in texts -------------------------------------------------------------------------------------------------
 
 

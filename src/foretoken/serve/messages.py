@@ -11,12 +11,15 @@ from fastapi import APIRouter, Request, Response
 
 from foretoken.engine.outputs import Completion, DecodeStats
 from foretoken.serve import body as bodies
+from foretoken.serve.anthropic_tools import Blocks, anthropic_tools, openai_messages, tool_use
+from foretoken.serve.calls import CallParser, Parsed
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params, text_of
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.speculation import Strict
 from foretoken.serve.streaming import EventStream, data, unless_gone
+from foretoken.serve.tools import ToolSet, call_form
 from foretoken.serve.usage import usage
 
 PATH = "/v1/messages"
@@ -33,11 +36,17 @@ class MessagesRequest(Controls):
     max_tokens: Any
     system: Any = None
     stop_sequences: Any = None
+    tools: Any = None
+    tool_choice: Any = None
     metadata: _Metadata | None = None  # type: ignore[assignment]  # another shape than OpenAI's
 
     def token_limit(self) -> tuple[str, Any]:
         """See `Controls`."""
         return "max_tokens", self.max_tokens
+
+    def toolset(self) -> ToolSet | None:
+        """See `Controls`."""
+        return anthropic_tools(self.tools, self.tool_choice)
 
     def chat(self) -> list[dict[str, Any]]:
         """The messages as a chat template takes them.
@@ -45,7 +54,7 @@ class MessagesRequest(Controls):
         Raises:
             ApiError: they can't be used.
         """
-        messages = chat_messages(self.messages)
+        messages = chat_messages(openai_messages(self.messages))
         if any(message["role"] == "system" for message in messages):
             raise ApiError(400, "messages has a role that is neither user nor assistant: use system for it", "messages")
         if self.system is None:
@@ -72,8 +81,13 @@ def messages_routes(service: Service) -> APIRouter:
             if body.stream:
                 return EventStream(_events(batch, body), held.pop_all(), settings.send_seconds)
             (completion,) = await unless_gone(request, batch.complete())
-            message = _message(batch, [{"type": "text", "text": completion.text}])
-            return json_response({**message, **_end(completion), "usage": _usage(batch, completion.stats, body)})
+            parser = _parser(batch, body)
+            text = completion.text if parser is None else parser.feed(completion.text, last=True).text
+            calls = [] if parser is None else parser.calls
+            content = [{"type": "text", "text": text}] if text or not calls else []
+            message = _message(batch, [*content, *map(tool_use, calls)])
+            told = {**_end(completion, bool(calls)), "usage": _usage(batch, completion.stats, body)}
+            return json_response({**message, **told})
 
     router.add_api_route(PATH, messages, methods=["POST"])
     return router
@@ -86,15 +100,21 @@ async def _events(batch: Batch, body: MessagesRequest) -> AsyncGenerator[str, No
     try:
         start = {**_message(batch, []), "stop_reason": None, "stop_sequence": None}
         yield event("message_start", message={**start, "usage": _usage(batch, DecodeStats(), body)})
-        yield event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        parser = _parser(batch, body)
+        blocks = Blocks()
+        if parser is None:
+            for kind, fields in blocks.text():
+                yield event(kind, **fields)
         async with aclosing(batch.events()) as events:
             async for _, one in events:
-                if one.text:
-                    yield event("content_block_delta", index=0, delta={"type": "text_delta", "text": one.text})
+                last = one.completion is not None
+                parsed = Parsed(one.text, []) if parser is None else parser.feed(one.text, last)
+                for kind, fields in blocks.add(parsed, last):
+                    yield event(kind, **fields)
                 if one.completion is not None:
-                    yield event("content_block_stop", index=0)
                     told = _usage(batch, one.stats, body)
-                    yield event("message_delta", delta=_end(one.completion), usage=told)
+                    called = parser is not None and bool(parser.calls)
+                    yield event("message_delta", delta=_end(one.completion, called), usage=told)
         yield event("message_stop")
     except Exception as error:
         yield data(batch.service.explain(error).body(PATH), event="error")
@@ -110,10 +130,16 @@ def _message(batch: Batch, content: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _end(completion: Completion) -> dict[str, Any]:
+def _parser(batch: Batch, body: MessagesRequest) -> CallParser | None:
+    return None if body.toolset() is None else CallParser(call_form(batch.service.chat_template))
+
+
+def _end(completion: Completion, called: bool) -> dict[str, Any]:
     found = completion.stop_reason
     if completion.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if called:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(found, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": found}
     return {"stop_reason": "end_turn", "stop_sequence": None}

@@ -1,0 +1,132 @@
+"""Tools in Anthropic's form: definitions, blocks of messages and of streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from foretoken.serve.calls import Call, Parsed
+from foretoken.serve.errors import ApiError
+from foretoken.serve.tools import MOST_TOOLS, ToolSet, choose, make_tool
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+Event = tuple[str, dict[str, Any]]
+
+
+def anthropic_tools(tools: Any, choice: Any) -> ToolSet | None:
+    """The fields ``tools`` and ``tool_choice``; None where no tool may be called.
+
+    Raises:
+        ApiError: one can't be used.
+    """
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if choice is not None and kind not in (*_CHOICES, "tool"):
+        raise ApiError(400, "tool_choice.type is none of auto, any, tool, none: use one", "tool_choice.type")
+    if tools in (None, []):
+        if kind in ("any", "tool"):
+            raise ApiError(400, "tool_choice asks for a tool, and there are no tools: give tools", "tool_choice")
+        return None
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise ApiError(400, f"tools is no list of at most {MOST_TOOLS} tools: give one", "tools")
+    found = []
+    for index, tool in enumerate(tools):
+        param = f"tools.{index}"
+        if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
+            raise ApiError(400, f"{param} is no tool of your own: give {{name, description, input_schema}}", param)
+        for name in tool.keys() - {"type", "name", "description", "input_schema", "cache_control"}:
+            field = f"{param}.{name[:100]}"
+            raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+        schema = tool.get("input_schema")
+        found.append(make_tool(tool.get("name"), tool.get("description"), schema, param, "input_schema"))
+    named = {"type": "function", "name": choice.get("name")} if kind == "tool" else None
+    parallel = not (isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True)
+    return choose(found, named if named is not None else _CHOICES[kind or "auto"], parallel)
+
+
+def openai_messages(given: Any) -> Any:
+    """Messages with blocks of calls and results as OpenAI's messages; what has none passes as it is.
+
+    Raises:
+        ApiError: such a block can't be used.
+    """
+    if not isinstance(given, list):
+        return given
+    found: list[Any] = []
+    for index, message in enumerate(given):
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, list):
+            found.append(message)
+            continue
+        calls, rest = [], []
+        for place, block in enumerate(content):
+            kind, param = block.get("type") if isinstance(block, dict) else None, f"messages.{index}.content.{place}"
+            if kind == "tool_use":
+                if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
+                    raise ApiError(400, f"{param} is no call: give {{type, id, name, input}}", param)
+                function = {"name": block["name"], "arguments": block["input"]}
+                calls.append({"id": block.get("id", ""), "type": "function", "function": function})
+            elif kind == "tool_result":
+                if not isinstance(block.get("tool_use_id"), str):
+                    raise ApiError(400, f"{param}.tool_use_id is no string: give one", f"{param}.tool_use_id")
+                found.append(
+                    {"role": "tool", "content": block.get("content") or "", "tool_call_id": block["tool_use_id"]}
+                )
+            else:
+                rest.append(block)
+        told = {name: value for name, value in message.items() if name != "content"}
+        if calls:
+            found.append({**told, "content": rest, "tool_calls": calls})
+        elif rest or len(content) == 0:
+            found.append({**told, "content": rest})
+    return found
+
+
+def tool_use(call: Call) -> dict[str, Any]:
+    """A call as a block of an answer; one that was cut off has no input."""
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        arguments = {}
+    return {"type": "tool_use", "id": f"toolu_{call.id.removeprefix('call_')}", "name": call.name, "input": arguments}
+
+
+class Blocks:
+    """The blocks of a streamed answer: text and calls, one after another."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open: int | str | None = None  # "text", or the index of a call
+
+    def text(self) -> Iterator[Event]:
+        """Begin a block of text, unless one is open."""
+        if self._open != "text":
+            yield from self._begin("text", {"type": "text", "text": ""})
+
+    def add(self, parsed: Parsed, last: bool) -> Iterator[Event]:
+        """What a part of the output adds; the last one closes what is open."""
+        if parsed.text:
+            yield from self.text()
+            yield self._delta({"type": "text_delta", "text": parsed.text})
+        for call in parsed.calls:
+            if self._open != call.index:
+                yield from self._begin(call.index, {**tool_use(call), "input": {}})
+            if call.arguments:
+                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        if last:
+            if self._index < 0:
+                yield from self.text()
+            yield from self._end()
+
+    def _begin(self, what: int | str, block: dict[str, Any]) -> Iterator[Event]:
+        yield from self._end()
+        self._index, self._open = self._index + 1, what
+        yield "content_block_start", {"index": self._index, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return "content_block_delta", {"index": self._index, "delta": delta}
+
+    def _end(self) -> Iterator[Event]:
+        if self._open is not None:
+            self._open = None
+            yield "content_block_stop", {"index": self._index}
