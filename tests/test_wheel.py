@@ -33,7 +33,7 @@ def test_it_contains_the_pair_and_stays_small(wheel):
             assert f"foretoken/assets/tiny_pair/{part}/{file}" in names
     for file in ("MODEL_CARD.md", "eagle3/config.json", "eagle3/model.safetensors", "eagle3/README.md"):
         assert f"foretoken/assets/tiny_pair/{file}" in names
-    for file in ("index.html", "app.js", "app.css", "icon.svg"):
+    for file in ("index.html", "app.js", "app.css", "icon.svg", "preact.LICENSE"):
         assert f"foretoken/serve/page/{file}" in names
     assert "foretoken/py.typed" in names
     assert not [name for name in names if name.startswith(("tests", "recipes", "web"))]

@@ -1,5 +1,5 @@
 import { createHash } from "node:crypto";
-import { readdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
+import { copyFileSync, readdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { defineConfig } from "vite";
 
@@ -36,8 +36,9 @@ export default defineConfig({
   },
   plugins: [
     {
-      name: "sources-hash",
+      name: "sources-hash-and-licence",
       closeBundle() {
+        copyFileSync("node_modules/preact/LICENSE", join(OUT, "preact.LICENSE")); // its code is in app.js
         writeFileSync(join(OUT, "sources.sha256"), `${sourcesHash()}\n`);
       },
     },
