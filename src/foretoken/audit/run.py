@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from foretoken.audit.statistics import Floats, detectable_tv
 from foretoken.audit.subjects import Sample, SampleRequest, Subject
 from foretoken.audit.tokens import BINS, Tokens
 from foretoken.audit.worlds import World, describe, make_worlds
+from foretoken.peers.scratch import scratch_folder
 from foretoken.sampling.params import SamplingParams
 
 Factory = Callable[[World], Subject]
@@ -61,7 +61,7 @@ def audit_worlds(
         AuditError: the subject failed, or returned something that is not a sample; no report is made of it.
     """
     if worlds is None:
-        with tempfile.TemporaryDirectory(prefix="foretoken-audit-") as folder:
+        with scratch_folder() as folder:
             return audit_worlds(factory, make_worlds(folder), plan, watch, greedy=greedy)
     plan = plan or AuditPlan()
     sampled = [world for world in worlds if not world.params.greedy]

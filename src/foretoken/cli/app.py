@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,20 +17,20 @@ from foretoken.cli.batch import answer_batch, is_batch, read_batch
 from foretoken.cli.batch_run import BatchOptions, run_batch
 from foretoken.cli.bench import NoColor, bench_app
 from foretoken.cli.checks import SHIPPED_DRAFTER, check_models
+from foretoken.cli.commands import INTERRUPTED, registrar
 from foretoken.cli.grammar_options import GrammarOptions
-from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions, with_options
-from foretoken.cli.output_guard import BAD_INPUT, OutputGuard
+from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions
+from foretoken.cli.output_guard import OutputGuard
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, read_text, standard_input
 from foretoken.cli.screen import Screen, check_writable, make_console
 from foretoken.cli.serve import ServeOptions, run_server
 from foretoken.cli.train import train_app
 from foretoken.cli.tune import TuneOptions
-from foretoken.errors import ForetokenError, ParameterError
+from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
     from foretoken.sampling import SamplingParams
 
-INTERRUPTED = 130  # the exit status of a process that SIGINT ended
 FAILED = 1  # a server whose engine has ended
 INCOMPLETE = 1  # some of many prompts have no answer but an error
 
@@ -51,23 +49,11 @@ app.add_typer(bench_app)
 app.add_typer(train_app)
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a command: options spelt out, errors as one line and status 2, Ctrl-C as status 130."""
-    inner = with_options(function)
+def _interrupted(screen: Screen, _: object) -> None:
+    screen.notes.print()
 
-    @wraps(inner)
-    def guarded(**values: Any) -> None:
-        try:
-            inner(**values)
-        except ForetokenError as error:
-            Screen(values.get("no_color", False)).error(error)
-            raise typer.Exit(BAD_INPUT) from None
-        except KeyboardInterrupt:
-            Screen().notes.print()
-            raise typer.Exit(INTERRUPTED) from None
 
-    app.command()(guarded)
-    return function
+command = registrar(app, _interrupted)
 
 
 def _version(wanted: bool) -> None:
@@ -85,7 +71,7 @@ def _options(
     pass
 
 
-@command
+@command()
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="The prompt; - reads standard input.", show_default=False)
@@ -177,7 +163,7 @@ def _generate_batch(
         raise typer.Exit(INCOMPLETE)
 
 
-@command
+@command()
 def chat(
     *,
     url: Annotated[
@@ -247,7 +233,7 @@ def _chat_remotely(
         raise typer.Exit(INTERRUPTED)
 
 
-@command
+@command()
 def serve(*, models: ModelOptions, options: ServeOptions) -> None:
     """Serve OpenAI's API over HTTP: completions, chat, models, metrics.
 
@@ -258,7 +244,7 @@ def serve(*, models: ModelOptions, options: ServeOptions) -> None:
         raise typer.Exit(FAILED)
 
 
-@command
+@command()
 def batch(
     requests: Annotated[
         Path,
@@ -276,7 +262,7 @@ def batch(
         raise typer.Exit(INCOMPLETE)
 
 
-@command
+@command()
 def tune(*, options: TuneOptions, load: LoadOptions, no_color: NoColor = False) -> None:
     """Find the fastest drafter for a target, and write a profile for --profile.
 
@@ -295,20 +281,20 @@ _Verbose = Annotated[
 ]
 
 
-@command
+@command()
 def verifiers(*, verbose: _Verbose = False, output: ListOptions) -> None:
     """List the verifiers: which draft tokens each accepts, and whether the output keeps the
     target's distribution."""
     tables.show(tables.verifiers(), output.json, verbose, Screen(output.no_color))
 
 
-@command
+@command()
 def drafters(*, verbose: _Verbose = False, output: ListOptions) -> None:
     """List the drafters: what proposes draft tokens."""
     tables.show(tables.drafters(), output.json, verbose, Screen(output.no_color))
 
 
-@command
+@command()
 def index(
     files: Annotated[
         list[str],
@@ -351,7 +337,7 @@ def index(
     make(files, tokenizer, out, field or ["text"], output.json, screen)
 
 
-@command
+@command()
 def demo(
     *,
     svg: Annotated[

@@ -6,9 +6,9 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,9 +25,9 @@ from foretoken.cli.audit_run import (
     on_worlds,
     read_prompts,
 )
-from foretoken.cli.options import with_options
+from foretoken.cli.commands import registrar
 from foretoken.cli.screen import Screen
-from foretoken.errors import ForetokenError, ParameterError
+from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
     from foretoken.audit import AuditPlan, Report, Subject, World
@@ -41,26 +41,7 @@ audit_app = typer.Typer(
 )
 
 
-def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a sub-command: errors as one line and status 2, Ctrl-C as status 130."""
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        inner = with_options(function)
-
-        @wraps(inner)
-        def guarded(**values: Any) -> None:
-            try:
-                inner(**values)
-            except ForetokenError as error:
-                Screen(values.get("no_color", False)).error(error)
-                raise typer.Exit(2) from None
-            except KeyboardInterrupt:
-                raise typer.Exit(130) from None
-
-        audit_app.command(name)(guarded)
-        return function
-
-    return register
+command = registrar(audit_app)
 
 
 @command("engine")

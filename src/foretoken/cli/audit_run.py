@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from foretoken.cli.bench_progress import duration
 from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ModelError, PromptError
 from foretoken.models import gguf
+from foretoken.peers.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from foretoken.audit import AuditPlan, ReferenceModel, Report, Subject
@@ -100,7 +100,7 @@ def on_worlds(factory: Factory, claim: ClaimOptions, k: int, run: RunOptions) ->
     _one_thread()
     params = claim.params()
     claims = None if params is None else [("cousin", params), ("stranger", params)]
-    with tempfile.TemporaryDirectory(prefix="foretoken-audit-") as folder:
+    with scratch_folder() as folder:
 
         def audit(plan: AuditPlan, watch: Watcher) -> Report:
             return audit_worlds(factory, make_worlds(folder, claims, k, seed=plan.seed), plan, watch)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from foretoken.cli.bench_drafters import DrafterOptions
 from foretoken.cli.bench_options import Peers, PlanOptions
 from foretoken.cli.bench_progress import watching
-from foretoken.cli.options import with_options
+from foretoken.cli.commands import registrar
 from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ForetokenError
 
@@ -49,28 +48,12 @@ Reference = Annotated[
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours.")]
 
 
-def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a sub-command: errors as one line and status 2, Ctrl-C as status 130."""
+def _interrupted(screen: Screen, values: Mapping[str, Any]) -> None:
+    if values.get("json") is not None:
+        screen.note("interrupted: the same command goes on from here")
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        inner = with_options(function)
 
-        @wraps(inner)
-        def guarded(**values: Any) -> None:
-            try:
-                inner(**values)
-            except ForetokenError as error:
-                Screen(values.get("no_color", False)).error(error)
-                raise typer.Exit(2) from None
-            except KeyboardInterrupt:
-                if values.get("json") is not None:
-                    Screen(values.get("no_color", False)).note("interrupted: the same command goes on from here")
-                raise typer.Exit(130) from None
-
-        bench_app.command(name)(guarded)
-        return function
-
-    return register
+command = registrar(bench_app, _interrupted)
 
 
 @command("run")

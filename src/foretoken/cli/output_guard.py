@@ -12,10 +12,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from foretoken.cli.commands import BAD_INPUT
 from foretoken.cli.screen import Screen
 
 CLOSED_PIPE = 141  # exit status of a process that SIGPIPE ended
-BAD_INPUT = 2
 
 
 class OutputGuard(TyperGroup):

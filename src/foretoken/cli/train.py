@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.options import with_options
+from foretoken.cli.commands import registrar
 from foretoken.cli.screen import Screen
 from foretoken.cli.train_options import CorpusOptions, CourseOptions, RunOptions
-from foretoken.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.train import State
@@ -28,27 +26,14 @@ train_app = typer.Typer(
 )
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a sub-command: errors as one line and status 2, Ctrl-C as status 130 with the command that goes on."""
-    inner = with_options(function)
-
-    @wraps(inner)
-    def guarded(**values: Any) -> None:
-        screen = Screen(values.get("no_color", False))
-        try:
-            inner(**values)
-        except ForetokenError as error:
-            screen.error(error)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            screen.note(f"interrupted; this goes on: {_command()}", style="")
-            raise typer.Exit(130) from None
-
-    train_app.command()(guarded)
-    return function
+def _interrupted(screen: Screen, _: Mapping[str, Any]) -> None:
+    screen.note(f"interrupted; this goes on: {_command()}", style="")
 
 
-@command
+command = registrar(train_app, _interrupted)
+
+
+@command()
 def eagle3(
     *,
     run: RunOptions,
@@ -87,7 +72,7 @@ def eagle3(
     _train("eagle3", run, corpus, course, export_speculators, **shape)
 
 
-@command
+@command()
 def medusa(
     *,
     run: RunOptions,
@@ -100,7 +85,7 @@ def medusa(
     _train("medusa", run, corpus, course, None, num_heads=num_heads, num_layers=num_layers)
 
 
-@command
+@command()
 def draft(
     *,
     run: RunOptions,
