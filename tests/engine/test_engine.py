@@ -126,7 +126,7 @@ def test_what_a_request_said_biases_no_other_of_the_same_seed(verifier):
     model = load(tiny_llama(vocab_size=8, seed=1, num_hidden_layers=1))
     samples = []
     for seed in range(200):
-        # A storage that knows what followed this very text, learned from a request with the same coins.
+        # A storage that knows what followed this very sequence, learned from a request with the same uniforms.
         engine = Engine(model, NgramStorage(9, keep=True, top_k_filler=0, one_level=True), verifier, 2)
         params = SamplingParams(seed=seed, max_new_tokens=3)
         engine.generate(PROMPT, params)

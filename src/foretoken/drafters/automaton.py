@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 ROOT = 0
 
 _COUNTED = 32  # contexts of a token that it is counted after, the longest first: keeps periodic texts from costing more
-_MANY = 16  # continuations of a context from which on only the likeliest one is looked at
+_MANY = 16  # continuations of a context from which on only the most probable one is looked at
 
 
 class SuffixAutomaton:
@@ -129,7 +129,7 @@ class SuffixAutomaton:
         return tokens
 
     def tree(self, state: int, match: int, limit: int) -> tuple[list[int], list[int]]:
-        """The continuations that are likeliest by their counts, as a tree of at most `limit` nodes.
+        """The continuations that are most probable by their counts, as a tree of at most `limit` nodes.
 
         A context of m tokens is taken to be right about the next one with probability ``m / (m + 1)``, split among its
         continuations by their counts; what is left goes to the next shorter context, below the root alone. The node

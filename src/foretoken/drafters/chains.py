@@ -16,7 +16,7 @@ from foretoken.randomness import Stream, uniforms
 from foretoken.sampling.vocabulary import all_finite, check_finite, draw
 
 OneCall = Callable[[AbstractSequence[int], Draws | None], Chains]
-"""Makes chains in one call, of most tokens by row, drawn as the `Draws` say, or the likeliest tokens for None."""
+"""Makes chains in one call, of most tokens by row, drawn as the `Draws` say, or the most probable tokens for None."""
 
 Steps = Callable[[AbstractSequence[int]], tuple[Draft, bool]]
 """Makes a draft of most tokens by row, token by token; also returns whether all of them could be drafted."""

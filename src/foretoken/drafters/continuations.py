@@ -6,7 +6,7 @@ sources:
 - *copies*: what followed the longest suffix of the context that occurred before, by a suffix automaton. While a draft
   grows, the context grows with it, so that a copy may overlap its source, as in LZ77: output of period p is drafted on
   and on, not just to the end of the last period.
-- *successors*: the target's likeliest tokens the last time that it scored the same token (token recycling).
+- *successors*: the target's most probable tokens the last time that it scored the same token (token recycling).
 
 A candidate belongs to a class: its source, the length of the match, its rank, and whether the other source agrees. How
 often candidates of a class are accepted is measured (`AcceptanceRates`), which makes a draft's expected length known
@@ -129,7 +129,7 @@ class Candidate(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A place in the sequence, or behind some draft tokens.
+    """A position in the sequence, or after some draft tokens.
 
     Attributes:
         automaton: where the copies come from.
@@ -190,7 +190,7 @@ class Continuations:
         return foreseen
 
     def scored(self, token: int, likeliest: Sequence[int]) -> None:
-        """The target scored a token: `likeliest` are its `SUCCESSORS` likeliest next ones, the likeliest first."""
+        """The target scored a token: `likeliest` are its `SUCCESSORS` most probable next ones, in order."""
         self._successors[token] = likeliest
 
     def here(self) -> Context:
@@ -238,7 +238,7 @@ class Continuations:
         self._last = token
 
     def chain(self, context: Context, limit: int, least: float = 0.0) -> tuple[list[int], list[float]]:
-        """The likeliest candidate, the likeliest one behind it, and so on.
+        """The most probable candidate, the most probable one behind it, and so on.
 
         Args:
             context: where to begin.
@@ -265,7 +265,7 @@ class Continuations:
         return tokens, reached
 
     def tree(self, context: Context, limit: int, least: float = 0.0) -> tuple[list[int], list[int], list[float]]:
-        """The nodes that are likeliest to be accepted, best first: the tree of its size that emits most tokens.
+        """The nodes that are most likely to be accepted, best first: the tree of its size that emits most tokens.
 
         Args:
             context: where to begin.

@@ -96,22 +96,22 @@ class _TargetCacheView(Cache):
         rows: the rows of the view.
 
     Attributes:
-        read: ``[B]`` int64, leading tentative nodes of each row, a chain, that count as committed in the view.
+        committed: ``[B]`` int64, leading tentative nodes of each row, a chain, that count as committed in the view.
     """
 
     def __init__(self, cache: Cache, rows: AbstractSequence[int]) -> None:
         self.cache = cache
         self.rows = list(rows)
-        self.read = torch.zeros(len(self.rows), dtype=torch.int64)
+        self.committed = torch.zeros(len(self.rows), dtype=torch.int64)
 
     @property
     def lengths(self) -> Tensor:
         """See `Cache`."""
-        return self.cache.lengths[self.rows] + self.read
+        return self.cache.lengths[self.rows] + self.committed
 
     def commit(self, path: Tensor, counts: Tensor) -> None:
         """Let the first tentative nodes, a chain, count as committed."""
-        self.read = self.read + counts.cpu()
+        self.committed = self.committed + counts.cpu()
 
     def select(self, rows: AbstractSequence[int], keep: AbstractSequence[int | None] | None = None) -> None:
         """Refused: the target alone rearranges its rows."""
@@ -166,8 +166,8 @@ class _EarlyLayers(LanguageModel):
     ) -> Scores:
         """See `LanguageModel.forward`."""
         assert isinstance(cache, _TargetCacheView)
-        read = cache.read.to(parents.device)[:, None]
-        parents = torch.where(parents < 0, read - 1, parents + read)
+        committed = cache.committed.to(parents.device)[:, None]
+        parents = torch.where(parents < 0, committed - 1, parents + committed)
         rows = len(cache.cache.lengths)
         if len(cache.rows) == rows:
             return self._early.forward(tokens, parents, counts, cache.cache, keep, hidden_layers)

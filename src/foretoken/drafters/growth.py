@@ -10,8 +10,9 @@ Three kinds of trees:
   children.
 - *chosen*, of a static shape: the best tokens of each node. In rows that are greedy, and where noise is shared with the
   target: there the best are those by probability and noise together.
-- *dynamic*, chosen as well: at each depth the likeliest nodes are expanded, by the drafter's probability of the whole
-  path, and of all nodes seen the likeliest make the draft (EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4).
+- *dynamic*, chosen as well: at each depth the most probable nodes are expanded, by the drafter's probability of the
+  whole path, and of all nodes seen the most probable make the draft (EAGLE-2, Li et al. 2024, arXiv 2406.16858,
+  section 4).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Lookahead(Drafter):
 
     A window of ``window`` columns and ``ngram - 1`` levels stands behind the root: the token of level l in column j is
     a candidate for position l + j after the root, renewed l times. Each pass scores the tokens of the top level; the
-    target's likeliest tokens after them are the next top level, and with each column's tokens an n-gram for a pool.
+    target's most probable tokens after them are the next top level, and with each column's tokens an n-gram for a pool.
     Candidates for verification are n-grams of the pool that begin with the root, and the latest of them continued by
     others.
 
@@ -34,10 +34,11 @@ class Lookahead(Drafter):
 
     The window has as many columns as there is room for: of the tokens that may be drafted, the candidates get half. A
     wide window pays where passes over many tokens cost little more than over one. The pool also has the
-    n-grams of the sequence itself, and those of every other node of a draft with the target's likeliest token after it.
+    n-grams of the sequence itself, and those of every other node of a draft with the target's most probable token after
+    it.
 
     Where only chains are taken, there is room for one row: an n-gram of the pool, continued by others, or, where none
-    begins with the root, plain Jacobi iteration: the target's likeliest tokens after those of the last draft.
+    begins with the root, plain Jacobi iteration: the target's most probable tokens after those of the last draft.
 
     Args:
         ngram: tokens of the pool's n-grams, N.
@@ -109,7 +110,7 @@ class Lookahead(Drafter):
             state.window.fill(min(self.window, tree.limit + 1), 1, state)
             chain = state.window.levels[0][1:]
         tree.add(chain)
-        # Whatever the chain is, the target's likeliest tokens after it are the next level.
+        # Whatever the chain is, the target's most probable tokens after it are the next level.
         state.window.levels = [[state.root, *tree.tokens]]
         state.window.enter(tree)
 
@@ -229,7 +230,7 @@ class _JacobiWindow:
         self._top = nodes
 
     def extend(self, likely: list[int]) -> None:
-        """Add the target's likeliest tokens after the top level's nodes as the new top level."""
+        """Add the target's most probable tokens after the top level's nodes as the new top level."""
         self.levels.append([likely[node] for node in self._top])
 
     def move(self, steps: int) -> None:

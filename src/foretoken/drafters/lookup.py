@@ -21,9 +21,9 @@ class Lookup(Drafter):
 
     Copies of what followed the longest suffix that occurred before in prompt or output (suffix decoding, arXiv
     2411.04975, over a suffix automaton, arXiv 2411.10666), which go on into the draft itself where the output repeats
-    (as LZ77 does, Ziv and Lempel 1977); and the target's likeliest tokens the last time that it scored the same token
-    (token recycling, arXiv 2408.08696). How often candidates like these were accepted is measured, by the length of
-    the match, the rank and whether both sources agree: the node that is likeliest to be accepted is drafted next, and
+    (as LZ77 does, Ziv and Lempel 1977); and the target's most probable tokens the last time that it scored the same
+    token (token recycling, arXiv 2408.08696). How often candidates like these were accepted is measured, by the length of
+    the match, the rank and whether both sources agree: the node that is most likely to be accepted is drafted next, and
     `estimates` say how likely. Where trees are taken the draft is a tree, else a chain. The tokens are chosen, not
     drawn. An encoder-decoder model's input counts as the beginning of the sequence.
 
@@ -53,7 +53,7 @@ class Lookup(Drafter):
         self._sequences: PerSequence[_State] = PerSequence(_State)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """The likeliest chain or tree; a row's is empty where nothing like the end of its sequence occurred before."""
+        """The most probable chain or tree; empty where nothing like the end of the sequence occurred before."""
         rows, parents = [], []
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
             known = self._continuations(batch, row)
@@ -70,7 +70,7 @@ class Lookup(Drafter):
         return Draft.from_lists(rows, batch.device, parents)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Judge what could have been drafted by what is emitted, then keep the target's likeliest tokens of every node.
+        """Judge what could have been drafted by what is emitted, then keep the most probable tokens of every node.
 
         In this order: candidates that come from these very logits would be right all the time.
         """

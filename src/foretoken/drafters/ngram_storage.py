@@ -21,7 +21,7 @@ class NgramStorage(Drafter):
     """Drafts the most frequent continuation of the longest context that was seen.
 
     Counts all n-grams of orders 2 … `max_order` of prompt and output, and, as *filler*, of each scored position's
-    path followed by the target's likeliest tokens there, which often come up later. A
+    path followed by the target's most probable tokens there, which often come up later. A
     context of ``max_order - 1`` tokens is looked up first, then ever shorter ones. The tokens are chosen, not drawn.
 
     Args:
@@ -63,7 +63,7 @@ class NgramStorage(Drafter):
         self._counted: PerSequence[int] = PerSequence(int)  # tokens of each sequence that are counted
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """A chain of likeliest continuations."""
+        """A chain of most probable continuations."""
         rows = []
         for sequence, limit, noisy in zip(batch.sequences, limits, batch.shared_noise, strict=True):
             counts = self._counts(sequence, noisy)
@@ -75,7 +75,7 @@ class NgramStorage(Drafter):
         return Draft.from_lists(rows, batch.device)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Count the target's likeliest tokens after every node of the draft."""
+        """Count the target's most probable tokens after every node of the draft."""
         if self.top_k_filler == 0:
             return
         predictions = logits.topk(min(self.top_k_filler, logits.shape[-1]), dim=-1).indices.tolist()
@@ -134,7 +134,7 @@ class _NgramCounts:
             self.commonest = token
 
     def best(self, context: list[int]) -> int | None:
-        """The likeliest token after the longest suffix of `context` that was seen."""
+        """The most probable token after the longest suffix of `context` that was seen."""
         for size in self._sizes:
             if size <= len(context):
                 token = self._likeliest.get(tuple(context[len(context) - size :]))

@@ -70,7 +70,7 @@ class SharedTokens(DraftModel):
 
 
 class DraftedText(Drafter):
-    """Drafts text: the drafter's likeliest continuation, in the target's tokens (string-level match of the paper).
+    """Drafts text: the drafter's most probable continuation, in the target's tokens (string-level match of the paper).
 
     The drafter's own tokens are its best ones, one after another. What they write is encoded by the target's tokenizer,
     as the continuation of the text before it. These tokens are chosen, not drawn. A draft ends before the first token

@@ -1,4 +1,4 @@
-"""Token recycling: the target's likeliest tokens after a token are drafted when that token comes again."""
+"""Token recycling: the target's most probable tokens after a token are drafted when that token comes again."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _STEP = 1 / 32  # weight of a new observation
 
 
 class TokenRecycling(Drafter):
-    """Drafts from a table of the target's likeliest tokens after each token (Luo et al. 2024, arXiv 2408.08696).
+    """Drafts from a table of the target's most probable tokens after each token (Luo et al. 2024, arXiv 2408.08696).
 
-    Every pass scores all nodes of a draft, and the likeliest tokens after each of them, rejected ones too, are entered
-    as the successors of the node's token. A draft follows the table from the root on: where trees are taken in a tree
+    Every pass scores all nodes of a draft, and the most probable tokens after each of them, rejected ones too, become
+    the successors of the node's token. A draft follows the table from the root on: where trees are taken in a tree
     of a fixed shape, wide at the top and deepest along first successors, else along first successors alone. The shape
     is one of nine, by the recent acceptance rate of first successors: where it is high, a tree hardly branches. The
     tokens are chosen, not drawn.
@@ -75,7 +75,7 @@ class TokenRecycling(Drafter):
         return Draft.from_lists(rows, batch.device, parents)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Enter the target's likeliest tokens after every node."""
+        """Enter the target's most probable tokens after every node."""
         likely = logits.topk(min(self.candidates, logits.shape[-1]), dim=-1).indices.tolist()
         drafted, sizes = draft.tokens.tolist(), draft.counts.tolist()
         paths, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
@@ -95,10 +95,10 @@ class TokenRecycling(Drafter):
 
 
 class _SuccessorTable:
-    """The successors of each token, the likeliest first.
+    """The successors of each token, the most probable first.
 
     Attributes:
-        predicted: by token, the target's likeliest successors.
+        predicted: by token, the target's most probable successors.
         found: by token, its successors in the prompt.
         rate: recent acceptance rate of first successors.
     """

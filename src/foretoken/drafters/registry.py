@@ -91,7 +91,7 @@ _DRAFTERS = {
     ),
     "ngram-storage": Known(
         NgramStorage,
-        "counts n-grams of the sequence and of the target's likeliest predictions; the longest known context drafts",
+        "counts n-grams of the sequence and of the target's best predictions; the longest known context drafts",
     ),
     "ngram-storage-one-level": Known(_one_level, "the same with contexts of one length alone: no fallback"),
     "suffix": Known(
@@ -104,7 +104,7 @@ _DRAFTERS = {
     ),
     "recycling": Known(
         TokenRecycling,
-        "the target's likeliest tokens after each token, kept in a table from every pass",
+        "the target's most probable tokens after each token, kept in a table from every pass",
         "Luo et al. 2024, arXiv 2408.08696",
         trees=True,
     ),

@@ -19,8 +19,8 @@ class Suffix(Drafter):
 
     A suffix automaton of each request's prompt and output (SAM decoding, arXiv 2411.10666) finds that suffix and counts
     what followed it, in constant time a token at any length. Where trees are taken, the draft is the tree
-    of the likeliest continuations by those counts (SuffixDecoding, arXiv 2411.04975), else the likeliest one. It has at
-    most `growth` times as many tokens as the suffix: a longer match is right for longer. The tokens are chosen, not
+    of the most probable continuations by those counts (SuffixDecoding, arXiv 2411.04975), else the most probable one.
+    It has at most `growth` times as many tokens as the suffix: a longer match is right for longer. The tokens are chosen, not
     drawn. An encoder-decoder model's source counts as the beginning of the sequence.
 
     Takes some 100 to 200 bytes a token.
@@ -48,7 +48,7 @@ class Suffix(Drafter):
         self._participants = Participants()
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """The likeliest continuation, or a tree of them; nothing where no suffix occurred before."""
+        """The most probable continuation, or a tree of them; nothing where no suffix occurred before."""
         rows, parents = [], []
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
             history = self._histories[sequence]

@@ -191,7 +191,7 @@ class DraftedToken:
     """Node number of the token before it in the draft; 0 for the root, the last token of the sequence. The tokens of a
     draft are nodes 1, 2, …, in order."""
     rank: int
-    """Tokens that the target finds more probable at this place, plus 1; equally probable ones do not count."""
+    """Tokens that the target finds more probable at this position, plus 1; equally probable ones do not count."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Candidate:
     text: str
     p: float
     q: float | None = None
-    """The probability by which the drafter drew at the same place; None where it drew nothing there."""
+    """The probability by which the drafter drew at the same position; None where it drew nothing there."""
 
 
 @dataclass(frozen=True)

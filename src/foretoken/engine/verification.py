@@ -100,7 +100,7 @@ def verify_round(
         draft: ``N`` tokens a row.
         logits: ``[B, N+1, V]``, the target's. Nodes with NaN, infinity or nothing but -inf are overwritten with zeros,
             so that all other rows go on.
-        matchers: of each row, its place in its grammar; None for rows without one, empty if there is none at all.
+        matchers: of each row, its position in its grammar; None for rows without one, empty if there is none at all.
     """
     bad = _overwrite_bad_nodes(logits)
     dead: list[list[bool]] | None = None

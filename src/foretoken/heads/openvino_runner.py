@@ -218,7 +218,7 @@ class OpenVinoRunner:
 
     Args:
         head: on the CPU.
-        embeddings: ``[V, H]``, the table that the head reads tokens with.
+        embeddings: ``[V, H]``, embeddings of the head's input tokens.
         quantize: of the linear layers but the one that fuses features; "auto" for what is fastest.
     """
 

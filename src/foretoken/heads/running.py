@@ -24,7 +24,7 @@ def make_runner(
 
     Args:
         head: its weights are not copied where that can be helped.
-        embeddings: ``[≥ V, H]``, the table that tokens are read with.
+        embeddings: ``[≥ V, H]``, embeddings of the head's input tokens.
         backend: "auto" is "openvino" where that is installed and can be used.
         quantize: see `foretoken.load`; of backend "openvino" alone.
 

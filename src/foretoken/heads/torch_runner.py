@@ -23,7 +23,7 @@ class TorchRunner:
 
     Args:
         head: on its device, in its dtype.
-        embeddings: ``[V, H]``, the table that the head reads tokens with.
+        embeddings: ``[V, H]``, embeddings of the head's input tokens.
     """
 
     name = "torch"

@@ -30,7 +30,7 @@ from foretoken.limits import current_limits
 from foretoken.verify.base import CoupledVerifier, Verifier
 
 Mode = Literal["chosen", "with replacement", "without replacement"]
-"""How siblings are made: chosen (the likeliest tokens under q, in order), or drawn from q one after another."""
+"""How siblings are made: chosen (the most probable tokens under q, in order), or drawn from q one after another."""
 
 Table = Sequence[Tensor]
 
@@ -119,7 +119,8 @@ def all_drafts(shape: Sequence[int], drafter: Table, mode: Mode = "with replacem
     """Every draft of that shape that the drafter can make, with its probability.
 
     Without replacement each sibling is drawn from q with the earlier ones removed, renormalised; when its support is
-    used up there are no further children. Chosen siblings are the likeliest tokens in order; there is one such draft.
+    used up there are no further children. Chosen siblings are the most probable tokens in order; there is one
+    such draft.
 
     Args:
         shape: the parent of each node.

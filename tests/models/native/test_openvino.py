@@ -149,15 +149,15 @@ def test_drawn_chains_are_draws_from_the_very_distributions_they_name(dtype, ste
     texts = texts_of(9, 20, 5)
     chained, stepped = filled(texts, model), filled(texts, model)
     rows = [[4, 9, 3], [8], []]
-    coins = uniforms(torch.arange(3), torch.arange(steps).expand(3, steps), 5)
-    coins[1, 0] = 1 - 2.0**-53  # the largest there is
+    uniform = uniforms(torch.arange(3), torch.arange(steps).expand(3, steps), 5)
+    uniform[1, 0] = 1 - 2.0**-53  # the largest there is
     inverse = torch.tensor([1.0, 0.5, 1.0])
-    found = model.chain(rows, steps, chained, Draws(inverse, coins))
+    found = model.chain(rows, steps, chained, Draws(inverse, uniform))
     units = found.probs.double() * 2**24
     assert (units == units.floor()).all()
     assert (units[:2].sum(-1) == 2**24).all()
     assert not units[2].any()
-    expected = (units.cumsum(-1) <= (coins * 2**24).floor()[..., None]).sum(-1)
+    expected = (units.cumsum(-1) <= (uniform * 2**24).floor()[..., None]).sum(-1)
     assert found.tokens == [*expected[:2].tolist(), []]
     feed(model, stepped, [row[:-1] for row in rows])
     ones = torch.tensor([1, 1, 0])
@@ -216,12 +216,14 @@ def test_chains_after_long_texts_and_beside_rows_with_nodes(draws):
     nothing, minus = torch.zeros((2, 0), dtype=torch.int64), torch.full((2, 1), -1)
     model.forward(torch.tensor([[3], [0]]), minus, torch.tensor([1, 0]), chained)
     new = [(7 * i) % 29 + 1 for i in range(1100)]
-    coins = Draws(torch.ones(2), uniforms(torch.arange(2), torch.arange(steps).expand(2, steps), 5)) if draws else None
-    both = model.chain([new[:700], new], steps, filled(texts, model), coins)
-    found = model.chain([[], new], steps, chained, coins)
+    draws_of = (
+        Draws(torch.ones(2), uniforms(torch.arange(2), torch.arange(steps).expand(2, steps), 5)) if draws else None
+    )
+    both = model.chain([new[:700], new], steps, filled(texts, model), draws_of)
+    found = model.chain([[], new], steps, chained, draws_of)
     assert both.tokens[1] == found.tokens[1]
     feed(model, stepped, [[], new[:-1]])
-    expected = model.chain([[], new[-1:]], steps, stepped, coins)
+    expected = model.chain([[], new[-1:]], steps, stepped, draws_of)
     assert found.tokens == expected.tokens
     assert len(found.tokens[1]) == steps
     chained.commit(torch.arange(3).expand(2, 3), torch.tensor([1, 2]))
@@ -387,7 +389,7 @@ def test_passes_keep_their_width_until_that_costs_more_than_another():
 @pytest.mark.parametrize("draws", [False, True])
 def test_texts_that_are_read_again_for_width_give_the_same_chains(draws, monkeypatch):
     module, steps, made = tiny.tiny_llama(), 3, []
-    coins = Draws(torch.ones(2), uniforms(torch.arange(2), torch.arange(steps).expand(2, steps), 5))
+    uniform = Draws(torch.ones(2), uniforms(torch.arange(2), torch.arange(steps).expand(2, steps), 5))
     for patience in (0, 16):
         model = load(module, runner="native", backend="openvino")
         model.backend.graphs.options = replace(model.backend.graphs.options, patience=patience)
@@ -402,7 +404,7 @@ def test_texts_that_are_read_again_for_width_give_the_same_chains(draws, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(CompiledGraph, "run", watch)
             for rows in ([[4, 9, 3], [8]], [[7], [2, 5]], [[6], [1]], [[], [3]]):
-                chains.append(model.chain(rows, steps, cache, coins if draws else None).tokens)
+                chains.append(model.chain(rows, steps, cache, uniform if draws else None).tokens)
                 cache.commit(torch.zeros((2, 0), dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
         made.append((chains, next_logits(model, cache, [5, 6]), cache.lengths.tolist()))
         assert sizes == ([4, 4, 4, 4] if patience else [4, 3, 2, 1])
