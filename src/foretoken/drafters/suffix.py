@@ -20,8 +20,8 @@ class Suffix(Drafter):
     A suffix automaton of each request's prompt and output (SAM decoding, arXiv 2411.10666) finds that suffix and counts
     what followed it, in constant time a token at any length. Where trees are taken, the draft is the tree
     of the most probable continuations by those counts (SuffixDecoding, arXiv 2411.04975), else the most probable one.
-    It has at most `growth` times as many tokens as the suffix: a longer match is right for longer. The tokens are chosen, not
-    drawn. An encoder-decoder model's source counts as the beginning of the sequence.
+    It has at most `growth` times as many tokens as the suffix: a longer match is right for longer. The tokens are
+    chosen, not drawn. An encoder-decoder model's source counts as the beginning of the sequence.
 
     Takes some 100 to 200 bytes a token.
 
