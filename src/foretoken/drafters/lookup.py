@@ -23,8 +23,8 @@ class Lookup(Drafter):
     2411.04975, over a suffix automaton, arXiv 2411.10666), which go on into the draft itself where the output repeats
     (as LZ77 does, Ziv and Lempel 1977); and the target's most probable tokens the last time that it scored the same
     token (token recycling, arXiv 2408.08696). How often candidates like these were accepted is measured, by the length
-    of the match, the rank and whether both sources agree: the node that is most likely to be accepted is drafted next, and
-    `estimates` say how likely. Where trees are taken the draft is a tree, else a chain. The tokens are chosen, not
+    of the match, the rank and whether both sources agree: the node that is most likely to be accepted is drafted next,
+    and `estimates` say how likely. Where trees are taken the draft is a tree, else a chain. The tokens are chosen, not
     drawn. An encoder-decoder model's input counts as the beginning of the sequence.
 
     Measured rates are shared by all requests that sample alike (greedily or not). A request whose seed must give one
