@@ -28,7 +28,7 @@ class LoadOptions:
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Folder or hub id of the target. Default: the shipped pair's.",
+            help="Folder, GGUF file or hub id of the target. Default: the shipped pair's.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -85,6 +85,22 @@ class LoadOptions:
             rich_help_panel=_MODELS,
         ),
     ] = False
+    n_ctx: Annotated[
+        int | None,
+        typer.Option(
+            help="Of GGUF files: most tokens of a sequence. Default: the file's context.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
+    n_gpu_layers: Annotated[
+        int | None,
+        typer.Option(
+            help="Of GGUF files: layers on the GPU, where llama.cpp was built for one. Default: all.",
+            show_default=False,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
 
 
 @dataclass(kw_only=True)

@@ -194,6 +194,6 @@ def drafter_options(options: LoadOptions) -> dict[str, Any]:
 
 def load_options(options: LoadOptions) -> dict[str, Any]:
     """How the options have the target loaded."""
-    names = ("dtype", "device", "runner", "quantize")
+    names = ("dtype", "device", "runner", "quantize", "n_ctx", "n_gpu_layers")
     found = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return {**found, "eager": True} if options.eager else found
