@@ -12,6 +12,7 @@ from foretoken.drafters import Known, NgramStorage, PromptLookup, known
 from foretoken.errors import ModelError
 from foretoken.tune import Candidate, candidates
 from foretoken.tune.candidates import PLAIN
+from foretoken.tune.report import profile_of
 
 
 def test_the_fastest_wins_with_its_best_settings(race):
@@ -22,7 +23,7 @@ def test_the_fastest_wins_with_its_best_settings(race):
     assert best.score == pytest.approx(1.8)
     assert best.acceptance_length == 2
     assert best.drafting == pytest.approx(0.25)
-    assert [one.candidate.drafter for one in results.ranked if one.rung == 0] == ["poor", "slow"]
+    assert list(dict.fromkeys(one.candidate.drafter for one in results.ranked if one.rung == 0)) == ["poor", "slow"]
     assert results.unmeasured == []
     # Ratios are those of one turn, and each turn is everybody's.
     turns = Counter(turn.number for candidate, turn in track.calls if turn.rung == 2)
@@ -34,7 +35,7 @@ def test_what_is_clearly_slower_has_few_turns(race):
     track = Track({"slow": 0.5, "good": 1.5})
     race(track)
     turns = Counter(candidate.drafter for candidate, turn in track.calls if turn.rung == 0)
-    assert turns == {"none": 8, "good": 8, "slow": 4}
+    assert turns == {"none": 8, "good": 3 * 8, "slow": 3 * 4}  # usual settings, and two fixed draft lengths
 
 
 def test_drift_of_the_machine_hits_all_alike(race):
@@ -64,6 +65,45 @@ def test_both_temperatures_count(race):
     uneven = next(one for one in results.ranked if one.candidate.drafter == "greedy")
     assert uneven.ratios[0.0].median == pytest.approx(2.0)
     assert uneven.ratios[1.0].median == pytest.approx(0.5)
+
+
+def test_a_drafter_is_not_dropped_for_what_one_draft_length_makes_of_it(race):
+    """The policy never drafts with it; with 3 tokens it is the fastest."""
+    track = Track({"model": 0.9, "good": 1.3, "fair": 1.2, "poor": 1.1, Candidate("model", "token", 3): 1.6})
+    assert race(track).ranked[0].candidate == Candidate("model", "token", 3)
+
+
+class Apart(Track):
+    """Speeds by temperature: pairs for greedy and sampled requests."""
+
+    def run(self, candidate, turn):
+        speeds = self.speeds.get(candidate, self.speeds.get(candidate.drafter, 1.0))
+        if isinstance(speeds, tuple):
+            speed = speeds[turn.temperature > 0]
+            self.now += self.seconds / speed
+            self.calls.append((candidate, turn))
+            return {"tokens": 64, "rounds": 32, "drafted": 96, "accepted": 32, "seconds": 1 / speed, "drafting": 0.1}
+        return super().run(candidate, turn)
+
+
+def test_what_is_fast_at_one_temperature_alone_stays_to_the_end(race):
+    speeds = {"greedy": (2.5, 0.3), "sampled": (0.4, 1.7), **{name: (1.2, 1.2) for name in ("a", "b", "c", "d")}}
+    results = race(Apart(speeds))
+    assert results.ranked[0].candidate.drafter in ("a", "b", "c", "d")
+    assert results.best_at(0.0).candidate.drafter == "greedy"
+    assert results.best_at(1.0).candidate.drafter == "sampled"
+
+
+def test_the_profile_has_settings_for_greedy_and_for_sampled_requests(race):
+    chosen = plan(["one", "other"])
+    speeds = {"one": (1.5, 0.9), "other": (1.2, 1.3), Candidate("other", "token", 6): (1.4, 1.2)}
+    profile = profile_of(race(Apart(speeds), chosen), chosen, None, {}, {})
+    assert (profile.drafter, profile.num_speculative_tokens) == ("other", 6)
+    greedy, sampled = profile.for_requests(False), profile.for_requests(True)
+    assert greedy.drafter == "one"
+    assert (sampled.drafter, sampled.num_speculative_tokens) != ("other", 6)
+    assert sampled.drafter == "other"
+    assert profile.for_requests(None) is profile
 
 
 def test_the_best_model_and_the_best_of_the_others_join(race):

@@ -127,7 +127,7 @@ def generate(
         return
     text = read_prompt(prompt, prompt_file)
     expected = None if prediction is None else read_text(prediction, "prediction file")
-    engine = load_engine(models, screen)
+    engine = load_engine(models, screen, sampled=not params.greedy)
     if chat is None:
         chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
     if chat:

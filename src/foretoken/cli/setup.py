@@ -40,8 +40,12 @@ def keep_quiet(screen: Screen) -> None:
     warnings.showwarning = show
 
 
-def settled(options: ModelOptions) -> ModelOptions:
+def settled(options: ModelOptions, sampled: bool | None = None) -> ModelOptions:
     """The options with all that they leave open, by their profile where they name one.
+
+    Args:
+        options: as they were given.
+        sampled: whether requests will be sampled, or greedy; None where both may come.
 
     Raises:
         ProfileError: the profile can't be used for the target.
@@ -50,7 +54,7 @@ def settled(options: ModelOptions) -> ModelOptions:
 
     found: dict[str, Any] = {"verifier": AUTO, "num_speculative_tokens": AUTO}
     if options.profile is not None:
-        given = profile.read(options.profile)
+        given = profile.read(options.profile).for_requests(sampled)
         target = options.target or given.target
         given.check_target(target, str(options.profile))
         found = {
@@ -69,8 +73,8 @@ def settled(options: ModelOptions) -> ModelOptions:
     return replace(options, profile=None, **{n: value for n, value in found.items() if getattr(options, n) is None})
 
 
-def load_engine(options: ModelOptions, screen: Screen, **engine_options: Any) -> Engine:
-    """The engine that the options describe, with further options of `Engine`.
+def load_engine(options: ModelOptions, screen: Screen, *, sampled: bool | None = None, **engine_options: Any) -> Engine:
+    """The engine that the options describe, with further options of `Engine`; `sampled` as in `settled`.
 
     Raises:
         ForetokenError: a model can't be loaded, or a name or number is wrong.
@@ -80,7 +84,7 @@ def load_engine(options: ModelOptions, screen: Screen, **engine_options: Any) ->
     with loading(screen):
         from foretoken.drafters.tree_plan import plan_of
 
-        options = settled(options)
+        options = settled(options, sampled)
         tree = None if options.tree is None else plan_of(options.tree)
         target = load_target(options)
         if template is not None:

@@ -121,12 +121,16 @@ class Engine:
         self._submitted = 0
 
     @classmethod
-    def from_profile(cls, profile: str | Path | Profile, target: Any = None, **options: Any) -> Engine:
+    def from_profile(
+        cls, profile: str | Path | Profile, target: Any = None, *, sampled: bool | None = None, **options: Any
+    ) -> Engine:
         """The engine that a profile of `foretoken tune` describes.
 
         Args:
             profile: a profile, or the file that holds one.
             target: the target in any form that `Engine` takes; None for the one that the profile names.
+            sampled: whether requests will be sampled, or greedy, for the settings that are fastest for these; None for
+                those that are fastest for both.
             options: of `Engine`; those that are given here win over the profile's.
 
         Raises:
@@ -134,7 +138,7 @@ class Engine:
             ModelError: a model can't be loaded, or does not fit the target.
             ParameterError: a wrong option, or `profile` is neither a profile nor a path.
         """
-        return cls(**engine_arguments(profile, target, options, _OPTIONS))
+        return cls(**engine_arguments(profile, target, options, _OPTIONS, sampled))
 
     def __repr__(self) -> str:
         settings = [

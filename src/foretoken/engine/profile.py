@@ -8,7 +8,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Profile:
         load_drafter: the same of models that draft; empty where none does.
         machine: what it was measured on.
         measured: how it was measured, and what came out, for people.
+        apart: what is fastest for ``greedy`` and for ``sampled`` requests alone: ``drafter``, ``verifier``,
+            ``num_speculative_tokens`` and ``tree`` of each; empty where it was not measured.
     """
 
     target: str | None
@@ -64,6 +66,13 @@ class Profile:
     load_drafter: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
+    apart: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def for_requests(self, sampled: bool | None) -> Profile:
+        """The profile of what is fastest for sampled or for greedy requests; None: for both together."""
+        if sampled is None:
+            return self
+        return replace(self, **self.apart.get("sampled" if sampled else "greedy", {}))
 
     def tree_plan(self) -> TreePlan | None:
         """The drafter's tree plan; None for its default.
@@ -162,6 +171,7 @@ def read(file: str | Path) -> Profile:
         "load": dict,
         "load_drafter": dict,
         "machine": dict,
+        "apart": dict,
     }
     for name, kind in kinds.items():
         if not isinstance(getattr(profile, name), kind):
@@ -179,7 +189,11 @@ def read(file: str | Path) -> Profile:
 
 
 def engine_arguments(
-    profile: str | Path | Profile, target: Any, options: Mapping[str, Any], engine_options: Sequence[str]
+    profile: str | Path | Profile,
+    target: Any,
+    options: Mapping[str, Any],
+    engine_options: Sequence[str],
+    sampled: bool | None = None,
 ) -> dict[str, Any]:
     """The arguments of the `Engine` that a profile describes, its models loaded.
 
@@ -188,6 +202,7 @@ def engine_arguments(
         target: the target in any form that `Engine` takes; None for the one that the profile names.
         options: of `Engine` and of `foretoken.load`; they win over the profile's.
         engine_options: names of those that are the engine's own.
+        sampled: as in `Profile.for_requests`.
 
     Raises:
         ProfileError: the profile can't be read, or was made for another target.
@@ -199,6 +214,7 @@ def engine_arguments(
     name = str(profile.target if isinstance(profile, Profile) else profile)
     if not isinstance(profile, Profile):
         profile = read(profile)
+    profile = profile.for_requests(sampled)
     target = profile.target if target is None else target
     source = target if target is None or isinstance(target, str | Path) else _source(target)
     profile.check_target(source, name)

@@ -65,6 +65,12 @@ def usual(drafter: str, trees: bool) -> Candidate:
     return Candidate(drafter, "traversal" if trees else "token", AUTO)
 
 
+def fixed(drafter: str, trees: bool) -> list[Candidate]:
+    """Two fixed draft lengths of a drafter."""
+    verifier = usual(drafter, trees).verifier
+    return [Candidate(drafter, verifier, k) for k in (_TREES if trees else _CHAINS)[:2]]
+
+
 def settings(drafter: str, trees: bool, sampled: bool) -> list[Candidate]:
     """The settings of a drafter that are worth a try, the usual ones first.
 

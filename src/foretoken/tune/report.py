@@ -32,6 +32,8 @@ def profile_of(
     """
     ranked = results.ranked
     best = ranked[0].candidate
+    apart = {kind: one.candidate for kind, one in _apart(results, plan).items()}
+    trees = [one.tree for one in (best, *apart.values())]
     return Profile(
         target=target,
         fingerprint=plan.about["fingerprint"],
@@ -39,7 +41,8 @@ def profile_of(
         verifier=best.verifier,
         num_speculative_tokens=best.num_speculative_tokens,
         tree=best.tree,
-        acceptance=results.acceptance[best.drafter] if best.tree == MEASURED else None,
+        acceptance=results.acceptance[best.drafter] if MEASURED in trees else None,
+        apart={kind: one.as_json() for kind, one in apart.items()},
         load=load,
         load_drafter=load_drafter,
         machine=plan.about["machine"],
@@ -51,6 +54,13 @@ def profile_of(
             "failed": [{**one.as_json(), "reason": reason} for one, reason in results.failed.items()],
         },
     )
+
+
+def _apart(results: TuneResults, plan: TunePlan) -> dict[str, Outcome]:
+    """The fastest for greedy and for sampled requests; empty where one of them was not measured."""
+    if len(plan.temperatures) < 2:
+        return {}
+    return {"sampled" if at > 0 else "greedy": results.best_at(at) for at in sorted(plan.temperatures)}
 
 
 def show(results: TuneResults, plan: TunePlan, console: Console) -> None:
@@ -77,6 +87,9 @@ def show(results: TuneResults, plan: TunePlan, console: Console) -> None:
         console.print(f"Not measured, for lack of time: {names}", style="yellow", soft_wrap=True)
     console.print()
     console.print(_verdict(ranked[0]), style="bold", soft_wrap=True)
+    for kind, one in _apart(results, plan).items():
+        if one.candidate != ranked[0].candidate and ranked[0].candidate != PLAIN:
+            console.print(f"For {kind} requests alone: {_settings(one)}.", soft_wrap=True)
 
 
 def _cells(outcome: Outcome, temperatures: Sequence[float]) -> list[str]:
@@ -111,10 +124,16 @@ def _remarks(results: TuneResults, plan: TunePlan) -> list[str]:
 def _verdict(best: Outcome) -> str:
     if best.candidate == PLAIN:
         return "Nothing that was tried is faster than plain decoding here."
-    gains = ", ".join(f"{spread.median:.2f}× ({_called(at)})" for at, spread in sorted(best.ratios.items()))
-    one = best.candidate
+    return f"Fastest: {_settings(best)}."
+
+
+def _settings(outcome: Outcome) -> str:
+    gains = ", ".join(f"{spread.median:.2f}× ({_called(at)})" for at, spread in sorted(outcome.ratios.items()))
+    one = outcome.candidate
+    if one == PLAIN:
+        return f"plain decoding: {gains}"
     drafter, k = _label(one.drafter, ",") + _tree(one), one.num_speculative_tokens
-    return f"Fastest: {drafter}, verifier {one.verifier}, k = {k}: {gains}."
+    return f"{drafter}, verifier {one.verifier}, k = {k}: {gains}"
 
 
 def _called(temperature: float) -> str:

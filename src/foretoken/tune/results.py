@@ -10,6 +10,7 @@ from typing import Any
 
 from foretoken.bench.records import Record
 from foretoken.bench.turns import Spread
+from foretoken.engine.profile import MEASURED
 from foretoken.tune.candidates import PLAIN, Candidate
 
 
@@ -41,6 +42,10 @@ class Outcome:
     def score(self) -> float:
         """The geometric mean of the median ratios, one a temperature."""
         return exp(fmean(log(ratio.median) for ratio in self.ratios.values()))
+
+    def at(self, temperature: float) -> float:
+        """The median ratio at a temperature."""
+        return self.ratios[temperature].median
 
     def as_json(self) -> dict[str, Any]:
         """For the profile."""
@@ -99,6 +104,20 @@ class TuneResults:
         return sorted(
             (one for one in found.values() if one.candidate not in self.failed), key=lambda one: (-one.rung, -one.score)
         )
+
+    def best_at(self, temperature: float) -> Outcome:
+        """The fastest at one temperature, of those that got as far as the best of all.
+
+        One with measured trees counts only if the best of all has the same drafter, whose rates the profile holds.
+        """
+        ranked = self.ranked
+        known = ranked[0].candidate.drafter
+        last = [
+            one
+            for one in ranked
+            if one.rung == ranked[0].rung and (one.candidate.tree != MEASURED or one.candidate.drafter == known)
+        ]
+        return max(last, key=lambda one: one.at(temperature))
 
     @property
     def unmeasured(self) -> list[Candidate]:

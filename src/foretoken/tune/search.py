@@ -1,16 +1,20 @@
 """The race: successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943), over three rungs.
 
-In the first rung each drafter runs with its usual settings. The better half of them goes on with several settings each,
-joined by a cascade of the best model and the best of what needs none; the best of these are measured once more. In each
-turn all contenders and plain decoding continue the same prompt, in an order of its own, so that what slows the machine
-for a while slows all of them; what counts are ratios to plain decoding within a turn.
+In the first rung each drafter runs with its usual settings, and with fixed draft lengths where there is time for them.
+The better half of them, each by its best settings, goes on with several settings, joined by a cascade of the best model
+and the best of what needs none; the best of these are measured once more. The best are those over all temperatures, and
+those at each by itself. In each turn all contenders and plain decoding continue the same prompt, in an order of their
+own, so that what slows the machine for a while slows all of them; what counts are ratios to plain decoding in a turn.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, zip_longest
+from math import inf
+from operator import attrgetter
 from statistics import median
 from typing import Any, Protocol
 
@@ -28,6 +32,8 @@ _TO_MEASURE = 16  # outputs that a drafter's acceptance by depth and rank is mea
 _MEASURING = 0.1  # of the time may go into that
 _SOME = 3  # turns at each temperature
 _SLOW = 0.8  # who has less than this of the best one's speed has no further turn
+
+Score = Callable[[Outcome], float]
 
 Progress = Callable[[float, str], None]
 """Called with the share of the race that is over, and what is going on."""
@@ -98,7 +104,14 @@ class _Race:
                 if rung and len(contenders) == 1:
                     break
                 self._contenders.append(contenders)
-                self._rung(rung, contenders)
+                if not rung:
+                    least = len(self._plan.temperatures)
+                    self._rung(rung, contenders, self._plan.turns(rung)[:least])
+                    fixed = self._fixed()
+                    seconds = least * (len(contenders) + len(fixed)) * self._of_plain(least)
+                    if seconds <= SHARES[rung] * self._plan.seconds:
+                        contenders += fixed
+                self._rung(rung, contenders, self._plan.turns(rung))
         except _TimeIsUp:
             pass
         self._progress(1.0, "done")
@@ -116,11 +129,20 @@ class _Race:
             for candidate in self._made(drafter, lambda drafter, trees: [candidates.usual(drafter, trees)])
         ]
 
+    def _fixed(self) -> list[Candidate]:
+        """Fixed draft lengths: no drafter is dropped for what the policy makes of it alone."""
+        found = [one for drafter in self._plan.drafters for one in self._made(drafter, candidates.fixed)]
+        return [one for one in found if one not in self._failed]
+
     def _settings(self) -> list[Candidate]:
         ranked = _without_plain(self._results().ranked)
         sampled = any(self._plan.temperatures)
-        chosen = [one.candidate.drafter for one in _best(ranked, max(2, -(-len(ranked) // 2)))]
-        heavy = {one.candidate.drafter: self._meter.heavy(one.candidate.drafter) for one in ranked}
+        names = list(dict.fromkeys(one.candidate.drafter for one in ranked))
+        half = max(2, -(-len(names) // 2))
+        chosen = [
+            one.candidate.drafter for score in self._scores() for one in _best(_one_each(ranked, score), half, score)
+        ]
+        heavy = {name: self._meter.heavy(name) for name in names}
         light, models = ([name for name in heavy if heavy[name] == wanted] for wanted in (False, True))
         if light and models:
             chosen.append(candidates.cascade(light[0], models[0]))
@@ -152,7 +174,14 @@ class _Race:
         return candidates.grown(drafter, MEASURED)
 
     def _finalists(self) -> list[Candidate]:
-        return [one.candidate for one in _best(_without_plain(self._results().ranked), _FINALISTS)]
+        ranked = _without_plain(self._results().ranked)
+        found = [one.candidate for score in self._scores() for one in _best(ranked, _FINALISTS, score)]
+        return list(dict.fromkeys(found))
+
+    def _scores(self) -> list[Score]:
+        """What the best are chosen by: all temperatures together, then each."""
+        apart = [partial(Outcome.at, temperature=temperature) for temperature in self._plan.temperatures]
+        return [attrgetter("score"), *(apart if len(apart) > 1 else ())]
 
     def _made(self, drafter: str, choose: Callable[[str, bool], list[Candidate]]) -> list[Candidate]:
         """Candidates of a drafter; none if it can't be made, for the reason that is kept."""
@@ -168,8 +197,7 @@ class _Race:
 
     # Their turns
 
-    def _rung(self, rung: int, contenders: Sequence[Candidate]) -> None:
-        turns = self._plan.turns(rung)
+    def _rung(self, rung: int, contenders: Sequence[Candidate], turns: Sequence[Turn]) -> None:
         # Everybody has had one turn at each temperature before the share of the time is looked at.
         least = len(self._plan.temperatures)
         for turn in turns:
@@ -183,11 +211,14 @@ class _Race:
                 self._one(candidate, turn)
 
     def _without_slow(self, rung: int, contenders: Sequence[Candidate]) -> list[Candidate]:
-        """Those that are not clearly slower than the best."""
+        """Those that are not clearly slower than the best, together or at one temperature."""
         results = self._results()
-        scores = {one: outcome.score for one in contenders if (outcome := results.outcome(rung, one)) is not None}
-        least = _SLOW * max(scores.values(), default=0.0)
-        return [one for one in contenders if one == PLAIN or scores.get(one, 0.0) >= least]
+        known = {one: outcome for one in contenders if (outcome := results.outcome(rung, one)) is not None}
+        fast = {PLAIN}
+        for score in self._scores():
+            least = _SLOW * max(map(score, known.values()), default=0.0)
+            fast |= {one for one, outcome in known.items() if score(outcome) >= least}
+        return [one for one in contenders if one in fast]
 
     def _one(self, candidate: Candidate, turn: Turn) -> None:
         if candidate in self._failed or (turn.rung, turn.number, candidate) in self._done:
@@ -201,6 +232,7 @@ class _Race:
                 raise
             self._leave_out(candidate, error)
             return
+        self._done.add((turn.rung, turn.number, candidate))
         self._seconds.setdefault(candidate, []).append(measured["seconds"])
         where = {"rung": turn.rung, "turn": turn.number, "temperature": turn.temperature}
         self._store.add(
@@ -217,9 +249,12 @@ class _Race:
         known = self._seconds.get(candidate) or self._seconds.get(PLAIN)
         return median(known) if known else 0.0
 
-    def _of_plain(self) -> float:
-        """Seconds of an output by plain decoding, from the first rung: a resumed race makes the same choices."""
-        first = [run for run in self._store.of("run") if run["rung"] == 0]
+    def _of_plain(self, turns: float = inf) -> float:
+        """Seconds of an output by plain decoding, from the first rung or its first turns.
+
+        So a resumed race makes the same choices.
+        """
+        first = [run for run in self._store.of("run") if run["rung"] == 0 and run["turn"] < turns]
         return median(run["seconds"] for run in first if Candidate(**run["candidate"]) == PLAIN)
 
     def _spent(self) -> float:
@@ -233,8 +268,17 @@ def _without_plain(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [one for one in outcomes if one.candidate != PLAIN]
 
 
-def _best(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
-    """The first `count`, and as many again if they come close; of the last rung alone."""
-    last = [one for one in outcomes if one.rung == outcomes[0].rung][: 2 * count]
-    least = last[min(count, len(last)) - 1].score * _CLOSE if last else 0.0
-    return [one for index, one in enumerate(last) if index < count or one.score >= least]
+def _one_each(outcomes: Sequence[Outcome], score: Score) -> list[Outcome]:
+    """Of each drafter its best settings."""
+    best: dict[str, Outcome] = {}
+    for one in sorted(outcomes, key=lambda one: (-one.rung, -score(one))):
+        best.setdefault(one.candidate.drafter, one)
+    return list(best.values())
+
+
+def _best(outcomes: Sequence[Outcome], count: int, score: Score) -> list[Outcome]:
+    """The best `count`, and as many again if they come close; of the last rung alone."""
+    last = [one for one in outcomes if one.rung == outcomes[0].rung]
+    last = sorted(last, key=score, reverse=True)[: 2 * count]
+    least = score(last[min(count, len(last)) - 1]) * _CLOSE if last else 0.0
+    return [one for index, one in enumerate(last) if index < count or score(one) >= least]
