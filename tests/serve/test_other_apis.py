@@ -116,7 +116,7 @@ def test_conversations_are_bounded():
         ({"input": 5}, "input"),
         ({"input": []}, "input"),
         ({"input": [5]}, "input.0"),
-        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input.0"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input.0"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input.0.content.0.type",

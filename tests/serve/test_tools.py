@@ -208,6 +208,67 @@ def test_wrong_tools_of_messages_are_refused(server, fields, param):
     assert (answer.status, answer.json["type"], answer.json["error"]["param"]) == (400, "error", param)
 
 
+# --- responses ------------------------------------------------------------------------------------------------------
+
+FLAT = {"type": "function", **LEGS["function"]}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "legs_of"}])
+def test_a_response_calls_a_function(client, choice):
+    fields = {
+        "model": MODEL,
+        "input": "the cat?",
+        "tools": [FLAT],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "extra_body": {"seed": 1},
+    }
+    answer = client.responses.create(**fields)
+    (call,) = answer.output
+    assert (answer.status, call.type, call.name, call.status) == ("completed", "function_call", "legs_of", "completed")
+    assert json.loads(call.arguments)["animal"] in ("cat", "ant")
+    with client.responses.stream(**fields) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert final.output[0].arguments == call.arguments
+    kinds = [event.type for event in events]
+    assert kinds[2] == "response.output_item.added"
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "4"}
+    further = {"model": MODEL, "tools": [FLAT], "max_output_tokens": 1}
+    kept = client.responses.create(**further, input=[result], previous_response_id=answer.id)
+    sent = client.responses.create(
+        **further, input=[{"role": "user", "content": "the cat?"}, call.model_dump(), result]
+    )
+    assert kept.usage.input_tokens == sent.usage.input_tokens
+    assert kept.output[0].type == "message"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
+        ({"tools": [FLAT], "tool_choice": "some"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": 5}]}, "input.0.output"),
+        ({"input": [{"type": "function_call_output", "output": "5"}]}, "input.0.tool_call_id"),
+        (
+            {"input": [{"type": "function_call", "name": "a", "arguments": "["}]},
+            "input.0.tool_calls.0.function.arguments",
+        ),
+        ({"input": [{"type": "reasoning"}]}, "input.0"),
+    ],
+)
+def test_wrong_tools_of_responses_are_refused(server, fields, param):
+    answer = server.post("/v1/responses", {"input": "x", **fields})
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
 # --- calls in texts -------------------------------------------------------------------------------------------------
 
 

@@ -14,12 +14,15 @@ from fastapi import APIRouter, Request, Response
 from foretoken.engine.outputs import Completion, DecodeStats
 from foretoken.sampling import Grammar
 from foretoken.serve import body as bodies
+from foretoken.serve.calls import CallParser, Parsed
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
+from foretoken.serve.response_items import Items, as_messages, calls_of, response_tools
 from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.streaming import EventStream, data, unless_gone
 from foretoken.serve.structured import format_grammar
+from foretoken.serve.tools import ToolSet, call_form, read_calls
 from foretoken.serve.usage import usage
 
 _Chat = list[dict[str, Any]]
@@ -33,6 +36,9 @@ class ResponsesRequest(Controls):
     max_output_tokens: Any = None
     previous_response_id: str | None = None
     text: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     store: bool = True
 
     def token_limit(self) -> tuple[str, Any]:
@@ -46,6 +52,10 @@ class ResponsesRequest(Controls):
             raise ApiError(400, "text is no object with format alone: give {format: {type, ...}}", "text")
         return [*super().grammars(), ("text.format", format_grammar(given.get("format"), "text.format", nested=False))]
 
+    def toolset(self) -> ToolSet | None:
+        """See `Controls`."""
+        return response_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+
     def messages(self) -> _Chat:
         """The input as messages.
 
@@ -56,12 +66,7 @@ class ResponsesRequest(Controls):
             return [{"role": "user", "content": self.input}]
         if not isinstance(self.input, list) or not self.input:
             raise ApiError(400, "input is neither a string nor a list of messages: give one of them", "input")
-        items = []
-        for index, item in enumerate(self.input):
-            if not isinstance(item, dict) or item.get("type", "message") != "message":
-                raise ApiError(400, f"input.{index} is no message, and other items are not served", f"input.{index}")
-            # Answers come back with these.
-            items.append({name: value for name, value in item.items() if name not in ("type", "id", "status")})
+        items = as_messages(self.input)
         try:
             return chat_messages(items)
         except ApiError as error:
@@ -88,7 +93,7 @@ class Conversations:
 
     def keep(self, name: str, messages: _Chat) -> None:
         """Keep a conversation, if it alone is not more than all may be."""
-        size = sum(len(message["content"]) for message in messages)
+        size = sum(len(message["content"]) + len(str(message.get("tool_calls", ""))) for message in messages)
         if size > self._most_characters:
             return
         self._kept[name] = (messages, size)
@@ -125,13 +130,18 @@ class _Answer:
         self._body = body
         self._conversation = conversation
         self._kept = kept
-        self._id, self._item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
+        self._id = f"resp_{uuid.uuid4().hex}"
+        self._items = Items()
+        form = call_form(batch.service.chat_template)
+        self._parser = None if body.toolset() is None else CallParser(form)
         self._created = int(time())
         self._sent = 0
 
     async def whole(self) -> dict[str, Any]:
         """In one piece."""
         (completion,) = await self._batch.complete()
+        for _ in (*self._items.add(self._parsed(completion.text, True)), *self._items.end(_status(completion))):
+            pass  # the events of a stream
         return self._finished(completion)
 
     async def events(self) -> AsyncGenerator[str, None]:
@@ -139,19 +149,17 @@ class _Answer:
         try:
             yield self._event("response.created", response=self._response("in_progress"))
             yield self._event("response.in_progress", response=self._response("in_progress"))
-            item = self._item("in_progress", [])
-            yield self._event("response.output_item.added", output_index=0, item=item)
-            where = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-            yield self._event("response.content_part.added", **where, part=_part(""))
+            if self._parser is None:
+                for kind, fields in self._items.message():
+                    yield self._event(kind, **fields)
             async with aclosing(self._batch.events()) as events:
                 async for _, event in events:
-                    if event.text:
-                        yield self._event("response.output_text.delta", **where, delta=event.text, logprobs=[])
+                    for kind, fields in self._items.add(self._parsed(event.text, event.completion is not None)):
+                        yield self._event(kind, **fields)
                     if event.completion is not None:
-                        text, response = event.completion.text, self._finished(event.completion)
-                        yield self._event("response.output_text.done", **where, text=text, logprobs=[])
-                        yield self._event("response.content_part.done", **where, part=_part(text))
-                        yield self._event("response.output_item.done", output_index=0, item=response["output"][0])
+                        for kind, fields in self._items.end(_status(event.completion)):
+                            yield self._event(kind, **fields)
+                        response = self._finished(event.completion)
                         yield self._event(f"response.{response['status']}", response=response)
         except Exception as error:
             told = self._batch.service.explain(error)
@@ -162,19 +170,17 @@ class _Answer:
         number, self._sent = self._sent, self._sent + 1
         return data({"type": kind, "sequence_number": number, **fields}, event=kind)
 
+    def _parsed(self, text: str, last: bool) -> Parsed:
+        return Parsed(text, []) if self._parser is None else self._parser.feed(text, last)
+
     def _finished(self, completion: Completion) -> dict[str, Any]:
         if self._body.store:
-            answer = {"role": "assistant", "content": completion.text}
+            answer: dict[str, Any] = {"role": "assistant", "content": self._items.text}
+            if self._parser is not None and self._parser.calls:
+                answer["tool_calls"] = read_calls(calls_of(self._parser.calls), "output", lenient=True)
             self._kept.keep(self._id, [*self._conversation, answer])
-        status = "incomplete" if completion.finish_reason == "length" else "completed"
-        return {
-            **self._response(status),
-            "output": [self._item(status, [_part(completion.text)])],
-            "usage": self._usage(completion.stats),
-        }
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": "message", "id": self._item_id, "status": status, "role": "assistant", "content": content}
+        told = {"output": self._items.output, "usage": self._usage(completion.stats)}
+        return {**self._response(_status(completion)), **told}
 
     def _usage(self, stats: DecodeStats) -> dict[str, Any]:
         told = usage(self._batch.prompts, [stats], self._body.speculation is not None)
@@ -200,21 +206,21 @@ class _Answer:
             "metadata": body.metadata or {},
             "model": self._batch.service.settings.model,
             "output": [],
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "store": body.store,
             "temperature": params.temperature,
             "text": body.text or {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": body.tool_choice or ("auto" if body.tools else "none"),
+            "tools": body.tools or [],
             "top_p": params.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _status(completion: Completion) -> str:
+    return "incomplete" if completion.finish_reason == "length" else "completed"
 
 
 def responses_routes(service: Service) -> APIRouter:

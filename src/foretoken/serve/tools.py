@@ -154,8 +154,13 @@ def _function(tool: Any, param: str) -> Tool:
     return make_tool(function.get("name"), function.get("description"), function.get("parameters"), f"{param}.function")
 
 
-def read_calls(calls: Any, param: str) -> list[dict[str, Any]]:
+def read_calls(calls: Any, param: str, lenient: bool = False) -> list[dict[str, Any]]:
     """An assistant message's ``tool_calls``, as chat templates take them: with arguments as objects.
+
+    Args:
+        calls: the field.
+        param: its name.
+        lenient: arguments that were cut off become an object without fields.
 
     Raises:
         ApiError: they can't be used.
@@ -168,7 +173,12 @@ def read_calls(calls: Any, param: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ApiError(400, f"{where} is no call: give {{id, type, function: {{name, arguments}}}}", where)
-        arguments = read_arguments(function.get("arguments"), f"{where}.function.arguments")
+        try:
+            arguments = read_arguments(function.get("arguments"), f"{where}.function.arguments")
+        except ApiError:
+            if not lenient:
+                raise
+            arguments = {}
         found.append(make_call(str(call.get("id", "")), function["name"], arguments))
     return found
 

@@ -1,0 +1,155 @@
+"""The items of a response: a message, calls of functions, and what answers them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from foretoken.serve.calls import Call, Parsed, chat_call
+from foretoken.serve.errors import ApiError
+from foretoken.serve.tools import MOST_TOOLS, ToolSet, choose, make_tool
+
+Event = tuple[str, dict[str, Any]]
+
+
+def response_tools(tools: Any, choice: Any, parallel: bool | None) -> ToolSet | None:
+    """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``; None where no tool may be called.
+
+    Raises:
+        ApiError: one can't be used.
+    """
+    if tools in (None, []):
+        if choice not in (None, "none", "auto"):
+            raise ApiError(400, "tool_choice asks for a tool, and there are no tools: give tools", "tool_choice")
+        return None
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise ApiError(400, f"tools is no list of at most {MOST_TOOLS} tools: give one", "tools")
+    found = []
+    for index, tool in enumerate(tools):
+        param = f"tools.{index}"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise ApiError(400, f"{param} is no function, and other tools are not served: leave it out", "tools")
+        for name in tool.keys() - {"type", "name", "description", "parameters", "strict"}:
+            field = f"{param}.{name[:100]}"
+            raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+        found.append(make_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), param))
+    return choose(found, choice, parallel is not False)
+
+
+def as_messages(items: list[Any]) -> list[Any]:
+    """Input items as messages of a chat: calls become one message of the assistant, results messages of their own.
+
+    Raises:
+        ApiError: an item is none of these.
+    """
+    found: list[Any] = []
+    for index, item in enumerate(items):
+        param = f"input.{index}"
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message":
+            # Answers come back with these.
+            found.append({name: value for name, value in item.items() if name not in ("type", "id", "status")})
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id", ""), "type": "function", "function": function}
+            if found and found[-1].get("tool_calls"):
+                found[-1]["tool_calls"].append(call)
+            else:
+                found.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif kind == "function_call_output":
+            if not isinstance(item.get("output"), str):
+                raise ApiError(400, f"{param}.output is no string: give one", f"{param}.output")
+            found.append({"role": "tool", "content": item["output"], "tool_call_id": item.get("call_id")})
+        else:
+            raise ApiError(400, f"{param} is no message, call or result, and others are not served", param)
+    return found
+
+
+class Items:
+    """The items of an answer as it grows, and the events that tell of them."""
+
+    def __init__(self) -> None:
+        self.output: list[dict[str, Any]] = []  # the last one may be open
+        self._open: int | str | None = None  # "text", or the index of a call
+
+    @property
+    def text(self) -> str:
+        """Of all messages."""
+        parts = [part["text"] for item in self.output if item["type"] == "message" for part in item["content"]]
+        return "".join(parts)
+
+    def message(self) -> Iterator[Event]:
+        """Begin a message, unless one is open."""
+        if self._open != "text":
+            item: dict[str, Any] = {
+                "type": "message",
+                "id": f"msg_{uuid.uuid4().hex}",
+                "role": "assistant",
+                "content": [],
+            }
+            yield from self._begin("text", item)
+            item["content"] = [text_part("")]
+            yield "response.content_part.added", {**self._where(), "part": text_part("")}
+
+    def add(self, parsed: Parsed) -> Iterator[Event]:
+        """What a part of the output adds."""
+        if parsed.text:
+            yield from self.message()
+            self.output[-1]["content"][0]["text"] += parsed.text
+            yield "response.output_text.delta", {**self._where(), "delta": parsed.text, "logprobs": []}
+        for call in parsed.calls:
+            if self._open != call.index:
+                yield from self._begin(call.index, _call_item(call))
+            if call.arguments:
+                self.output[-1]["arguments"] += call.arguments
+                where = self._where()
+                del where["content_index"]
+                yield "response.function_call_arguments.delta", {**where, "delta": call.arguments}
+
+    def end(self, status: str) -> Iterator[Event]:
+        """Close the last item, a message without text where there is none."""
+        if not self.output:
+            yield from self.message()
+        yield from self._close(status)
+
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, "content_index": 0}
+
+    def _begin(self, what: int | str, item: dict[str, Any]) -> Iterator[Event]:
+        yield from self._close("completed")
+        self._open = what
+        self.output.append({**item, "status": "in_progress"})
+        yield "response.output_item.added", {"output_index": len(self.output) - 1, "item": dict(self.output[-1])}
+        self.output[-1] = item
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if self._open is None:
+            return
+        item, where = self.output[-1], self._where()
+        self._open = None
+        item["status"] = status
+        if item["type"] == "message":
+            text = item["content"][0]["text"]
+            yield "response.output_text.done", {**where, "text": text, "logprobs": []}
+            yield "response.content_part.done", {**where, "part": text_part(text)}
+        else:
+            del where["content_index"]
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            yield "response.function_call_arguments.done", {**where, **told}
+        yield "response.output_item.done", {"output_index": len(self.output) - 1, "item": item}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """The part of a message that has its text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def calls_of(calls: list[Call]) -> list[dict[str, Any]]:
+    """Calls as a chat's message has them."""
+    return [chat_call(call) for call in calls]
+
+
+def _call_item(call: Call) -> dict[str, Any]:
+    name = {"type": "function_call", "id": f"fc_{call.id.removeprefix('call_')}", "call_id": call.id, "name": call.name}
+    return {**name, "arguments": ""}
