@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import gguf as writer
 import numpy as np
@@ -194,3 +195,19 @@ def test_without_a_library_the_way_to_install_one_is_told(monkeypatch, whole):
             load(whole)
     finally:
         library.library.cache_clear()
+
+
+def test_a_library_that_was_built_here_is_preferred(monkeypatch, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libllama.so").touch()
+    found = library.importlib.util.find_spec
+
+    def find_spec(name):
+        return SimpleNamespace(submodule_search_locations=[str(tmp_path)]) if name == "llama_cpp" else found(name)
+
+    monkeypatch.setattr(library.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(library.importlib.metadata, "version", lambda name: "1.2")
+    homes = library.find_homes()
+    assert [home.package for home in homes] == ["llama-cpp-python", "xllamacpp"]
+    assert homes[0].file == str(tmp_path / "lib" / "libllama.so")
+    assert str(homes[0]) == "llama-cpp-python 1.2"

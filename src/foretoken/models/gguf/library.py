@@ -21,6 +21,8 @@ from foretoken.models.gguf import layouts
 
 INSTALL = 'pip install "foretoken[gguf]"'
 
+_PACKAGES = {"llama-cpp-python": "llama_cpp", "xllamacpp": "xllamacpp"}
+"""Packages that bring the library, and what is imported of them."""
 _VOCAB = {
     "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
     "llama_vocab_type": (c_int32, (c_void_p,)),
@@ -197,8 +199,8 @@ def find_homes() -> list[Home]:
     `llama-cpp-python` is built on the machine that it is installed on, or for its GPU, so it comes first.
     """
     homes = []
-    for package, names in (("llama-cpp-python", ("llama_cpp",)), ("xllamacpp", ("xllamacpp",))):
-        spec = importlib.util.find_spec(names[0])
+    for package, module in _PACKAGES.items():
+        spec = importlib.util.find_spec(module)
         if spec is None or not spec.submodule_search_locations:
             continue
         folder = Path(next(iter(spec.submodule_search_locations)))
@@ -220,7 +222,7 @@ def library() -> Library:
     reasons = []
     for home in find_homes():
         # Its own loader knows which other libraries it needs.
-        importlib.import_module("llama_cpp" if home.package == "llama-cpp-python" else "xllamacpp")
+        importlib.import_module(_PACKAGES[home.package])
         try:
             return Library(home)
         except (ModelError, OSError) as error:
