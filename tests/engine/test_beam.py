@@ -145,3 +145,8 @@ def test_scores_that_are_no_numbers_are_named():
 def test_text_needs_a_tokenizer():
     with pytest.raises(PromptError, match="without a tokenizer"):
         beam_search(tiny.tiny_llama(), "text")
+
+
+def test_a_prediction_is_refused():
+    with pytest.raises(ParameterError, match="prediction is for sampling and greedy decoding"):
+        beam_search(tiny.tiny_llama(), [1, 2], prediction=[3])

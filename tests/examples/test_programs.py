@@ -20,6 +20,7 @@ RUN_ELSEWHERE = {
 PRINTS = {
     "quickstart.py": r"\d+ tokens in \d+ target passes: \d\.\d\d tokens a pass\n\d+ of \d+ draft tokens accepted",
     "batch_and_stream.py": r"(?s)'def add\(a, b\):' -> .*'To be, or not to be' -> .*'role': 'user'.* -> ",
+    "predicted_output.py": r"[1-9]\d* of \d+ predicted tokens accepted\n\d+ tokens in \d+ target passes, \d+ without",
     "inside_transformers.py": r"(?s)\['def add\(a, b\):.*To be, or not.*\]\n.*def fibonacci\(n\):",
     "asyncio_service.py": r"(?s)'def add\(a, b\):' -> '(?!error)|'To be, or not to be' -> '(?!error)",
 }

@@ -11,6 +11,7 @@ from foretoken.drafters.per_sequence import PerSequence
 
 _CONTEXT = 4  # output tokens that a place is recognised by; more found no better ones (benchmarks/prediction.py)
 _NEARBY = 64  # places on either side that are looked at: bounds the time of a round
+_GUESSES = 2  # tokens after an agreement for which a place is assumed: 8% of such drafts begin right, fewer later ones
 _BEGINNING = 3  # matching tokens that the beginning of an output counts as: the rates there were alike
 
 
@@ -52,7 +53,9 @@ class Cursor:
                 self._find(token)
 
     def draft(self, limit: int) -> list[int]:
-        """The next tokens of the prediction."""
+        """The next tokens of the prediction; none where the output has left it, and nothing of it is recognised."""
+        if not self.match and self._since > _GUESSES:
+            return []
         return list(self._prediction[self.position : self.position + limit])
 
     def _find(self, token: int) -> None:

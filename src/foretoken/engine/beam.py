@@ -86,6 +86,7 @@ def beam_search(
     num_return_sequences: int = 1,
     eos_token_ids: AbstractSequence[int] | None = None,
     max_batch_size: int = 64,
+    prediction: None = None,
 ) -> list[Beam] | list[list[Beam]]:
     """Search for the most probable continuations. Options mean what they mean in transformers' `generate`.
 
@@ -104,6 +105,7 @@ def beam_search(
         num_return_sequences: continuations given back for each prompt, best first.
         eos_token_ids: end tokens; None means the model's.
         max_batch_size: most rows (beams) that are scored at once; further prompts wait.
+        prediction: not for beams, which draft nothing.
 
     Returns:
         For one prompt its best continuations; for a list of prompts a list of these.
@@ -112,6 +114,8 @@ def beam_search(
         ParameterError: an option is out of its range.
         PromptError: a prompt can't be used.
     """
+    if prediction is not None:
+        raise ParameterError("prediction is for sampling and greedy decoding: beam search drafts nothing, leave it out")
     model = load(target)
     params = BeamParams(
         num_beams=num_beams,
