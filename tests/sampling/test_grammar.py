@@ -174,6 +174,16 @@ def test_a_model_without_end_tokens_ends_with_the_grammar():
     assert len(texts) > 1
 
 
+def test_a_tokenizer_that_puts_a_space_before_a_text_is_used_without_it():
+    class Spaced(ByteTable):
+        def encode_bytes(self, text: bytes) -> list[int]:
+            return super().encode_bytes(b" " + text)
+
+    tokens = [b"", b"a", b"b", b" ", b"ab", b" a", b"c"]
+    matcher = GrammarCompiler(Spaced(tokens), len(tokens), (0,), "tiny").matcher(Grammar.regex("abc[ac]"))
+    assert matcher.forced(9) == [4, 6]
+
+
 def test_logprobs_are_those_of_the_unmasked_model(tokenizer):
     target = load(tiny_llama(vocab_size=259, eos_token_id=258), tokenizer=tokenizer)
     params = SamplingParams(grammar=Grammar.choice(["yes", "no"]), logprobs=1, temperature=0)

@@ -276,9 +276,27 @@ class _TokenTable:
     ) -> None:
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, end
         self._encode = encode
+        self._ids = {token: number for number, token in enumerate(tokens) if token}
+        self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return list(self._encode(text if isinstance(text, bytes) else text.encode()))
+        data = text if isinstance(text, bytes) else text.encode()
+        found = list(self._encode(data))
+        # SentencePiece puts a space before a text: what is in the middle of an output has none.
+        return found if b"".join(self.tokens[token] for token in found) == data else self._by_length(data)
+
+    def _by_length(self, data: bytes) -> list[int]:
+        """The longest token at each place, as far as there is one."""
+        found: list[int] = []
+        start = 0
+        while start < len(data):
+            ends = range(min(start + self._longest, len(data)), start, -1)
+            end = next((end for end in ends if data[start:end] in self._ids), None)
+            if end is None:
+                break
+            found.append(self._ids[data[start:end]])
+            start = end
+        return found
 
 
 def _from_table(

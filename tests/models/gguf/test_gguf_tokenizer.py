@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 
 from byte_tokenizer import byte_tokenizer
+from foretoken import Engine, Grammar, SamplingParams
 from foretoken.drafters.vocabularies import Vocabulary, shared_tokens
 from foretoken.engine.detokenizer import Detokenizer
 from foretoken.models import gguf
 from foretoken.models.pairing import check_pair, difference
 from foretoken.models.wrapping import wrap
+from foretoken.sampling import GrammarCompiler
 from models.gguf.gguf_files import write
 from tiny import tiny_llama
 
@@ -122,3 +125,30 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     detokenizer = Detokenizer(tokenizer)
     parts = [detokenizer.add(token) for token in tokenizer(text).input_ids]
     assert "".join(parts) + detokenizer.finish() == text
+
+
+def test_grammars_allow_the_same_tokens_as_with_the_other_tokenizer(model, theirs):
+    ours = GrammarCompiler(model.tokenizer, model.vocab_size, model.eos_token_ids, "ours")
+    others = GrammarCompiler(theirs, model.vocab_size, model.eos_token_ids, "theirs")
+    for grammar in (
+        Grammar.choice(["the other", "naïve 🎉"]),
+        Grammar.regex("[a-z]+( [0-9]{2})?"),
+        Grammar.json_object(),
+    ):
+        pair = [ours.matcher(grammar), others.matcher(grammar)]
+        for _ in range(12):
+            first, second = (np.unpackbits(one.allowed([], []), bitorder="little") for one in pair)
+            size = min(len(first), len(second))
+            assert (first[:size] == second[:size]).all()
+            assert not first[size:].any()
+            assert pair[0].forced(4) == pair[1].forced(4)
+            token = int(np.flatnonzero(first)[0])
+            if token in model.eos_token_ids or not all([one.advance(token) for one in pair]):
+                break
+
+
+def test_an_output_of_a_file_follows_a_grammar(model):
+    params = SamplingParams(grammar=Grammar.regex("the [0-9]{3}"), seed=1, max_new_tokens=20)
+    text = Engine(model, "prompt-lookup").generate("hello", params).text
+    assert text.startswith("the ")
+    assert text[4:].isdigit()

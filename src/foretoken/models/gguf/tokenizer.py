@@ -75,11 +75,22 @@ class GgufTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text; special tokens that are written out in it are found."""
-        data = text.encode()
+        return self._tokens(text.encode(), add_special_tokens, True)
+
+    def encode_bytes(self, text: bytes) -> list[int]:
+        """The tokens of some text, none of them special."""
+        return self._tokens(text, False, False)
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each token, by id; empty for those that stand for no text."""
+        no_text = _CONTROL | _UNUSED | _UNKNOWN
+        return [b"" if bits & no_text else self.piece(token) for token, bits in enumerate(self._attributes)]
+
+    def _tokens(self, data: bytes, add_special: bool, find_special: bool) -> list[int]:
         room = len(data) + 8
         while True:
             found = (ctypes.c_int32 * room)()
-            count = self._calls.llama_tokenize(self._vocab, data, len(data), found, room, add_special_tokens, True)
+            count = self._calls.llama_tokenize(self._vocab, data, len(data), found, room, add_special, find_special)
             if count >= 0:
                 return found[:count]
             if -count <= room:
