@@ -11,6 +11,7 @@ import torch
 from foretoken import verify
 from foretoken.engine import recording, verification
 from foretoken.engine.engine import Engine
+from foretoken.engine.outputs import Occupancy
 from foretoken.engine.prompts import make_sequence
 from foretoken.engine.row import Row
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
@@ -403,8 +404,8 @@ def test_soak(count):
         tokens = request.completion.token_ids
         assert tokens == alone.generate(prompt, params).token_ids[: len(tokens)]
         assert request.completion.finish_reason == "cancelled" or len(tokens) == params.max_new_tokens
-    assert engine._scheduler is None
-    assert engine._loops.take().rows == []
+    assert not engine.busy
+    assert engine.occupancy() == Occupancy()
 
 
 @pytest.mark.parametrize("runner", ["hf", "native"])

@@ -241,7 +241,7 @@ class Possible:
         self.tokens, self.impossible, self.borderline = 0, 0, 0
 
     def add(self, tokens: int, impossible: int, borderline: int) -> None:
-        """Count."""
+        """Add the counts of one more output."""
         self.tokens += tokens
         self.impossible += impossible
         self.borderline += borderline

@@ -168,7 +168,7 @@ class _Tree(ABC):
     def expand(self) -> list[int]:
         """The next frontier: nodes of the deepest level, which are numbered as scored ones."""
         first, self._newest = self._newest, len(self.tokens)
-        nodes = self._worthy(range(first, self._newest))
+        nodes = self._expanded(range(first, self._newest))
         for node in nodes:
             self.scored[node] = len(self.expanded)
             self.expanded.append(node)
@@ -179,8 +179,8 @@ class _Tree(ABC):
         """How many children a node of the frontier, or the root, should get."""
 
     @abstractmethod
-    def _worthy(self, level: range) -> list[int]:
-        """Which nodes of the deepest level get children."""
+    def _expanded(self, level: range) -> list[int]:
+        """The nodes of the deepest level that get children."""
 
     @abstractmethod
     def finish(self) -> dict[int, int]:
@@ -211,7 +211,7 @@ class _Static(_Tree):
         """All nodes: drawn ones must not be dropped."""
         return {node: node for node in range(len(self.tokens))}
 
-    def _worthy(self, level: range) -> list[int]:
+    def _expanded(self, level: range) -> list[int]:
         return [node for node in level if self.wanted(node)]
 
 
@@ -231,7 +231,7 @@ class _Dynamic(_Tree):
     def wanted(self, node: int) -> int:
         return self._width if self._levels else 0
 
-    def _worthy(self, level: range) -> list[int]:
+    def _expanded(self, level: range) -> list[int]:
         self._levels -= 1
         if not self._levels:
             return []
@@ -328,7 +328,7 @@ def _draw(
 def _choose(
     trees: list[_Tree], frontiers: list[list[int]], batch: Batch, logits: Tensor, so_far: Draft, nodes: Tensor
 ) -> None:
-    """Give the nodes of all other trees' frontiers their best children."""
+    """Add the most probable children of the frontier's nodes, in the trees whose tokens are chosen, not drawn."""
     chosen = [(tree, frontier) for tree, frontier in zip(trees, frontiers, strict=True) if not tree.drawn]
     most = max((tree.wanted(node) for tree, frontier in chosen for node in frontier), default=0)
     if most == 0:

@@ -151,7 +151,7 @@ class DraftedText(Drafter):
         return found
 
     def _continued(self, word: list[int], written: str, at_start: bool, own: list[int]) -> str | None:
-        """The text that the drafter's tokens add; None if those of the text before don't reach its end."""
+        """The text that the drafter's tokens add to `written`; None if its tokens do not write all of `written`."""
         data = self._own.text(own, not word)
         assert data is not None
         try:

@@ -41,7 +41,7 @@ class _Filler(Drafter):
     own_threads = True
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        """As many as it may."""
+        """A chain of the token, as long as the row's limit."""
         return Draft.from_lists([[_PROMPT[0]] * limit for limit in limits], batch.device)
 
 

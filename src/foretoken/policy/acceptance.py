@@ -120,7 +120,7 @@ class EngineRates:
         return self.kind.accepted(nodes) * self.all.of(1.0, KIND_WEIGHT)
 
     def record(self, level: int, tried: int, accepted: int) -> None:
-        """A chain from a level on of which `tried` tokens were judged and the first `accepted` of them accepted."""
+        """Learn from a chain from this level on: `tried` tokens were judged, the first `accepted` of them accepted."""
         self._hazards = []
         judged = range(level - 1, level - 1 + min(accepted + 1, tried))
         expected = 0.0
@@ -161,7 +161,7 @@ class Acceptance:
         return self._engine.kind.accepted(nodes) * self._all.of(self._engine.all.of(1.0, KIND_WEIGHT), REQUEST_WEIGHT)
 
     def record(self, tried: int, accepted: int, match: int = 0) -> None:
-        """A chain of which the first `tried` tokens were judged, and the first `accepted` of them accepted."""
+        """Learn from a chain: its first `tried` tokens were judged, the first `accepted` of them accepted."""
         if tried > 0:
             level = max(match, 1)
             expected = sum(self._engine.hazards(level, min(accepted + 1, tried)))
@@ -170,7 +170,7 @@ class Acceptance:
             self._engine.record(level, tried, accepted)
 
     def record_tree(self, nodes: int, accepted: int) -> None:
-        """A tree of so many nodes had so many tokens accepted."""
+        """Learn from a tree: how many nodes it had, and how many were accepted."""
         expected = self._engine.kind.accepted(nodes)
         self._all.add(float(accepted), expected, REQUEST_KEEP)
         self._engine.all.add(float(accepted), expected, ENGINE_KEEP)

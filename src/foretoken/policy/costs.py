@@ -216,7 +216,7 @@ class Costs:
                 costs.call.record(tokens, took, self.drift)
 
     def as_json(self) -> dict[str, Any]:
-        """What `read` takes."""
+        """These costs as JSON values, as `read` takes them."""
         drafters = [[*one.call.as_json(), round(one.row, 3), float(f"{one.lag:.3g}")] for one in self.drafters]
         return {"target": self.target.as_json(), "drafters": drafters}
 

@@ -93,7 +93,7 @@ class TuneResults:
 
     @property
     def ranked(self) -> list[Outcome]:
-        """The best first: those that got further before those that dropped out, each rung by score."""
+        """The candidates, best first: by the rung of the race that each reached, then by score."""
         found: dict[Candidate, Outcome] = {}
         for rung in range(len(self.contenders)):
             outcomes = {candidate: self.outcome(rung, candidate) for candidate in self.contenders[rung]}

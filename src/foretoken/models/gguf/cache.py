@@ -17,7 +17,7 @@ LOST = -1
 
 
 class Contexts(Protocol):
-    """What makes contexts."""
+    """Makes llama.cpp contexts, and takes them back."""
 
     rows: int
     """Most rows of one context."""

@@ -113,7 +113,7 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def serve(make: Callable[[dict[str, Any]], tuple[dict[str, str], Runner]]) -> None:
-    """Speak the protocol.
+    """Answer requests on standard input, one a line, until it ends.
 
     Args:
         make: called with the options; returns versions of what runs, and a function from a request to a result.
