@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,26 @@ from typer.testing import CliRunner
 
 from foretoken import tiny_pair_path
 from foretoken.cli.app import app
+from foretoken.peers.workers import __file__ as workers
 
 PAGES = {str(page.relative_to(ROOT)): blocks(page) for page in pages()}
 SHELL = ("", "sh", "bash", "console")
 DATA = ("json", "jsonl")
 
 
+@pytest.fixture(scope="session")
+def gguf_file(tmp_path_factory) -> Path:
+    """The shipped drafter as a GGUF file."""
+    sys.path.insert(0, str(Path(workers).parent))
+    import gguf_writer
+
+    file = tmp_path_factory.mktemp("pages") / "model.gguf"
+    gguf_writer.convert(tiny_pair_path() / "drafter", file, "bfloat16")
+    return file
+
+
 @pytest.fixture
-def workspace(tmp_path, monkeypatch) -> Path:
+def workspace(tmp_path, monkeypatch, gguf_file) -> Path:
     """A folder with all that the pages name: models, heads, prompts."""
     pair = tiny_pair_path()
     names = {
@@ -33,6 +46,7 @@ def workspace(tmp_path, monkeypatch) -> Path:
     for name, part in names.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(pair / part)
+    (tmp_path / "path/of/model.gguf").symlink_to(gguf_file)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "add.py").write_text("def add(a, b):\n    return a + b\n" * 8)
     (tmp_path / "notes.txt").write_text("A note about spiders: they have eight legs each.\n" * 20)
