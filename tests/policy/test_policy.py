@@ -10,7 +10,7 @@ import pytest
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, fixed, outputs
 
 from foretoken.policy.acceptance import LOOKUP, MODEL, TREES
-from foretoken.policy.account import CREDIT, GRANT, SHARE
+from foretoken.policy.account import CREDIT, GRANT, SHARE, Runs
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Row
@@ -19,6 +19,8 @@ SMALL = Machine(overhead=0.5, weights=1.5, position=0.06, call=0.3, step=0.45, r
 LARGE = Machine(overhead=1.0, weights=36.0, position=1.2, call=1.5, step=1.2, read=0.03, load=0.1)
 KERNEL = Machine(overhead=1.0, weights=20.0, position=1.5, call=1.5, step=1.2, read=0.03, kernel=6)
 DEAR = Machine(overhead=1.0, weights=30.0, position=1.0, call=1.5, step=9.0, read=0.3)
+
+GPU = Machine(overhead=2.0, weights=12.0, position=0.02, call=1.0, step=2.2, read=0.001, noise=0.03)
 
 
 def batches(workload, rate, length, count, size, seed=3):
@@ -78,6 +80,37 @@ def test_a_drafter_that_becomes_useful_is_used_again():
     useful = batches("random", 0.9, 128, 8, 1)
     spent = [engine.run(batch) for batch in useful]
     assert spent[-1] < 0.6 * fixed(LARGE, useful, MODEL_AT, 0)[-1]
+
+
+@pytest.mark.parametrize("machine", [SMALL, LARGE, GPU], ids=["small", "large", "gpu"])
+def test_a_cascade_is_near_the_best_of_its_parts(machine):
+    """Where both drafters are useful it is better: it copies, and the model goes on from the copies."""
+    shares = []
+    for workload, rate in [("copy", 0.5), ("code", 0.6), ("chat", 0.7), ("period", 0.6)]:
+        cell = batches(workload, rate, 200, 4, 1)
+        engine = Engine(machine, (LOOKUP_AT, MODEL_AT), seed=1, error=1.2)
+        shares.append(best_of(machine, cell, (LOOKUP_AT, MODEL_AT)) / sum(map(engine.run, cell)))
+        if workload == "code" and machine is LARGE:
+            assert any(copied for _, _, copied in engine.choices)
+    assert min(shares) > 0.9, shares
+    assert exp(statistics.fmean(map(log, shares))) > 0.95, shares
+
+
+def test_tokens_that_lookups_foresee_count_little_for_a_models_draft():
+    # Period 7, of which two tokens are not foreseen, one behind the other.
+    runs, none = Runs(), Runs(((0.5, 1.0),) * 3)
+    for _ in range(60):
+        runs.add([False, True, True, True, True, True, False], memory=1e9)
+    behind_the_second, behind_the_first, each = runs.worth(none, 16)
+    assert each == pytest.approx(3.5, rel=0.1)
+    assert behind_the_first[0] == pytest.approx(3.5, rel=0.1)  # the next token takes a round of its own
+    assert behind_the_second[0] < 0.3  # the next token is foreseen
+    assert behind_the_second[15] == pytest.approx(1.0, abs=0.1)
+    new = Runs()
+    for _ in range(60):
+        new.add([False, False], memory=1e9)
+    values, _, each = new.worth(none, 4)
+    assert [*values, each] == pytest.approx([1.0] * 5, abs=0.15)  # nothing is foreseen: all tokens are worth the same
 
 
 def test_the_first_request_speculates_from_its_first_round():

@@ -24,8 +24,8 @@ from operator import mul
 LEVELS = 24
 """Levels with factors of their own; later ones share the last one's."""
 
-ENGINE_KEEP, REQUEST_KEEP = 1.0 - 1.0 / 400.0, 1.0 - 1.0 / 40.0
-"""What is left of the weight of evidence after another draft, in an engine and in a request."""
+ENGINE_MEMORY, REQUEST_MEMORY = 400.0, 40.0
+"""Drafts after which the weight of earlier ones has fallen to 1/e, in an engine and in a request."""
 
 KIND_WEIGHT, REQUEST_WEIGHT = 2.0, 4.0
 """Expected rejections that the shipped rates count as in an engine, and the engine's rates in a request."""
@@ -79,8 +79,9 @@ class Factor:
         """The factor, given the one above it, which counts as so much of what is expected."""
         return (self.observed + weight * above) / (self.expected + weight)
 
-    def add(self, observed: float, expected: float, keep: float) -> None:
-        """Another draft; the weight of earlier ones falls by `keep`."""
+    def add(self, observed: float, expected: float, memory: float) -> None:
+        """Another draft; the weight of earlier ones falls to 1/e over `memory` of them."""
+        keep = 1.0 - 1.0 / memory
         self.observed = self.observed * keep + observed
         self.expected = self.expected * keep + expected
 
@@ -126,9 +127,9 @@ class EngineRates:
         expected = 0.0
         for at in judged:
             hazard = self._shipped[min(at, LEVELS - 1)]
-            self._levels[min(at, LEVELS - 1)].add(float(at == level - 1 + accepted), hazard, ENGINE_KEEP)
+            self._levels[min(at, LEVELS - 1)].add(float(at == level - 1 + accepted), hazard, ENGINE_MEMORY)
             expected += hazard
-        self.all.add(float(accepted < tried), expected, ENGINE_KEEP)
+        self.all.add(float(accepted < tried), expected, ENGINE_MEMORY)
 
 
 class Acceptance:
@@ -166,11 +167,11 @@ class Acceptance:
             level = max(match, 1)
             expected = sum(self._engine.hazards(level, min(accepted + 1, tried)))
             for one in (self._all, *((self._by_match.setdefault(match, Factor()),) if match else ())):
-                one.add(float(accepted < tried), expected, REQUEST_KEEP)
+                one.add(float(accepted < tried), expected, REQUEST_MEMORY)
             self._engine.record(level, tried, accepted)
 
     def record_tree(self, nodes: int, accepted: int) -> None:
         """Learn from a tree: how many nodes it had, and how many were accepted."""
         expected = self._engine.kind.accepted(nodes)
-        self._all.add(float(accepted), expected, REQUEST_KEEP)
-        self._engine.all.add(float(accepted), expected, ENGINE_KEEP)
+        self._all.add(float(accepted), expected, REQUEST_MEMORY)
+        self._engine.all.add(float(accepted), expected, ENGINE_MEMORY)

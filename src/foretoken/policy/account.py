@@ -16,8 +16,8 @@ CREDIT = 12.0
 PACE = 16.0
 """Rounds over which a request's pace is averaged; older ones fade. Four times that for the engine's."""
 
-FORESEEN = ((0.25, 1.0), (0.6, 1.0))
-"""Of tokens after one that was not foreseen, and after one that was, those that are foreseen, before any was seen."""
+FORESEEN = ((0.6, 1.0), (0.25, 1.0), (0.25, 1.0))
+"""Shares of foreseen tokens by the states of `Runs`, before any was seen; each weighs one token."""
 
 _FIRST_LOOK = 16  # rounds from the first look that found nothing to the next; the interval doubles with each
 
@@ -77,54 +77,58 @@ class Pace:
 
 
 class Runs:
-    """Which tokens free drafters would have drafted ("foreseen"), as a chain of two states.
+    """Which tokens free drafters would have drafted ("foreseen"), as a chain of three states.
 
     A round emits one token without any draft. So tokens that were not foreseen are worth a round each, and the others
-    next to nothing: a model's draft is worth the unforeseen tokens that it reaches.
+    next to nothing: a model's draft is worth the unforeseen tokens that it reaches. The states are those of the token
+    before: foreseen (0), the first one that was not (1), a further one (2).
 
     Args:
-        start: counts to begin with, by whether the token before was foreseen: those that were foreseen, and all.
+        start: counts to begin with, by state: tokens that were foreseen then, and all.
 
     Attributes:
         known: rounds were added.
     """
 
-    def __init__(self, start: tuple[tuple[float, float], tuple[float, float]] = ((0.0, 0.0), (0.0, 0.0))) -> None:
-        self._counts = [list(start[0]), list(start[1])]
-        self._last = False
+    def __init__(self, start: Sequence[tuple[float, float]] = ((0.0, 0.0),) * 3) -> None:
+        self._counts = [list(pair) for pair in start]
+        self._state = 2
         self.known = False
 
     def add(self, foreseen: Sequence[bool], memory: float = PACE) -> None:
         """Tokens of a round, each with whether it was foreseen; older rounds fade."""
         self.known = True
+        keep = 1.0 - 1.0 / memory
         for count in self._counts:
-            count[:] = [value * (1.0 - 1.0 / memory) for value in count]
+            count[:] = count[0] * keep, count[1] * keep
         for one in foreseen:
-            count = self._counts[self._last]
-            count[0] += one
-            count[1] += 1.0
-            self._last = one
+            count = self._counts[self._state]
+            count[:] = count[0] + one, count[1] + 1.0
+            self._state = 0 if one else min(self._state + 1, 2)
 
-    def shares(self, above: Runs) -> tuple[float, float]:
-        """The chance that a token is foreseen after one that was not, and after one that was."""
-        unseen, seen = (
-            (own[0] + 4.0 * before[0] / before[1]) / (own[1] + 4.0)
+    def worth(self, above: Runs, count: int) -> tuple[list[float], list[float], float]:
+        """What tokens are worth, in average ones, that follow a token which was not foreseen.
+
+        Args:
+            above: of the engine, which this begins with.
+            count: tokens.
+
+        Returns:
+            Where that token is the next one; where it follows a foreseen one; and tokens for each unforeseen one.
+        """
+        seen, first, later = (
+            min((own[0] + PACE / 4 * before[0] / before[1]) / (own[1] + PACE / 4), 0.99)
             for own, before in zip(self._counts, above._counts, strict=True)
         )
-        return unseen, seen
-
-
-def worth(shares: tuple[float, float], count: int) -> tuple[list[float], float]:
-    """What the tokens that follow an unforeseen one are worth, in average tokens, and tokens for each unforeseen one.
-
-    Args:
-        shares: of `Runs.shares`.
-        count: tokens.
-    """
-    unseen, seen = shares
-    mean = (1.0 - seen) / (1.0 - seen + unseen)  # share of tokens that are not foreseen
-    found, now = [], 1.0
-    for _ in range(count):
-        now = now * (1.0 - unseen) + (1.0 - now) * (1.0 - seen)
-        found.append(now / mean)
-    return found, 1.0 / mean
+        unforeseen = 1.0 + (1.0 - first) / max(later, 0.01)  # length of a run of these
+        mean = unforeseen / (unforeseen + 1.0 / (1.0 - seen))
+        found = []
+        for state in (min(self._state + 1, 2), 1):
+            foreseen, one, more = 0.0, float(state == 1), float(state == 2)
+            values = []
+            for _ in range(count):
+                one, more = foreseen * (1.0 - seen), one * (1.0 - first) + more * (1.0 - later)
+                foreseen = 1.0 - one - more
+                values.append((one + more) / mean)
+            found.append(values)
+        return found[0], found[1], 1.0 / mean

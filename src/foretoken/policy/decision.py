@@ -8,7 +8,6 @@ from operator import mul
 from typing import NamedTuple
 
 from foretoken.policy.acceptance import Kind
-from foretoken.policy.account import worth
 from foretoken.policy.costs import Costs, Table
 from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Offer, Row
 
@@ -32,12 +31,15 @@ class Option(NamedTuple):
 
     Attributes:
         tokens: of the model's draft.
-        reach: accepted tokens of it.
+        accepted: tokens that are accepted of it.
+        value: what these are worth, in average tokens (`foretoken.policy.account.Runs`).
+        behind: the same where it extends a copy.
     """
 
     tokens: int
     accepted: float
     value: float
+    behind: float
 
 
 class Decision:
@@ -59,11 +61,12 @@ class Decision:
         self.table: Table = self.costs.table(count, LARGEST)
         self.copies = [[_copies(row, offer) for offer in row.offers] for row in rows]
         plain = self.table.plain
-        run, self.worths = 1.0, [[1.0] * LARGEST] * count
+        run, flat = 1.0, [1.0] * LONGEST
+        self.worths = [(flat, flat)] * count  # of each row: behind what is emitted, and behind copies
         if any(row.request.above[1].known for row in rows):
-            worths = [worth(row.request.runs.shares(row.request.above[1]), LARGEST) for row in rows]
-            self.worths = [each for each, _ in worths]
-            run = min(sum(each for _, each in worths) / count, LONGEST)
+            worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
+            self.worths = [(here, behind) for here, behind, _ in worths]
+            run = min(sum(each for *_, each in worths) / count, LONGEST)
         options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
         pace = max(sum(row.request.pace.of(row.request.above[0]) for row in rows) / count, 1.0)
         for drafter, each in options.items():
@@ -93,12 +96,12 @@ class Decision:
             return []
         if self.kinds[drafter].trees and row.trees:
             accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
-            return [Option(nodes, right, right) for nodes, right in accepted]
+            return [Option(nodes, right, right, right) for nodes, right in accepted]
         longest = min(room, row.most, LONGEST)
         reach = acceptance.reach(longest)
         expected = [0.0, *accumulate(reach)]
-        value = [0.0, *accumulate(map(mul, reach, self.worths[row_at]))]
-        return [Option(length, expected[length], value[length]) for length in LENGTHS if length <= longest]
+        here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at])
+        return [Option(at, expected[at], here[at], behind[at]) for at in LENGTHS if at <= longest]
 
     def _pace_alone(self, drafter: int, options: list[list[Option]]) -> float:
         """The best pace of one model that drafts as many tokens in every row."""
@@ -161,16 +164,13 @@ class Decision:
             for index, (row, each) in enumerate(zip(rows, options, strict=True)):
                 if at >= len(each):
                     continue
-                length, right, value = each[at]
+                length, right, value, behind = each[at]
                 for copied, source, before, reached in prefixes[index]:
                     if copied and copied + length > min(row.room, row.most):
                         continue
-                    accepted = before + reached * right
-                    net = (
-                        before
-                        + reached * value
-                        - rho * (table.extra[copied + length] + entries[index] * (1.0 + accepted))
-                    )
+                    gained = before + reached * (behind if copied else value)
+                    entry = entries[index] * (1.0 + before + reached * right)
+                    net = gained - rho * (table.extra[copied + length] + entry)
                     if net > gains[index]:
                         gains[index] = net
                         if not improved:
@@ -199,7 +199,7 @@ class Decision:
         (lag, at), costs = min(due), self.costs.drafters[drafter]
         share = (1.0 + costs.row * (len(self.rows) - 1)) / len(self.rows)
         best, most = 0, 0.0
-        for length, accepted, _ in options[at][:3]:
+        for length, accepted, *_ in options[at][:3]:
             call, extra = self.table.calls[drafter][length], self.table.extra[length]
             # No look where the draft would not pay even if every token were accepted, in all rows.
             hopeful = length > self.rho_model * (extra + call * share)

@@ -1,0 +1,146 @@
+"""The policy in simulated time: its speed over the best fixed choice's, over machines, workloads and lengths of output.
+
+Nothing is measured but the choice: outputs and machines are those of tests/policy/replay.py, costs are given, and the
+policy sees them with noise and with a calibration that errs by 15%. Outputs are made from seeds; no constant of the
+policy was set on the default ones.
+
+    python benchmarks/replay.py                 default ÷ best fixed and ÷ plain, and the worst cells
+    python benchmarks/replay.py --constants     the same with each tuned constant halved and doubled
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "policy"))
+from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, fixed, outputs
+
+MACHINES = {
+    "8.7M": Machine(0.5, 1.5, 0.06, call=0.3, step=0.45, read=0.01),
+    "150M": Machine(0.8, 11.0, 0.35, call=0.8, step=0.8, read=0.02, load=0.1),
+    "500M": Machine(1.0, 36.0, 1.2, call=1.5, step=1.2, read=0.03, load=0.1),
+    "kernel at 6": Machine(1.0, 20.0, 1.5, call=1.5, step=1.2, read=0.03, kernel=6),
+    "dear drafter": Machine(1.0, 30.0, 1.0, call=1.5, step=9.0, read=0.3),
+    "GPU": Machine(2.0, 12.0, 0.02, call=1.0, step=2.2, read=0.001, noise=0.03),
+}
+"""Milliseconds, assumed: ratios like those of such targets on a processor, and of a GPU."""
+
+WORKLOADS = (
+    ("copy", 0.0),
+    ("copy", 0.5),
+    ("code", 0.0),
+    ("code", 0.6),
+    ("period", 0.0),
+    ("period", 0.85),
+    ("chat", 0.35),
+    ("chat", 0.7),
+    ("random", 0.0),
+)
+"""Kinds of output, and how often the draft model is right."""
+
+DRAFTERS = ((LOOKUP_AT,), (MODEL_AT,), (LOOKUP_AT, MODEL_AT))
+REQUESTS = 6
+
+CONSTANTS = {
+    "account": ("CREDIT", "PACE", "_FIRST_LOOK"),
+    "acceptance": ("KIND_WEIGHT", "LEVEL_WEIGHT", "REQUEST_WEIGHT", "ENGINE_MEMORY", "REQUEST_MEMORY"),
+    "costs": ("_OUTLIER", "_STEADY"),
+}
+
+
+class Cell(NamedTuple):
+    """A line of the table."""
+
+    drafters: str
+    machine: str
+    workload: str
+    right: float
+    batch: int
+    tokens: int
+    seed: int
+
+
+class Speed(NamedTuple):
+    """The default's speed over that of the best fixed choice, and over plain decoding's."""
+
+    best: float
+    plain: float
+
+
+def cells(lengths: list[int], sizes: list[int], seeds: list[int]) -> Iterator[Cell]:
+    """All cells."""
+    for seed in seeds:
+        for machine in MACHINES:
+            for workload, right in WORKLOADS:
+                for size in sizes:
+                    for length in lengths:
+                        for names in DRAFTERS:
+                            yield Cell(",".join(names), machine, workload, right, size, length, seed)
+
+
+def measure(cell: Cell) -> Speed:
+    """Replay the first requests of a fresh engine."""
+    machine, names = MACHINES[cell.machine], tuple(cell.drafters.split(","))
+    rows = outputs(cell.workload, cell.right, cell.tokens, REQUESTS * cell.batch, 1_000 + cell.seed)
+    batches = [rows[at * cell.batch : (at + 1) * cell.batch] for at in range(REQUESTS)]
+    plain = sum(fixed(machine, batches, MODEL_AT, 0))
+    best = min(plain, *(sum(fixed(machine, batches, name, k)) for name in names for k in FIXED))
+    own = sum(map(Engine(machine, names, seed=cell.seed, error=1.15).run, batches))
+    return Speed(best / own, plain / own)
+
+
+def summary(title: str, found: dict[Cell, Speed]) -> Table:
+    """A line for each set of drafters."""
+    table = Table(title=title, title_justify="left")
+    for name in ("drafters", "cells", "÷ best", "least", "below 0.92", "÷ plain, least", "below 0.98"):
+        table.add_column(name, justify="left" if name == "drafters" else "right")
+    for names in DRAFTERS:
+        speeds = [speed for cell, speed in found.items() if cell.drafters == ",".join(names)]
+        table.add_row(
+            ",".join(names),
+            str(len(speeds)),
+            f"{exp(fmean(log(speed.best) for speed in speeds)):.3f}",
+            f"{min(speed.best for speed in speeds):.3f}",
+            str(sum(speed.best < 0.92 for speed in speeds)),
+            f"{min(speed.plain for speed in speeds):.3f}",
+            str(sum(speed.plain < 0.98 for speed in speeds)),
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 64, 200], help="of each output")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--worst", type=int, default=10, help="cells that are listed")
+    parser.add_argument("--constants", action="store_true", help="halve and double each tuned constant")
+    args = parser.parse_args()
+    console, all_cells = Console(width=140), list(cells(args.tokens, args.batches, args.seeds))
+    found = {cell: measure(cell) for cell in all_cells}
+    console.print(summary("the first six requests of an engine", found))
+    for cell, speed in sorted(found.items(), key=lambda pair: pair[1])[: args.worst]:
+        console.print(f"{speed.best:.3f}  ÷ plain {speed.plain:.2f}  {cell}", highlight=False)
+    if args.constants:
+        for module, names in CONSTANTS.items():
+            for name in names:
+                home = import_module(f"foretoken.policy.{module}")
+                usual = vars(home)[name]
+                for value in (usual / 2, usual * 2):
+                    setattr(home, name, type(usual)(value))
+                    console.print(summary(f"{module}.{name} = {value:g}", {cell: measure(cell) for cell in all_cells}))
+                setattr(home, name, usual)
+
+
+if __name__ == "__main__":
+    main()
