@@ -6,14 +6,12 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from foretoken.errors import ModelError
+from foretoken.models.gguf.entries import CONTROL, UNKNOWN, UNUSED, USER_DEFINED, Entries
 from foretoken.models.gguf.handle import Handle
 
-_UNUSED, _CONTROL, _USER_DEFINED, _UNKNOWN = 1 << 1, 1 << 3, 1 << 4, 1 << 0
-"""Attributes of tokens, as llama.cpp numbers them."""
 _SENTENCEPIECE = 1
 _SPACE = "▁"
 _ROLES = ("bos", "eos", "eot", "sep", "pad", "mask")
@@ -47,13 +45,11 @@ class GgufTokenizer:
         self._handle, self.name_or_path = handle, name
         self._calls = handle.library
         self._vocab = self._calls.llama_model_get_vocab(handle.pointer)
-        self._size: int = self._calls.llama_vocab_n_tokens(self._vocab)
+        self._entries = Entries(self._calls, self._vocab)
         template = self._calls.llama_model_chat_template(handle.pointer, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
-        self._drops_space = (
-            self._calls.llama_vocab_type(self._vocab) == _SENTENCEPIECE
-            and handle.metadata("tokenizer.ggml.add_space_prefix") != "false"
-        )
+        self._sentencepiece: bool = self._calls.llama_vocab_type(self._vocab) == _SENTENCEPIECE
+        self._drops_space = self._sentencepiece and handle.metadata("tokenizer.ggml.add_space_prefix") != "false"
         self._roles = {
             role: token if (token := getattr(self._calls, f"llama_vocab_{role}")(self._vocab)) >= 0 else None
             for role in _ROLES
@@ -63,7 +59,7 @@ class GgufTokenizer:
         return copy(self)
 
     def __len__(self) -> int:
-        return self._size
+        return self._entries.size
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any) -> Any:
         """The tokens of a text or of several, as transformers' tokenizers give them: under ``input_ids``."""
@@ -83,8 +79,10 @@ class GgufTokenizer:
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token, by id; empty for those that stand for no text."""
-        no_text = _CONTROL | _UNUSED | _UNKNOWN
-        return [b"" if bits & no_text else self.piece(token) for token, bits in enumerate(self._attributes)]
+        no_text = CONTROL | UNUSED | UNKNOWN
+        return [
+            b"" if bits & no_text else self._entries.piece(token) for token, bits in enumerate(self._entries.attributes)
+        ]
 
     def _tokens(self, data: bytes, add_special: bool, find_special: bool) -> list[int]:
         room = len(data) + 8
@@ -100,98 +98,57 @@ class GgufTokenizer:
     def decode(self, tokens: int | Iterable[int], skip_special_tokens: bool = False, **options: Any) -> str:
         """The text of tokens; bytes that are no character become U+FFFD."""
         ids = [tokens] if isinstance(tokens, int) else [int(token) for token in tokens]
-        special = self._special if skip_special_tokens else frozenset()
-        data = b"".join(self.piece(token) for token in ids if token not in special)
+        special = self._entries.special if skip_special_tokens else frozenset()
+        data = b"".join(self._entries.piece(token) for token in ids if token not in special)
         if self._drops_space and data[:1] == b" ":
             data = data[1:]
         return data.decode("utf-8", "replace")
-
-    def piece(self, token: int) -> bytes:
-        """The bytes of a token; special ones as they are written out."""
-        found = self._pieces.get(token)
-        if found is None:
-            room = 64
-            while True:
-                text = ctypes.create_string_buffer(room)
-                count = self._calls.llama_token_to_piece(self._vocab, token, text, room, 0, True)
-                if count >= 0:
-                    break
-                room = -count
-            found = self._pieces[token] = text.raw[:count]
-        return found
-
-    @cached_property
-    def _pieces(self) -> dict[int, bytes]:
-        return {}
-
-    @cached_property
-    def _names(self) -> list[str]:
-        text = self._calls.llama_vocab_get_text
-        return [text(self._vocab, token).decode("utf-8", "replace") for token in range(self._size)]
-
-    @cached_property
-    def _attributes(self) -> list[int]:
-        attribute = self._calls.llama_vocab_get_attr
-        return [attribute(self._vocab, token) for token in range(self._size)]
-
-    @cached_property
-    def _special(self) -> frozenset[int]:
-        return frozenset(token for token, bits in enumerate(self._attributes) if bits & (_CONTROL | _UNKNOWN))
 
     @property
     def eog_token_ids(self) -> tuple[int, ...]:
         """Tokens that end an output, the file's end token first."""
         ends = self._calls.llama_vocab_is_eog
         first = self._roles["eos"]
-        found = [token for token in range(self._size) if ends(self._vocab, token)]
+        found = [token for token in range(self._entries.size) if ends(self._vocab, token)]
         return tuple(sorted(found, key=lambda token: token != first))
 
     @property
     def all_special_ids(self) -> list[int]:
         """Tokens that stand for no text."""
-        return sorted(self._special)
+        return sorted(self._entries.special)
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         """Tokens that are found in a text before it is split, by id."""
         return {
-            token: AddedToken(self._names[token], token in self._special)
-            for token, bits in enumerate(self._attributes)
-            if bits & (_CONTROL | _USER_DEFINED | _UNKNOWN)
+            token: AddedToken(self._entries.names[token], token in self._entries.special)
+            for token in self._entries.having(CONTROL | USER_DEFINED | UNKNOWN)
         }
 
     def get_vocab(self) -> dict[str, int]:
         """Ids by name, without those that only fill up the embedding table."""
         return {
             name: token
-            for token, (name, bits) in enumerate(zip(self._names, self._attributes, strict=True))
-            if not bits & _UNUSED
+            for token, (name, bits) in enumerate(zip(self._entries.names, self._entries.attributes, strict=True))
+            if not bits & UNUSED
         }
 
     def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> Any:
         """Names of tokens."""
-        return self._names[ids] if isinstance(ids, int) else [self._names[token] for token in ids]
+        return self._entries.names[ids] if isinstance(ids, int) else [self._entries.names[token] for token in ids]
 
     def convert_tokens_to_string(self, names: Iterable[str]) -> str:
         """The text of names of tokens."""
-        known = self._ids
+        known = self._entries.ids
         data = b""
         for name in names:
             if name in known:
-                data += self.piece(known[name])
+                data += self._entries.piece(known[name])
             else:
                 data += name.replace(_SPACE, " ").encode() if self._sentencepiece else name.encode()
         if self._drops_space and data[:1] == b" ":
             data = data[1:]
         return data.decode("utf-8", "replace")
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {name: token for token, name in enumerate(self._names)}
-
-    @property
-    def _sentencepiece(self) -> bool:
-        return bool(self._calls.llama_vocab_type(self._vocab) == _SENTENCEPIECE)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -216,12 +173,12 @@ class GgufTokenizer:
     @property
     def unk_token_id(self) -> int | None:
         """The token that stands for what the vocabulary does not have."""
-        return next((token for token, bits in enumerate(self._attributes) if bits & _UNKNOWN), None)
+        return next(iter(self._entries.having(UNKNOWN)), None)
 
     @property
     def eos_token(self) -> str | None:
         """The text of the token that ends a text."""
-        return None if self.eos_token_id is None else self._names[self.eos_token_id]
+        return None if self.eos_token_id is None else self._entries.names[self.eos_token_id]
 
     def apply_chat_template(
         self,
@@ -238,7 +195,9 @@ class GgufTokenizer:
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        roles = {f"{role}_token": "" if token is None else self._names[token] for role, token in self._roles.items()}
+        roles = {
+            f"{role}_token": "" if token is None else self._entries.names[token] for role, token in self._roles.items()
+        }
         rendered: Any = render_jinja_template(
             conversations=[list(conversation)],
             tools=tools,
