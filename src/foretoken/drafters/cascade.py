@@ -107,13 +107,12 @@ class Cascade(Drafter):
         self.hidden_layers = tuple(sorted({layer for drafter in drafters for layer in drafter.hidden_layers}))
         self.reads_cache = any(drafter.reads_cache for drafter in drafters)
         self.free = [drafter.matches is not None or drafter.estimates is not None for drafter in self._sources]
-        self._given = costs
+        self._given, self.measured = costs, costs is not None
         self._key: str | None = None
         self._rounds = 0
         self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
         self._round: _Round | None = None
         self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
-        self.measured = costs is not None
         self.policy = self._new_policy(None)
 
     @property
