@@ -42,13 +42,15 @@ PLAIN, USEFUL, USEFUL_ALONE, USELESS, USELESS_ALONE, NONE = (
     "useless prediction, drafter none",
     "no prediction",
 )
+SETTINGS = (NONE, USEFUL, USEFUL_ALONE, USELESS, USELESS_ALONE)
+ALONE = (USEFUL_ALONE, USELESS_ALONE)
 
 
 def speed(target: str, limit: int, tokens: int) -> None:
     """Print ratios to plain decoding by temperature."""
     plain = Engine(target, None, reuse_prefixes=False)
-    auto = Engine(plain.target, reuse_prefixes=False)
-    alone = Engine(plain.target, None, reuse_prefixes=False)
+    # Engines of their own, since each learns from its requests.
+    engines = {name: Engine(plain.target, None if name in ALONE else "auto", reuse_prefixes=False) for name in SETTINGS}
     prompts = workloads.encode(workloads.load("copy_edit")[:limit], plain.target.tokenizer, 1_000)
     table = Table(
         "temperature", "setting", "× plain, median", "quartiles", "geometric mean", "tokens a pass", "accepted"
@@ -58,17 +60,10 @@ def speed(target: str, limit: int, tokens: int) -> None:
         stats = defaultdict(list)
         for number, prompt in enumerate(prompts):
             text, other = task(number).text, task(number + 1).text[::-1]
-            settings = {
-                PLAIN: (plain, None),
-                NONE: (auto, None),
-                USEFUL: (auto, text),
-                USEFUL_ALONE: (alone, text),
-                USELESS: (auto, other),
-                USELESS_ALONE: (alone, other),
-            }
-            names = list(settings)
+            predictions = {USEFUL: text, USEFUL_ALONE: text, USELESS: other, USELESS_ALONE: other}
+            names = [PLAIN, *SETTINGS]
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                engine, prediction = settings[name]
+                engine, prediction = engines.get(name, plain), predictions.get(name)
                 params = SamplingParams(temperature=temperature, max_new_tokens=tokens, ignore_eos=True)
                 if not number:  # what is done for the first time is slow
                     engine.generate(list(prompt.tokens), params, prediction=prediction)

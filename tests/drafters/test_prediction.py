@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from itertools import pairwise
+from statistics import geometric_mean
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from batches import VOCAB_SIZE, batch_of, chain_of, sequence_of
 from foretoken import verify
 from foretoken.draft import Draft
-from foretoken.drafters import Cascade, Drafter, Lookup
+from foretoken.drafters import Cascade, Drafter, Lookup, NoDrafter
 from foretoken.drafters.prediction import Cursor, Prediction
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.engine import Engine
@@ -311,6 +312,52 @@ def test_asyncio():
     assert asyncio.run(complete()).stats.accepted_prediction > 15
 
 
+POSITION = 0.04
+"""Cost of a draft token in passes of the target, as the policy takes it where costs are given and no clock is used."""
+
+
+def replayed(prediction, drafter=NoDrafter, requests: int = 3, **params) -> list[float]:
+    """Times plain decoding of each request of 128 tokens, by given costs."""
+    engine = Engine(load(tiny_llama(seed=1, vocab_size=400, num_hidden_layers=1)), Cascade([drafter()], costs=[0.0]))
+    sampling = SamplingParams(max_new_tokens=128, ignore_eos=True, **params)
+    found = []
+    for number in range(requests):
+        stats = engine.generate([number + 1, 2, 3], sampling, prediction=prediction(engine, number)).stats
+        found.append(128 / (stats.rounds + POSITION * stats.drafted))
+    return found
+
+
+def right(engine: Engine, number: int) -> list[int]:
+    params = SamplingParams(temperature=0.0, max_new_tokens=128, ignore_eos=True)
+    return Engine(engine.target, None).generate([number + 1, 2, 3], params).token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_useless_prediction_costs_next_to_nothing(temperature):
+    """Tokens of the output in another order, which are recognised now and then, and others."""
+
+    def shuffled(engine, number):
+        tokens = right(engine, number)
+        return tokens[::-1] if number % 2 else [(7 * token + 11) % 400 for token in tokens]
+
+    ratios = replayed(shuffled, temperature=temperature)
+    assert geometric_mean(ratios) >= 0.97
+    assert ratios[0] >= 0.97
+
+
+def test_a_right_prediction_is_worth_as_many_tokens_as_are_drafted():
+    assert min(replayed(right, temperature=0.0)) > 8
+
+
+def test_a_useless_prediction_leaves_the_other_drafter_as_fast_as_it_is():
+    def useless(engine, number):
+        return [(7 * token + 11) % 400 for token in right(engine, number)]
+
+    with_it = geometric_mean(replayed(useless, Lookup, temperature=0.0))
+    without = geometric_mean(replayed(lambda *_: None, Lookup, temperature=0.0))
+    assert with_it >= 0.97 * without
+
+
 def test_counts_add_up():
     parts = [DecodeStats(), DecodeStats()]
     parts[0].record([1, 2, 3], 2, 3, predicted=3)
@@ -356,6 +403,6 @@ def test_the_length_of_predictions_is_bounded():
 
 
 def test_cascade_of_no_drafter_but_predictions():
-    cascade = Cascade([engine_of().drafter])
+    cascade = Cascade([NoDrafter()])
     assert cascade.drafters == ()
     assert not cascade.trees
