@@ -19,6 +19,7 @@ PACE = 16.0
 FORESEEN = ((0.6, 1.0), (0.25, 1.0), (0.25, 1.0))
 """Shares of foreseen tokens by the states of `Runs`, before any was seen; each weighs one token."""
 
+_REUSED = 4  # rounds for which values are reused: computing them is slow beside a choice
 _FIRST_LOOK = 16  # rounds from the first look that found nothing to the next; the interval doubles with each
 
 
@@ -93,11 +94,14 @@ class Runs:
     def __init__(self, start: Sequence[tuple[float, float]] = ((0.0, 0.0),) * 3) -> None:
         self._counts = [list(pair) for pair in start]
         self._state = 2
+        self._age = 0
+        self._values: tuple[list[float], list[float], float] | None = None  # of the last rounds
         self.known = False
 
     def add(self, foreseen: Sequence[bool], memory: float = PACE) -> None:
         """Tokens of a round, each with whether it was foreseen; older rounds fade."""
         self.known = True
+        self._age += 1
         keep = 1.0 - 1.0 / memory
         for count in self._counts:
             count[:] = count[0] * keep, count[1] * keep
@@ -116,14 +120,20 @@ class Runs:
         Returns:
             Where that token is the next one; where it follows a foreseen one; and tokens for each unforeseen one.
         """
+        if self._age < 4 * _REUSED or self._age % _REUSED == 0 or not self._values:
+            self._values = self._worths(above, count)
+        behind, later, each = self._values
+        return (behind if self._state == 0 else later), behind, each
+
+    def _worths(self, above: Runs, count: int) -> tuple[list[float], list[float], float]:
         seen, first, later = (
             min((own[0] + PACE / 4 * before[0] / before[1]) / (own[1] + PACE / 4), 0.99)
             for own, before in zip(self._counts, above._counts, strict=True)
         )
         unforeseen = 1.0 + (1.0 - first) / max(later, 0.01)  # length of a run of these
         mean = unforeseen / (unforeseen + 1.0 / (1.0 - seen))
-        found = []
-        for state in (min(self._state + 1, 2), 1):
+        found: list[list[float]] = []
+        for state in (1, 2):
             foreseen, one, more = 0.0, float(state == 1), float(state == 2)
             values = []
             for _ in range(count):

@@ -63,7 +63,7 @@ class Decision:
         plain = self.table.plain
         run, flat = 1.0, [1.0] * LONGEST
         self.worths = [(flat, flat)] * count  # of each row: behind what is emitted, and behind copies
-        if any(row.request.above[1].known for row in rows):
+        if models and any(row.request.above[1].known for row in rows):
             worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
             self.worths = [(here, behind) for here, behind, _ in worths]
             run = min(sum(each for *_, each in worths) / count, LONGEST)
@@ -111,7 +111,10 @@ class Decision:
             length = options[0][at].tokens
             accepted = sum(each[at].accepted for each in options) / count
             took = plain + count * self.table.extra[length] + self.table.calls[drafter][length] * share
-            best = max(best, (1.0 + accepted) * plain / took)
+            pace = (1.0 + accepted) * plain / took
+            if pace < 0.9 * best:
+                break  # longer drafts only lose from here on
+            best = max(best, pace)
         return best
 
     def _copy(self, budget: float) -> None:
@@ -177,12 +180,17 @@ class Decision:
                             own, improved = [*own], True
                         own[index] = Choice(drafter, length, copied, source)
             if not improved:
+                if any(own):
+                    break  # what a further token adds only falls
+                continue
+            value = sum(gains)
+            if value - rho * table.calls[drafter][length] <= max(most, alone):
                 continue
             asked = [index for index, choice in enumerate(own) if choice]
             call = table.calls[drafter][length] * (1.0 + share * (len(asked) - 1))
             lag = read * sum(rows[index].lags[drafter] for index in asked)
             spent = sum(_extra(choice or row.alone, table) for choice, row in zip(own, rows, strict=True))
-            total = sum(gains) - rho * call
+            total = value - rho * call
             if total > max(most, alone) and spent + call + lag <= self._affordable:
                 best, most = own, total
         return best, most
