@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.policy.acceptance import LEVELS
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.serve.figures import WINDOW, Figures
 from foretoken.serve.page_api import MOST_TRACED_TOKENS
@@ -108,7 +109,7 @@ def test_the_status_counts_what_was_decoded():
         policy = after["policy"]
         assert policy["target"][0] == [1, 1.0]
         assert [one["name"] for one in policy["drafters"]] == ["draft-model", "prediction"]
-        assert len(policy["drafters"][0]["acceptance"]["sampled"]) == 32
+        assert len(policy["drafters"][0]["acceptance"]["sampled"]) == LEVELS
 
 
 def test_the_page_can_be_switched_off_and_its_interface_is_behind_the_key():
@@ -188,9 +189,9 @@ def test_costs_are_told_in_plain_rounds():
     model, lookup, trees = told["drafters"]
     assert dict(map(tuple, model["calls"]))[5] == pytest.approx(0.5)
     assert lookup["calls"] == []
-    assert model["acceptance"]["greedy"][0] == pytest.approx(MODEL.rate(1))
+    assert model["acceptance"]["greedy"][0] == pytest.approx(MODEL.rates[0])
     assert trees["acceptance"]["greedy"][1] == [8, pytest.approx(TREES.accepted(8), rel=1e-3)]
-    costs.anchor(1, 0.02)
+    costs.record(1, 0.02, [])
     assert report(policy)["plain_seconds"] == pytest.approx(0.02)
 
 
