@@ -92,8 +92,7 @@ class Line:
         self._recent = [share - share / _STEADY for share in self._recent]
         self._recent[at] += 1.0 / _STEADY
         gain = max(1.0 / (2.0 + self._seen[at]), 1.0 / _STEADY) * (1.0 - self._recent[at])
-        # The first measurements of a size may be far from the line; later ones are outliers if they are.
-        self._log[at] += gain * _cut(surprise, _OUTLIER * (1.0 + 2.0 / (1.0 + self._seen[at])))
+        self._log[at] += gain * _cut(surprise)
         self._seen[at] += 1.0
         drift.follow(surprise)
 
