@@ -140,7 +140,9 @@ class _Race:
         names = list(dict.fromkeys(one.candidate.drafter for one in ranked))
         half = max(2, -(-len(names) // 2))
         chosen = [
-            one.candidate.drafter for score in self._scores() for one in _best(_one_each(ranked, score), half, score)
+            one.candidate.drafter
+            for score in _scores(self._plan.temperatures)
+            for one in _best(_one_each(ranked, score), half, score)
         ]
         heavy = {name: self._meter.heavy(name) for name in names}
         light, models = ([name for name in heavy if heavy[name] == wanted] for wanted in (False, True))
@@ -167,7 +169,7 @@ class _Race:
             # Passes over so many nodes take their time: the typical rates have to do where it would be too much.
             if len(turns) * self._of_plain() > _MEASURING * self._plan.seconds:
                 return candidates.grown(drafter, "static")
-            self._progress(self._share(), f"measuring trees of {drafter}")
+            self._progress(len(self._contenders) / len(SHARES), f"measuring trees of {drafter}")
             rates = self._meter.measure(drafter, turns)
             self._store.add({"kind": "acceptance", "drafter": drafter, "rates": rates})
         self._meter.use(drafter, rates)
@@ -175,20 +177,17 @@ class _Race:
 
     def _finalists(self) -> list[Candidate]:
         ranked = _without_plain(self._results().ranked)
-        found = [one.candidate for score in self._scores() for one in _best(ranked, _FINALISTS, score)]
+        found = [
+            one.candidate for score in _scores(self._plan.temperatures) for one in _best(ranked, _FINALISTS, score)
+        ]
         return list(dict.fromkeys(found))
-
-    def _scores(self) -> list[Score]:
-        """What the best are chosen by: all temperatures together, then each."""
-        apart = [partial(Outcome.at, temperature=temperature) for temperature in self._plan.temperatures]
-        return [attrgetter("score"), *(apart if len(apart) > 1 else ())]
 
     def _made(self, drafter: str, choose: Callable[[str, bool], list[Candidate]]) -> list[Candidate]:
         """Candidates of a drafter; none if it can't be made, for the reason that is kept."""
         unmade = candidates.usual(drafter, trees=False)
         if unmade in self._failed:
             return []
-        self._progress(self._share(), f"making {drafter}")
+        self._progress(len(self._contenders) / len(SHARES), f"making {drafter}")
         try:
             return choose(drafter, self._meter.trees(drafter))
         except Exception as error:
@@ -215,7 +214,7 @@ class _Race:
         results = self._results()
         known = {one: outcome for one in contenders if (outcome := results.outcome(rung, one)) is not None}
         fast = {PLAIN}
-        for score in self._scores():
+        for score in _scores(self._plan.temperatures):
             least = _SLOW * max(map(score, known.values()), default=0.0)
             fast |= {one for one, outcome in known.items() if score(outcome) >= least}
         return [one for one in contenders if one in fast]
@@ -260,8 +259,11 @@ class _Race:
     def _spent(self) -> float:
         return self._clock() - self._started
 
-    def _share(self) -> float:
-        return len(self._contenders) / len(SHARES)
+
+def _scores(temperatures: Sequence[float]) -> list[Score]:
+    """What the best are chosen by: all temperatures together, then each."""
+    apart = [partial(Outcome.at, temperature=temperature) for temperature in temperatures]
+    return [attrgetter("score"), *(apart if len(apart) > 1 else ())]
 
 
 def _without_plain(outcomes: Sequence[Outcome]) -> list[Outcome]:
