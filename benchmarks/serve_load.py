@@ -39,6 +39,9 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken import Engine, SamplingParams, tiny_pair_path
+from foretoken.cli.options import ModelOptions
+from foretoken.cli.screen import Screen
+from foretoken.cli.setup import load_engine
 
 CLIENTS = (1, 8, 32, 64)
 START_SECONDS = 180
@@ -141,7 +144,16 @@ def command(options: argparse.Namespace, port: int, folder: str) -> tuple[list[s
         return [program, "serve", target, "--port", str(port), *options.option], target
     if options.server == "vllm":
         program = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
-        limits = ["--served-model-name", "target", "--max-num-seqs", rows, "--dtype", "float32"]
+        limits = [
+            "--served-model-name",
+            "target",
+            "--max-num-seqs",
+            rows,
+            "--dtype",
+            "float32",
+            "--max-model-len",
+            "1024",
+        ]
         return [*program, "--port", str(port), *limits, *options.option], "target"
     script = Path(folder) / "llama.py"
     script.write_text(LLAMA)
@@ -156,7 +168,10 @@ def served(options: argparse.Namespace) -> Iterator[tuple[int, str]]:
     with tempfile.TemporaryDirectory() as folder:
         line, model = command(options, port, folder)
         log = (Path(folder) / "log").open("w+b")
-        running = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", **os.environ}
+        if options.server == "vllm":
+            environment.pop("PYTHONPATH", None)  # another environment's packages
+        running = subprocess.Popen(line, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:
             until = perf_counter() + START_SECONDS
             while not answers_health(port):
@@ -190,7 +205,7 @@ def milliseconds(values: list[float]) -> str:
 
 def show_load(options: argparse.Namespace, console: Console) -> None:
     """A line for each number of clients."""
-    table = Table("server", "clients", "requests", "tokens/s", "first token, ms", "between events, ms", "per token, ms")
+    console.print("server | clients | requests | tokens/s | first token, ms | between events, ms | per token, ms")
     with served(options) as (port, model):
         asyncio.run(ask(port, Load(8, 4, options.tokens, options.temperature), model))  # warm
         for clients in options.clients:
@@ -205,14 +220,12 @@ def show_load(options: argparse.Namespace, console: Console) -> None:
             ]
             rate = sum(answer.tokens for answer in answers) / seconds
             cells = (milliseconds(first), milliseconds(between), milliseconds(each))
-            table.add_row(options.server, str(clients), str(len(answers)), f"{rate:.0f}", *cells)
-    console.print(table)
+            console.print(" | ".join((options.server, str(clients), str(len(answers)), f"{rate:.0f}", *cells)))
 
 
 def shipped_engine(rows: int) -> Engine:
     """As ``foretoken serve`` makes it."""
-    pair = tiny_pair_path()
-    return Engine(pair / "target", f"auto,{pair / 'drafter'}", max_batch_size=rows, dtype="float32")
+    return load_engine(ModelOptions(), Screen(), max_batch_size=rows)
 
 
 def show_engine(options: argparse.Namespace, console: Console) -> None:
@@ -313,7 +326,8 @@ def main() -> None:
     parser.add_argument("--python", help="interpreter of vLLM's environment")
     parser.add_argument("--gguf", help="the target as a GGUF file")
     options = parser.parse_args()
-    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends, too
+    console = Console(width=None if sys.stdout.isatty() else 140)
     {"load": show_load, "engine": show_engine, "overhead": show_overhead}[options.what](options, console)
 
 

@@ -162,6 +162,9 @@ def test_metrics_have_vllms_names_and_count_what_happened():
             ("spec_decode_num_accepted_tokens_total", speculation["accepted_tokens"]),
             ("time_to_first_token_seconds_count", 1),
             ("e2e_request_latency_seconds_count", 1),
+            ("request_prompt_tokens_sum", told["prompt_tokens"]),
+            ("request_generation_tokens_sum", 30),
+            ("request_decode_time_seconds_count", 1),
             ("num_requests_running", 0),
             ("num_requests_waiting", 0),
         ):

@@ -13,6 +13,7 @@ _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _REQUEST = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 _LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _LABELS = ("model_name", "engine")
 
 
@@ -47,6 +48,11 @@ class Metrics:
             "vllm:inter_token_latency_seconds", "Seconds of a round / tokens it gave.", _BETWEEN_TOKENS
         )
         self.end_to_end = self._histogram("vllm:e2e_request_latency_seconds", "A choice's whole time.", _REQUEST)
+        self.prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.output_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of a choice.", _TOKENS)
+        self.decoding = self._histogram(
+            "vllm:request_decode_time_seconds", "From a choice's first token to its last.", _REQUEST
+        )
         self.drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
         self.drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens.")
         self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
@@ -106,18 +112,23 @@ class Watch:
         self._began = self._last = perf_counter()
         self._reason = "abort"
         self._any = False
+        self._tokens = 0
         self._seen = DecodeStats()
+        self._first = self._began
         metrics.prompt_tokens.inc(prompt_tokens)
+        metrics.prompt_lengths.observe(prompt_tokens)
 
     def event(self, event: StreamEvent) -> None:
         """Count what a round gave."""
         now, metrics = perf_counter(), self._metrics
         if event.pieces:
             metrics.generation_tokens.inc(len(event.pieces))
+            self._tokens += len(event.pieces)
             if self._any:
                 metrics.between_tokens.observe((now - self._last) / len(event.pieces))
             else:
                 metrics.first_token.observe(now - self._began)
+                self._first = now
             self._any, self._last = True, now
         self._speculation(event.stats)
         if event.completion is not None:
@@ -131,6 +142,9 @@ class Watch:
     def end(self) -> None:
         """Count the choice as ended; without its completion, as aborted."""
         self._metrics.ended(self._reason)
+        if self._any:
+            self._metrics.output_lengths.observe(self._tokens)
+            self._metrics.decoding.observe(self._last - self._first)
         self._metrics.end_to_end.observe(perf_counter() - self._began)
 
     def _speculation(self, stats: DecodeStats) -> None:
