@@ -28,7 +28,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, sleep, thread_time
@@ -181,7 +181,8 @@ def served(options: argparse.Namespace) -> Iterator[tuple[int, str]]:
                 sleep(0.2)
             yield port, model
         finally:
-            os.killpg(running.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(running.pid, signal.SIGTERM)
             try:
                 running.wait(20)
             except subprocess.TimeoutExpired:
