@@ -92,6 +92,10 @@ class Line:
         self._recent = [share - share / _STEADY for share in self._recent]
         self._recent[at] += 1.0 / _STEADY
         gain = max(1.0 / (2.0 + self._seen[at]), 1.0 / _STEADY) * (1.0 - self._recent[at])
+        # What was not measured of late fades: a size that one slow round ruled out is tried again.
+        for other, share in enumerate(self._recent):
+            if share < 0.5 / _STEADY:
+                self._log[other] -= self._log[other] / (4.0 * _STEADY)
         self._log[at] += gain * _cut(surprise)
         self._seen[at] += 1.0
         drift.follow(surprise)
