@@ -59,7 +59,7 @@ def test_sequences_that_look_alike_have_states_of_their_own():
     ("make", "shown"),
     [
         (NoDrafter, "NoDrafter()"),
-        (Lookup, "Lookup()"),
+        (Lookup, "Lookup(global_tokens=0)"),
         (lambda: PromptLookup(4), "PromptLookup(max_ngram=4, min_ngram=1)"),
         (lambda: Suffix(8), "Suffix(global_tokens=8, growth=6.0)"),
         (TokenRecycling, "TokenRecycling(candidates=8, shared=False)"),
@@ -83,8 +83,8 @@ def test_a_drafters_repr_says_its_settings(make, shown):
 
 
 def test_a_cascades_repr_shows_its_drafters():
-    assert "drafters=(PromptLookup(max_ngram=3, min_ngram=1), NoDrafter())" in repr(
-        Cascade([PromptLookup(), NoDrafter()])
+    assert "drafters=(PromptLookup(max_ngram=3, min_ngram=1), Lookup(global_tokens=0))" in repr(
+        Cascade([PromptLookup(), Lookup()])
     )
 
 

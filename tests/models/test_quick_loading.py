@@ -140,6 +140,7 @@ def same_tokenizer(folder):
         for special in (True, False):
             ids = theirs(string, add_special_tokens=special).input_ids
             assert ours(string, add_special_tokens=special).input_ids == ids
+            assert ours(string, add_special_tokens=special) == dict(theirs(string, add_special_tokens=special))
             for skip in (True, False):
                 options = {"skip_special_tokens": skip, "clean_up_tokenization_spaces": False}
                 assert ours.decode(ids, **options) == theirs.decode(ids, **options)

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from foretoken.models.locating import read_json
@@ -34,6 +33,19 @@ _NOT_PLAIN = re.compile(r"\b(generation|namespace|dict|strftime_now|tojson)\b")
 """What transformers adds to Jinja or takes from it, `raise_exception` apart; templates with it are left to it."""
 
 
+class _Encoding(dict[str, list[int]]):
+    """The tokens of one string, by key and as attributes, as transformers' `BatchEncoding` has them."""
+
+    def __init__(self, ids: list[int]) -> None:
+        super().__init__(input_ids=ids, attention_mask=[1] * len(ids))
+
+    def __getattr__(self, name: str) -> list[int]:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
 class QuickTokenizer:
     """Encodes, decodes and fills plain chat templates as transformers' `PreTrainedTokenizerFast` does.
 
@@ -59,11 +71,11 @@ class QuickTokenizer:
         self._whole: Any = None
 
     def __call__(self, text: Any, **options: Any) -> Any:
-        """The tokens of a string, as `input_ids`."""
+        """The tokens of a string, as ``input_ids``, and the ``attention_mask``."""
         if not isinstance(text, str) or options.keys() - {"add_special_tokens"}:
             return self._transformers(text, **options)
         ids = self._backend.encode(text, add_special_tokens=options.get("add_special_tokens", True)).ids
-        return SimpleNamespace(input_ids=ids)
+        return _Encoding(ids)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
         """The string of some tokens."""
@@ -93,6 +105,8 @@ class QuickTokenizer:
         chosen = dict(options)
         tokenize, in_dict = chosen.pop("tokenize", True), chosen.pop("return_dict", True)
         add_prompt = chosen.pop("add_generation_prompt", False)
+        if chosen.get("tools") is None:
+            chosen.pop("tools", None)
         template = self._chat_template
         plain = isinstance(template, str) and not _NOT_PLAIN.search(template) and _is_plain_chat(conversation)
         if chosen or not plain:
@@ -101,7 +115,7 @@ class QuickTokenizer:
         if not tokenize:
             return text
         ids = self._backend.encode(text, add_special_tokens=False).ids
-        return {"input_ids": ids} if in_dict else ids
+        return _Encoding(ids) if in_dict else ids
 
     @property
     def _transformers(self) -> Any:
