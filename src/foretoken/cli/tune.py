@@ -181,7 +181,7 @@ def absolute(words: str | None) -> str | None:
     name, colon, argument = words.partition(":")
     if colon and Path(argument).exists() and not Path(words).exists():
         return f"{name}:{Path(argument).absolute()}"
-    return str(Path(words).absolute()) if Path(words).is_dir() else words
+    return str(Path(words).absolute()) if Path(words).exists() else words
 
 
 def duration(text: str) -> float:

@@ -24,7 +24,7 @@ from foretoken.models.tiny_pair import is_shipped, load_part, tiny_pair_path
 VERSION = 1
 _KEY = "foretoken_profile"  # its value is the version; marks the JSON as a profile
 MEASURED = "measured"
-LOAD_OPTIONS = ("dtype", "device", "runner", "quantize")
+LOAD_OPTIONS = ("dtype", "device", "runner", "quantize", "eager", "n_ctx", "n_gpu_layers")
 """Options of `foretoken.load` that a profile may hold."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
