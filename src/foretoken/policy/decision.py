@@ -169,7 +169,7 @@ class Decision:
                     continue
                 length, right, value, behind = each[at]
                 for copied, source, before, reached in prefixes[index]:
-                    if copied and copied + length > min(row.room, row.most):
+                    if copied and copied + length > min(row.room, row.most, LARGEST):
                         continue
                     gained = before + reached * (behind if copied else value)
                     entry = entries[index] * (1.0 + before + reached * right)

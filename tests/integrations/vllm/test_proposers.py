@@ -190,16 +190,22 @@ def test_drafts_end_before_the_length_limit(left: int) -> None:
     assert len(draft) <= LENGTH - runner.lengths[0] - 1
 
 
-def test_reproducible_drafts_depend_on_nothing_but_the_request() -> None:
+@pytest.mark.parametrize("kind", ["lookup", "suffix:500"])
+def test_reproducible_drafts_depend_on_nothing_but_the_request(kind: str) -> None:
+    """Beside it are requests with the same output, which have more of it already: those would be copied from."""
+
     def drafts(beside: int, each: float) -> list[list[int]]:
-        runner = started(Lookup, [periodic(3), noise(4), noise(5)], 3, {"reproducible": True}, each=each)
+        runner = started(Lookup, [periodic(3, 30)] * 3, 3, {"drafter": kind, "reproducible": True}, each=each)
         runner.join(0, 0, prompt=15)
         for other in range(beside):
-            runner.join(1 + other, 1 + other, prompt=10)
+            runner.join(1 + other, 1 + other, prompt=40)
         result = []
         while runner.lengths[0] < 100:
             drafted = runner.round()
             result.append(drafted[runner.rows.index(0)])
+            for row, request in enumerate(runner.rows):
+                if request and runner.lengths[request] > LENGTH - 20:
+                    runner.leave(row)
         return result
 
     alone = drafts(0, 0.02)
