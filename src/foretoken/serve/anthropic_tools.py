@@ -8,7 +8,7 @@ from typing import Any
 
 from foretoken.serve.calls import Call, Parsed
 from foretoken.serve.errors import ApiError
-from foretoken.serve.tools import MOST_TOOLS, ToolSet, choose, make_tool
+from foretoken.serve.tools import ToolSet, choose, listed, make_tool
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 Event = tuple[str, dict[str, Any]]
@@ -23,14 +23,11 @@ def anthropic_tools(tools: Any, choice: Any) -> ToolSet | None:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if choice is not None and kind not in (*_CHOICES, "tool"):
         raise ApiError(400, "tool_choice.type is none of auto, any, tool, none: use one", "tool_choice.type")
-    if tools in (None, []):
-        if kind in ("any", "tool"):
-            raise ApiError(400, "tool_choice asks for a tool, and there are no tools: give tools", "tool_choice")
+    given = listed(tools, kind in ("any", "tool"))
+    if given is None:
         return None
-    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
-        raise ApiError(400, f"tools is no list of at most {MOST_TOOLS} tools: give one", "tools")
     found = []
-    for index, tool in enumerate(tools):
+    for index, tool in enumerate(given):
         param = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
             raise ApiError(400, f"{param} is no tool of your own: give {{name, description, input_schema}}", param)

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretoken.serve.calls import Call, Parsed, chat_call
 from foretoken.serve.errors import ApiError
-from foretoken.serve.tools import MOST_TOOLS, ToolSet, choose, make_tool
+from foretoken.serve.tools import ToolSet, choose, listed, make_tool
 
 Event = tuple[str, dict[str, Any]]
 
@@ -19,14 +19,11 @@ def response_tools(tools: Any, choice: Any, parallel: bool | None) -> ToolSet | 
     Raises:
         ApiError: one can't be used.
     """
-    if tools in (None, []):
-        if choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice asks for a tool, and there are no tools: give tools", "tool_choice")
+    given = listed(tools, choice not in (None, "none", "auto"))
+    if given is None:
         return None
-    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
-        raise ApiError(400, f"tools is no list of at most {MOST_TOOLS} tools: give one", "tools")
     found = []
-    for index, tool in enumerate(tools):
+    for index, tool in enumerate(given):
         param = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise ApiError(400, f"{param} is no function, and other tools are not served: leave it out", "tools")

@@ -93,19 +93,35 @@ def call_form(template: Any) -> CallForm:
     return "llama" if llama else "hermes"
 
 
+def listed(tools: Any, asked: bool) -> list[Any] | None:
+    """The list of a request's field ``tools``; None where there are no tools.
+
+    Args:
+        tools: the field as it came.
+        asked: the request asks for a call.
+
+    Raises:
+        ApiError: it is no list, too long a one, or missing where a call is asked for.
+    """
+    if tools in (None, []):
+        if asked:
+            raise ApiError(400, "tool_choice asks for a tool, and there are no tools: give tools", "tool_choice")
+        return None
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise ApiError(400, f"tools is no list of at most {MOST_TOOLS} tools: give one", "tools")
+    return tools
+
+
 def read_tools(tools: Any, choice: Any, parallel: bool | None) -> ToolSet | None:
     """A chat's fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``; None where no tool may be called.
 
     Raises:
         ApiError: one can't be used.
     """
-    if tools in (None, []):
-        if choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice asks for a tool, and there are no tools: give tools", "tool_choice")
+    given = listed(tools, choice not in (None, "none", "auto"))
+    if given is None:
         return None
-    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
-        raise ApiError(400, f"tools is no list of at most {MOST_TOOLS} tools: give one", "tools")
-    found = [_function(tool, f"tools.{index}") for index, tool in enumerate(tools)]
+    found = [_function(tool, f"tools.{index}") for index, tool in enumerate(given)]
     return choose(found, choice, parallel is not False)
 
 
