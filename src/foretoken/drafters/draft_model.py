@@ -102,8 +102,8 @@ class DraftModel(Drafter):
 
     @property
     def extends(self) -> bool:  # type: ignore[override]  # an attribute there
-        """Chains may begin behind another drafter's."""
-        return not self.tree.branches
+        """Chains may begin behind another drafter's, whose rejected tokens are cut off a row again."""
+        return not self.tree.branches and self.model.shares_prefixes
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A draft of up to ``limits[b]`` tokens in row b."""

@@ -10,6 +10,7 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 from distributions import g_test
 from foretoken import Engine, SamplingParams
+from foretoken.drafters.draft_model import DraftModel
 from foretoken.errors import ForetokenError, OutOfMemory, ParameterError
 from foretoken.models.tiny_pair import head_path
 from foretoken.models.wrapping import wrap
@@ -26,7 +27,7 @@ from grid import (
     target_distribution,
 )
 from grid import model as module_of
-from tiny import tiny_llama
+from tiny import tiny_gpt2, tiny_llama, tiny_mamba
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
 PROMPTS = [PROMPT, [5, 6], [1, 2, 3, 1, 2]]
@@ -79,6 +80,25 @@ def test_greedy_outputs_are_those_of_transformers_over_many_calls(drafter, engin
     for _ in range(3):
         assert [one.token_ids for one in ours.generate(PROMPTS, GREEDY)] == expected
         assert ours.generate(PROMPTS[1], GREEDY).token_ids == expected[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tree", ["none", "static"])
+def test_a_drafter_with_a_table_of_positions_ends_with_it_in_one_row_alone(tree, temperature, engine, load):
+    small = load("short gpt2", lambda: tiny_gpt2(8, seed=2, n_positions=12))
+    target = engine("none").target
+    params = SamplingParams(temperature=temperature, max_new_tokens=12, ignore_eos=True, seed=3)
+    drafted = Engine(target, DraftModel(small, tree=tree), "coupled", 4).generate(PROMPTS, params)
+    plain = Engine(target, None, "coupled").generate(PROMPTS, params)
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert all(one.stats.drafted for one in drafted)
+
+
+def test_what_can_not_be_rolled_back_extends_no_other_draft_and_shares_no_prefixes(engine, load):
+    assert DraftModel(engine("none").target).extends
+    state = load("mamba", tiny_mamba)
+    assert not state.shares_prefixes
+    assert not DraftModel(state).extends
 
 
 def test_more_rows_than_a_context_takes_give_the_same_outputs(engine):

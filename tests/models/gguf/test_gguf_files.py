@@ -12,7 +12,7 @@ import pytest
 from foretoken.errors import ModelError
 from foretoken.models import load
 from foretoken.models.gguf import layouts, library
-from tiny import tiny_llama
+from tiny import tiny_gpt2, tiny_llama
 
 
 @pytest.fixture
@@ -100,6 +100,13 @@ def test_an_embedding_model_is_refused(files):
 def test_wrong_options_are_refused(option, message, whole):
     with pytest.raises(ModelError, match=message):
         load(whole, **option)
+
+
+def test_a_context_beyond_a_table_of_positions_is_refused(files):
+    path = files("short gpt2", lambda: tiny_gpt2(8, seed=2, n_positions=12))[1]
+    assert load(path, n_ctx=12).max_length == 12
+    with pytest.raises(ModelError, match=r"n_ctx is 13, and .* has a table of 12 positions"):
+        load(path, n_ctx=13)
 
 
 def test_a_folder_with_one_file_is_that_file_and_one_with_two_is_ambiguous(whole, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.base import Cache, kept_lengths
-from foretoken.models.gguf.context import Context
+from foretoken.models.gguf.context import Context, ContextOptions
 
 LOST = -1
 """In place of a sequence: the KV cache does not have the node."""
@@ -19,12 +19,16 @@ LOST = -1
 class Contexts(Protocol):
     """Makes llama.cpp contexts, and takes them back."""
 
+    options: ContextOptions
+    """How they are made."""
     rows: int
     """Most rows of one context."""
     sequences: int
     """Most sequences of one context."""
     rolls_back: bool
     """A sequence can be cut, and its beginning shared; else only whole sequences can be copied."""
+    positions: int | None
+    """Places in a sequence that the model has entries of a table for; None where it needs no table."""
 
     def take(self, cells: int) -> Context:
         """An empty context with room for so many tokens."""

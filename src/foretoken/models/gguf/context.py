@@ -134,7 +134,8 @@ class Context:
 
     def cut(self, sequence: int, length: int = 0) -> None:
         """Keep only the first tokens of a sequence; the whole sequence goes with 0."""
-        self._library.llama_memory_seq_rm(self._memory, sequence, length or -1, -1)
+        if not self._library.llama_memory_seq_rm(self._memory, sequence, length or -1, -1):
+            raise ModelError(f"llama.cpp can't cut sequence {sequence} of this model's to {length:,} tokens")
 
     def share(self, source: int, target: int, length: int = -1) -> None:
         """Make the first tokens of a sequence (-1: all) part of another, empty one too. Nothing is copied."""

@@ -21,6 +21,8 @@ from foretoken.models.gguf.tokenizer import GgufTokenizer
 
 _UNROUNDED = ("all F32", "F32", "F16", "BF16")
 _MMAP, _NO_MMAP = 1, 0
+_POSITION_TABLES = ("gpt2", "starcoder", "mpt")
+"""Architectures that may have a learned table of positions."""
 
 
 def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: Any | None = None) -> GgufModel:
@@ -54,8 +56,13 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         sequences=options.sequences if rolls_back else min(options.sequences, 16),
     )
     rows = options.rows if rolls_back else min(options.rows, context.sequences // 2)
-    pool = ContextPool(handle, context, rows, rolls_back, len(own))
     trained = calls.llama_model_n_ctx_train(handle.pointer)
+    positions = trained if _has_position_table(handle) else None
+    if positions is not None and (options.n_ctx or 0) > positions:
+        raise ModelError(
+            f"n_ctx is {options.n_ctx:,}, and {name} has a table of {positions:,} positions: give at most that"
+        )
+    pool = ContextPool(handle, context, rows, rolls_back, len(own), positions)
     has_text = handle.metadata("tokenizer.ggml.model") not in (None, "no_vocab", "none")
     return GgufModel(
         pool,
@@ -127,6 +134,13 @@ def _check_kind(handle: Handle, name: str) -> None:
         raise ModelError(f"{name} is an embedding model ({architecture}), which writes no text: take a language model")
     if calls.llama_model_is_diffusion(handle.pointer):
         raise ModelError(f"{name} is a diffusion model ({architecture}), which has no next token: take another model")
+
+
+def _has_position_table(handle: Handle) -> bool:
+    """Whether positions are looked up in a table of the model's: llama.cpp ends the process where one is not in it."""
+    architecture = handle.metadata("general.architecture")
+    slopes = float(handle.metadata(f"{architecture}.attention.max_alibi_bias") or 0)
+    return architecture in _POSITION_TABLES and not slopes
 
 
 def _cell_bytes(handle: Handle, type_bytes: float) -> int:

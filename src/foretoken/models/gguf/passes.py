@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foretoken.models.gguf.cache import LOST, Row, Shard
-from foretoken.models.gguf.context import Context, ContextOptions, Tokens
+from foretoken.models.gguf.cache import LOST, Contexts, Row, Shard
+from foretoken.models.gguf.context import Context, Tokens
 
 
 class Pass:
@@ -20,16 +20,15 @@ class Pass:
     Args:
         shard: whose rows these are.
         rows: all rows of the context, those that get no nodes too.
-        options: of the context.
-        rolls_back: a sequence can be cut, and its beginning shared.
+        contexts: what made the context.
         out: ``[…, V]`` float32, where logits go.
         later: nodes that each row will get besides those that it has.
     """
 
-    def __init__(
-        self, shard: Shard, rows: Sequence[Row], options: ContextOptions, rolls_back: bool, out: Tensor, later: int = 0
-    ) -> None:
-        self._shard, self._rows, self._options, self._rolls_back = shard, rows, options, rolls_back
+    def __init__(self, shard: Shard, rows: Sequence[Row], contexts: Contexts, out: Tensor, later: int = 0) -> None:
+        self._shard, self._rows = shard, rows
+        self._rolls_back, self._positions = contexts.rolls_back, contexts.positions
+        self._outputs = contexts.options.outputs
         self._out = out
         self._context: Context = shard.make_room(rows, self._cells() + later * len(rows))
         self._batch = Tokens()
@@ -73,7 +72,15 @@ class Pass:
         row.kept = last + 1
 
     def _place(self, row: Row, node: int, target: int | None) -> None:
-        """Append a node to a sequence that ends with its parent, which is made if there is none."""
+        """Append a node to a sequence that ends with its parent, which is made if there is none.
+
+        A node at a position that the model has no entry for is left out: its logits are zeros. Drafters ask for such
+        nodes in rows at the end of their context, while others go on, and use none of them.
+        """
+        if self._positions is not None and len(row.tokens) + row.depths[node] >= self._positions:
+            if target is not None:
+                self._out[target] = 0
+            return
         missing = [node]
         above = row.parents[node]
         while above >= 0 and not self._usable(row, above):
@@ -132,7 +139,7 @@ class Pass:
 
     def _put(self, row: Row, token: int, position: int, sequence: int, node: int, target: int | None) -> None:
         full = len(self._batch.ids) >= self._context.tokens
-        if full or (target is not None and len(self._targets) >= self._options.outputs):
+        if full or (target is not None and len(self._targets) >= self._outputs):
             self.flush()
         entry = self._batch.add(token, position, sequence, target is not None)
         self._waiting.setdefault(id(row), []).append((entry, node))

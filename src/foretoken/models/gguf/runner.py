@@ -30,10 +30,19 @@ class ContextPool:
         rows: most rows of one context.
         rolls_back: the model's state can be cut back.
         vocab_size: logits of a token.
+        positions: places in a sequence that the model has entries of a table for; None where it needs no table.
     """
 
-    def __init__(self, handle: Handle, options: ContextOptions, rows: int, rolls_back: bool, vocab_size: int) -> None:
-        self._handle, self._vocab_size = handle, vocab_size
+    def __init__(
+        self,
+        handle: Handle,
+        options: ContextOptions,
+        rows: int,
+        rolls_back: bool,
+        vocab_size: int,
+        positions: int | None = None,
+    ) -> None:
+        self._handle, self._vocab_size, self.positions = handle, vocab_size, positions
         self.options, self.rows, self.sequences, self.rolls_back = options, rows, options.sequences, rolls_back
         self._spare: list[Context] = []
 
@@ -77,7 +86,6 @@ class GgufModel(LanguageModel):
     """
 
     supports_trees = True
-    shares_prefixes = True
     own_threads = True
     prefills_with_decode = True
 
@@ -102,6 +110,8 @@ class GgufModel(LanguageModel):
         self.tokenizer, self.eos_token_ids = tokenizer, eos_token_ids
         self.num_layers, self.weight_bytes, self.quantize = num_layers, weight_bytes, quantize
         self.backend_name = "llama.cpp"
+        # A copy of a state that can't be rolled back is of no use to a row that shares less than all of it.
+        self.shares_prefixes = pool.rolls_back
         self.cell_bytes, self.num_parameters = cell_bytes, num_parameters
 
     def open(self, batch_size: int) -> Cache:
@@ -156,7 +166,7 @@ class GgufModel(LanguageModel):
 
     def _pass(self, cache: GgufCache, shard: Shard, out: Tensor, later: int = 0) -> Pass:
         rows = [row for row in cache.rows if row.shard is shard]
-        return Pass(shard, rows, self.pool.options, self.pool.rolls_back, out, later)
+        return Pass(shard, rows, self.pool, out, later)
 
     @property
     def drafts_chains(self) -> bool:
