@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,17 @@ def _is_plain_chat(conversation: Any) -> bool:
 
 
 def _render(template: str, messages: list[dict[str, str]], add_prompt: bool, special: Mapping[str, str]) -> str:
-    """The string of a chat. Templates come with models, so they are run in Jinja's sandbox."""
+    """The string of a chat."""
+    rendered: str = _compiled(template).render(
+        messages=messages, tools=None, documents=None, add_generation_prompt=add_prompt, **special
+    )
+    return rendered
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    """A Jinja template, compiled once: that takes far longer than to fill it in. Templates come with models, so they
+    are run in Jinja's sandbox."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -215,6 +226,4 @@ def _render(template: str, messages: list[dict[str, str]], add_prompt: bool, spe
 
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     jinja.globals["raise_exception"] = raise_exception
-    return jinja.from_string(template).render(
-        messages=messages, tools=None, documents=None, add_generation_prompt=add_prompt, **special
-    )
+    return jinja.from_string(template)
