@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
+import typer.testing
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import tiny
@@ -47,6 +50,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     foreign.add_tokens(["foreign"])
     foreign.save_pretrained(folder / "foreign")
     return Models(*(str(folder / name) for name in ("target", "drafter", "untemplated", "native", "foreign")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_made_once() -> Iterator[None]:
+    """Typer's runner makes all commands anew for every call, which takes longer than most of the calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(get_command))
+        yield
 
 
 Call = Callable[..., Result]

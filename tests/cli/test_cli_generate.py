@@ -161,7 +161,8 @@ def test_colours_say_where_tokens_came_from(models, call):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--trace"], ["--compare"]])
-def test_no_color_means_no_escape_codes(call, arguments):
+def test_no_color_means_no_escape_codes(call, arguments, monkeypatch):
+    monkeypatch.setattr("foretoken.cli.compare.MAX_SECONDS", 0.0)
     by_environment = call("generate", "hello", "-n", 8, *arguments, FORCE_COLOR="1", NO_COLOR="1")
     by_option = call("generate", "hello", "-n", 8, *arguments, "--no-color", FORCE_COLOR="1")
     for result in (by_environment, by_option):
@@ -198,7 +199,11 @@ def test_trace_in_colour_strikes_rejected_tokens_through(call):
         (["--verifier", "token-unadjusted"], "is lossy"),
     ],
 )
-def test_compare(call, arguments, said):
+def test_compare(call, arguments, said, monkeypatch):
+    how = "in turns"
+    if arguments != ["-t", 0]:
+        how = "one run of each"
+        monkeypatch.setattr("foretoken.cli.compare.MAX_SECONDS", 0.0)
     result = call("generate", "hello", "-n", 16, "--compare", *arguments)
     assert result.exit_code == 0, result.stderr
     assert said in " ".join(result.stderr.split())
@@ -210,7 +215,7 @@ def test_compare(call, arguments, said):
     assert compared["runs"] == len(compared["tokens_per_second"]) == len(compared["plain_tokens_per_second"])
     speeds = [median(compared[name]) for name in ("tokens_per_second", "plain_tokens_per_second")]
     assert compared["speed_up"] == speeds[0] / speeds[1]
-    assert "in turns, after a warm-up" in compared["measured"]
+    assert f"{how}, after a warm-up" in compared["measured"]
     assert compared["measured"] in " ".join(result.stderr.split())
     if "equal" in said:
         assert answer["compare"]["texts_equal"]

@@ -14,7 +14,11 @@ from foretoken.tune import Meter
 
 
 @pytest.fixture
-def tune(call, models, tmp_path):
+def tune(call, models, tmp_path, monkeypatch):
+    """Calls the command; a rung of the race is one turn, which is enough to see what becomes of it."""
+    monkeypatch.setattr("foretoken.tune.plan._PASSES", (1, 1, 1))
+    monkeypatch.setattr("foretoken.tune.plan._FEWEST", 1)
+
     def run(*arguments, target=models.target):
         given = ["--target", target, "-o", tmp_path / "profile.json", "-n", 8, "-t", 0, *arguments]
         return call("tune", *given, COLUMNS="100")
@@ -95,6 +99,7 @@ def test_an_interrupted_run_goes_on(tune, tmp_path, file, monkeypatch):
         return whole(self, candidate, turn)
 
     monkeypatch.setattr(Meter, "run", run)
+    monkeypatch.setattr("foretoken.tune.candidates.registered", lambda: ["prompt-lookup", "suffix"])
     result = tune("--prompts", file)
     assert result.exit_code == 130
     assert "the same command goes on from there" in result.stderr
