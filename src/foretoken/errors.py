@@ -91,6 +91,14 @@ def check_choice(name: str, value: object, known: Iterable[str], error: type[For
         raise error(f"{name} is {shown(value)}{hint}: use one of {', '.join(map(repr, known))}")
 
 
+def install_extra(name: str) -> str:
+    """How optional dependencies are installed, as messages say it.
+
+    Never by the package's bare name: until a release is published, an index may have another project under it.
+    """
+    return f"run pip install '.[{name}]' in your clone of Foretoken"
+
+
 def check_flag(name: str, value: object, error: type[ForetokenError] = ParameterError) -> bool:
     """A parameter that is True or False.
 

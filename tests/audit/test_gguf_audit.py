@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("xllamacpp", reason='GGUF files need llama.cpp: pip install "foretoken[gguf]"')
+pytest.importorskip("xllamacpp", reason="GGUF files need llama.cpp: pip install '.[gguf]'")
 pytest.importorskip("gguf", reason='GGUF files of tests need the "gguf" package')
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "gguf"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("xllamacpp", reason='GGUF files need llama.cpp: pip install "foretoken[gguf]"')
+pytest.importorskip("xllamacpp", reason="GGUF files need llama.cpp: pip install '.[gguf]'")
 pytest.importorskip("gguf", reason='GGUF files of tests need the "gguf" package')
 
 from foretoken import tiny_pair_path

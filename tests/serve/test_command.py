@@ -136,4 +136,4 @@ def test_missing_packages_are_told(monkeypatch):
     monkeypatch.setattr("foretoken.cli.serve.find_spec", lambda name: None if name == "uvicorn" else name)
     result = CliRunner().invoke(app, ["serve"])
     assert result.exit_code == 2
-    assert "pip install 'foretoken[serve]'" in result.output
+    assert "pip install '.[serve]' in your clone" in result.output

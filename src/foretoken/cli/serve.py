@@ -15,7 +15,7 @@ from foretoken.cli.checks import check_models
 from foretoken.cli.options import ModelOptions
 from foretoken.cli.prompt import read_text
 from foretoken.cli.screen import Screen
-from foretoken.errors import ForetokenError, ParameterError, check_choice
+from foretoken.errors import ForetokenError, ParameterError, check_choice, install_extra
 
 KEY_VARIABLE = "FORETOKEN_API_KEY"
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client")
@@ -181,7 +181,7 @@ def check_packages() -> None:
     """
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:
-        raise ForetokenError(f"this needs {', '.join(missing)}: pip install 'foretoken[serve]'")
+        raise ForetokenError(f"this needs {', '.join(missing)}: {install_extra('serve')}")
 
 
 def _keys(options: ServeOptions) -> tuple[str, ...]:

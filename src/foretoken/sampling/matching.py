@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import GrammarError, shown
+from foretoken.errors import GrammarError, install_extra, shown
 from foretoken.sampling.grammar import Grammar
 
 _KEPT = 64  # compiled grammars that are kept for further requests
@@ -362,7 +362,5 @@ def _llguidance() -> Any:
     try:
         import llguidance
     except ImportError:
-        raise GrammarError(
-            "grammars need llguidance, which is not installed: pip install 'foretoken[grammar]'"
-        ) from None
+        raise GrammarError(f"grammars need llguidance, which is not installed: {install_extra('grammar')}") from None
     return llguidance

@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's and Anthropic's APIs over an `AsyncEngine`. Needs ``pip install 'foretoken[serve]'``."""
+"""The HTTP server: OpenAI's and Anthropic's APIs over an `AsyncEngine`. Needs the extra ``serve``."""
 
 from foretoken.serve.app import create_app
 from foretoken.serve.settings import ServeSettings

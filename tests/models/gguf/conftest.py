@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("xllamacpp", reason='GGUF files need llama.cpp: pip install "foretoken[gguf]"')
+pytest.importorskip("xllamacpp", reason="GGUF files need llama.cpp: pip install '.[gguf]'")
 pytest.importorskip("gguf", reason='GGUF files of tests need the "gguf" package')
 
 from foretoken.models import gguf

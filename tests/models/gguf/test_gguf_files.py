@@ -198,7 +198,7 @@ def test_without_a_library_the_way_to_install_one_is_told(monkeypatch, whole):
     monkeypatch.setattr(library, "find_homes", list)
     library.library.cache_clear()
     try:
-        with pytest.raises(ModelError, match=r'not installed: pip install "foretoken\[gguf\]"'):
+        with pytest.raises(ModelError, match=r"not installed: run pip install '\.\[gguf\]'"):
             load(whole)
     finally:
         library.library.cache_clear()

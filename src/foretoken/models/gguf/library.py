@@ -16,10 +16,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from foretoken.errors import ModelError
+from foretoken.errors import ModelError, install_extra
 from foretoken.models.gguf import layouts
 
-INSTALL = 'pip install "foretoken[gguf]"'
+INSTALL = install_extra("gguf")
 
 _PACKAGES = {"llama-cpp-python": "llama_cpp", "xllamacpp": "xllamacpp"}
 """Packages that bring the library, and what is imported of them."""
@@ -170,7 +170,7 @@ class Library:
             reasons.append(f"{version}: {reason}")
         raise ModelError(
             f"{self.home} (llama.cpp {self.version or 'of unknown version'}) lays its {kind} parameters out in a way "
-            f"that is not known here ({'; '.join(reasons)}): {INSTALL} installs a version that is"
+            f"that is not known here ({'; '.join(reasons)}): {INSTALL} for a version that is"
         )
 
     def model_params(self) -> Any:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from foretoken.cache_folder import cache_folder
+from foretoken.errors import install_extra
 from foretoken.models.native import decoder, linear
 from foretoken.models.native.decoder import Layer, begin, finish
 from foretoken.models.native.linear import Linear
@@ -141,7 +142,7 @@ def compiled(spec: Spec, dtype: torch.dtype) -> Compiled | None:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         warnings.warn(
             f"torch can't compile the model's layers here ({reason}), and runs them operation by operation: install "
-            "a C++ compiler, or OpenVINO, which is faster (pip install 'foretoken[cpu]'); or use eager=True (--eager)",
+            f"a C++ compiler, or OpenVINO, which is faster ({install_extra('cpu')}); or use eager=True (--eager)",
             stacklevel=2,
         )
         return None

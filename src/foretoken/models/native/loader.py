@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from foretoken.errors import ModelError, check_choice, check_flag
+from foretoken.errors import ModelError, check_choice, check_flag, install_extra
 from foretoken.models.native.checkpoint import Folder, Module, TensorSource, Weights
 from foretoken.models.native.compiled import compiled
 from foretoken.models.native.linear import Quantize, check_quantize
@@ -168,8 +168,8 @@ def openvino_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
     try:
         found = version("openvino")
     except PackageNotFoundError:
-        return "it is not installed: pip install 'foretoken[cpu]'"
+        return f"it is not installed: {install_extra('cpu')}"
     if not found.startswith(f"{OPENVINO}."):
         # Its paged attention is no part of its public interface, and has changed from release to release.
-        return f"its version is {found}, and {OPENVINO} is what is needed: pip install 'foretoken[cpu]'"
+        return f"its version is {found}, and {OPENVINO} is what is needed: {install_extra('cpu')}"
     return None
