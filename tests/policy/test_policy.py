@@ -7,7 +7,7 @@ from math import exp, log
 
 import numpy as np
 import pytest
-from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, fixed, outputs
+from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed, outputs
 
 from foretoken.policy.acceptance import LOOKUP, MODEL, TREES
 from foretoken.policy.account import CREDIT, GRANT, SHARE, Runs
@@ -90,7 +90,7 @@ def test_a_cascade_is_near_the_best_of_its_parts(machine):
         cell = batches(workload, rate, 200, 4, 1)
         engine = Engine(machine, (LOOKUP_AT, MODEL_AT), seed=1, error=1.2)
         shares.append(best_of(machine, cell, (LOOKUP_AT, MODEL_AT)) / sum(map(engine.run, cell)))
-        if workload == "code" and machine is LARGE:
+        if workload == "period":
             assert any(copied for _, _, copied in engine.choices)
     assert min(shares) > 0.9, shares
     assert exp(statistics.fmean(map(log, shares))) > 0.95, shares
@@ -101,7 +101,8 @@ def test_tokens_that_lookups_foresee_count_little_for_a_models_draft():
     runs, none = Runs(), Runs(((0.5, 1.0),) * 3)
     for _ in range(60):
         runs.add([False, True, True, True, True, True, False], memory=1e9)
-    behind_the_second, behind_the_first, each = runs.worth(none, 16)
+    foreseen, behind_the_second, behind_the_first, each = runs.worth(none, 16)
+    assert foreseen[0] < behind_the_first[0]
     assert each == pytest.approx(3.5, rel=0.1)
     assert behind_the_first[0] == pytest.approx(3.5, rel=0.1)  # the next token takes a round of its own
     assert behind_the_second[0] < 0.3  # the next token is foreseen
@@ -109,8 +110,22 @@ def test_tokens_that_lookups_foresee_count_little_for_a_models_draft():
     new = Runs()
     for _ in range(60):
         new.add([False, False], memory=1e9)
-    values, _, each = new.worth(none, 4)
+    _, values, _, each = new.worth(none, 4)
     assert [*values, each] == pytest.approx([1.0] * 5, abs=0.15)  # nothing is foreseen: all tokens are worth the same
+
+
+@pytest.mark.parametrize("machine", [SMALL, LARGE, GPU], ids=["small", "large", "gpu"])
+def test_a_model_drafts_no_tokens_that_copies_have(machine):
+    random = np.random.default_rng(0)
+    spent = {}
+    for drafters in [(LOOKUP_AT,), (LOOKUP_AT, MODEL_AT)]:
+        engine, total = Engine(machine, drafters), 0.0
+        for _ in range(4):
+            prompt = random.integers(0, 10_000, 80).tolist()
+            tokens = [*prompt[10:30], 10_000, *prompt[30:60]]
+            total += engine.run([Output(prompt, tokens, [True] * 51).prepare()])
+        spent[drafters] = total
+    assert spent[LOOKUP_AT, MODEL_AT] < 1.08 * spent[LOOKUP_AT,]
 
 
 def test_the_first_request_speculates_from_its_first_round():

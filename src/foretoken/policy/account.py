@@ -95,7 +95,7 @@ class Runs:
         self._counts = [list(pair) for pair in start]
         self._state = 2
         self._age = 0
-        self._values: tuple[list[float], list[float], float] | None = None  # of the last rounds
+        self._values: tuple[list[list[float]], float] | None = None  # of the last rounds
         self.known = False
 
     def add(self, foreseen: Sequence[bool], memory: float = PACE) -> None:
@@ -110,22 +110,23 @@ class Runs:
             count[:] = count[0] + one, count[1] + 1.0
             self._state = 0 if one else min(self._state + 1, 2)
 
-    def worth(self, above: Runs, count: int) -> tuple[list[float], list[float], float]:
-        """What tokens are worth, in average ones, that follow a token which was not foreseen.
+    def worth(self, above: Runs, count: int) -> tuple[list[float], list[float], list[float], float]:
+        """What further tokens are worth, in average ones, by the token before them.
 
         Args:
             above: of the engine, which this begins with.
             count: tokens.
 
         Returns:
-            Where that token is the next one; where it follows a foreseen one; and tokens for each unforeseen one.
+            Behind the next token if it is foreseen; if it is not; behind one that is not foreseen and follows one that
+            is; and tokens for each unforeseen one.
         """
         if self._age < 4 * _REUSED or self._age % _REUSED == 0 or not self._values:
             self._values = self._worths(above, count)
-        behind, later, each = self._values
-        return (behind if self._state == 0 else later), behind, each
+        (foreseen, first, later), each = self._values
+        return foreseen, (first if self._state == 0 else later), first, each
 
-    def _worths(self, above: Runs, count: int) -> tuple[list[float], list[float], float]:
+    def _worths(self, above: Runs, count: int) -> tuple[list[list[float]], float]:
         seen, first, later = (
             min((own[0] + PACE / 4 * before[0] / before[1]) / (own[1] + PACE / 4), 0.99)
             for own, before in zip(self._counts, above._counts, strict=True)
@@ -133,12 +134,12 @@ class Runs:
         unforeseen = 1.0 + (1.0 - first) / max(later, 0.01)  # length of a run of these
         mean = unforeseen / (unforeseen + 1.0 / (1.0 - seen))
         found: list[list[float]] = []
-        for state in (1, 2):
-            foreseen, one, more = 0.0, float(state == 1), float(state == 2)
+        for state in range(3):
+            foreseen, one, more = (float(state == other) for other in range(3))
             values = []
             for _ in range(count):
                 one, more = foreseen * (1.0 - seen), one * (1.0 - first) + more * (1.0 - later)
                 foreseen = 1.0 - one - more
                 values.append((one + more) / mean)
             found.append(values)
-        return found[0], found[1], 1.0 / mean
+        return found, 1.0 / mean

@@ -32,12 +32,15 @@ class Option(NamedTuple):
     Attributes:
         tokens: of the model's draft.
         accepted: tokens that are accepted of it.
-        value: what these are worth, in average tokens (`foretoken.policy.account.Runs`).
-        behind: the same where it extends a copy.
+        foreseen: what these are worth, in average tokens, where a copy has the next token right
+            (`foretoken.policy.account.Runs`).
+        value: where it has not.
+        behind: where a copy was right up to the token before.
     """
 
     tokens: int
     accepted: float
+    foreseen: float
     value: float
     behind: float
 
@@ -62,10 +65,10 @@ class Decision:
         self.copies = [[_copies(row, offer) for offer in row.offers] for row in rows]
         plain = self.table.plain
         run, flat = 1.0, [1.0] * LONGEST
-        self.worths = [(flat, flat)] * count  # of each row: behind what is emitted, and behind copies
+        self.worths = [(flat, flat, flat)] * count  # of each row, see `Runs.worth`
         if models and any(row.request.above[1].known for row in rows):
             worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
-            self.worths = [(here, behind) for here, behind, _ in worths]
+            self.worths = [each[:3] for each in worths]
             run = min(sum(each for *_, each in worths) / count, LONGEST)
         options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
         pace = max(sum(row.request.pace.of(row.request.above[0]) for row in rows) / count, 1.0)
@@ -96,12 +99,12 @@ class Decision:
             return []
         if self.kinds[drafter].trees and row.trees:
             accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
-            return [Option(nodes, right, right, right) for nodes, right in accepted]
+            return [Option(nodes, right, right, right, right) for nodes, right in accepted]
         longest = min(room, row.most, LONGEST)
         reach = acceptance.reach(longest)
         expected = [0.0, *accumulate(reach)]
-        here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at])
-        return [Option(at, expected[at], here[at], behind[at]) for at in LENGTHS if at <= longest]
+        values = [[0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at]]
+        return [Option(at, expected[at], *(each[at] for each in values)) for at in LENGTHS if at <= longest]
 
     def _pace_alone(self, drafter: int, options: list[list[Option]]) -> float:
         """The best pace of one model that drafts as many tokens in every row."""
@@ -131,19 +134,23 @@ class Decision:
                         row.alone, row.gain = Choice(offer.drafter, tokens), value
             row.chosen = row.alone
 
-    def _prefixes(self, row: int, drafter: int, first: float) -> list[tuple[int, int, float, float]]:
+    def _prefixes(self, row: int, drafter: int, first: float) -> list[tuple[int, int, float, float, float]]:
         """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
 
-        A copy is followed as long as its next token is likelier to be right than the model's first one is.
+        And the chance that copies have the token behind it right, too. A copy is followed as long as its next token is
+        likelier to be right than the model's first one is.
         """
-        found = [(0, -1, 0.0, 1.0)]
+        found = [(0, -1, 0.0, 1.0, max((reach[0] for _, reach, _ in self.copies[row]), default=0.0))]
         if self.extends[drafter]:
             for offer, reach, expected in self.copies[row]:
-                size, before = 0, 1.0
-                while offer.chain and size < offer.size and reach[size] > first * before:
+                size, before, next_right = 0, 1.0, 0.0
+                while offer.chain and size < offer.size:
+                    next_right = reach[size] / before
+                    if next_right <= first:
+                        break
                     before, size = reach[size], size + 1
                 if size:
-                    found.append((size, offer.drafter, expected[size], before))
+                    found.append((size, offer.drafter, expected[size], before, next_right))
         return found
 
     def _with_model(self, drafter: int, options: list[list[Option]], alone: float) -> tuple[list[Choice | None], float]:
@@ -167,11 +174,12 @@ class Decision:
             for index, (row, each) in enumerate(zip(rows, options, strict=True)):
                 if at >= len(each):
                     continue
-                length, right, value, behind = each[at]
-                for copied, source, before, reached in prefixes[index]:
+                length, right, foreseen, value, behind = each[at]
+                for copied, source, before, reached, copies_on in prefixes[index]:
                     if copied and copied + length > min(row.room, row.most, LARGEST):
                         continue
-                    gained = before + reached * (behind if copied else value)
+                    unforeseen = behind if copied else value
+                    gained = before + reached * (unforeseen + copies_on * (foreseen - unforeseen))
                     entry = entries[index] * (1.0 + before + reached * right)
                     net = gained - rho * (table.extra[copied + length] + entry)
                     if net > gains[index]:
