@@ -186,8 +186,8 @@ def test_a_shifted_structure_is_found_out():
 
 
 def test_a_library_of_an_unknown_layout_is_refused_with_versions(monkeypatch):
-    monkeypatch.setattr(layouts, "CONTEXT_LAYOUTS", {"0.5": layouts.ContextParams05})
     home = library.library().home
+    monkeypatch.setattr(layouts, "CONTEXT_LAYOUTS", {"0.5": layouts.ContextParams05})
     with pytest.raises(
         ModelError, match=rf"{home.package} {home.version} \(llama.cpp .*\) lays its context parameters"
     ):
