@@ -93,7 +93,7 @@ def serving(engine: Engine, small_buffers: bool = False, **settings: Any) -> Ite
     listener = socket.create_server(("127.0.0.1", 0))
     if small_buffers:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http="h11", loop="asyncio"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

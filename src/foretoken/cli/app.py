@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ from foretoken.cli.grammar_options import GrammarOptions
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions
 from foretoken.cli.output_guard import OutputGuard
 from foretoken.cli.prompt import as_message, read_lines, read_prompt, read_text, standard_input
+from foretoken.cli.replicas import ReplicaOptions, run_replicas
 from foretoken.cli.screen import Screen, check_writable, make_console
 from foretoken.cli.serve import ServeOptions, run_server
 from foretoken.cli.train import train_app
@@ -234,12 +236,13 @@ def _chat_remotely(
 
 
 @command()
-def serve(*, models: ModelOptions, options: ServeOptions) -> None:
+def serve(*, models: ModelOptions, options: ServeOptions, scaling: ReplicaOptions) -> None:
     """Serve OpenAI's API over HTTP: completions, chat, models, metrics.
 
     Without --target it serves the shipped pair. SIGTERM and Ctrl-C let the requests end that run.
     """
-    if not run_server(models, options):
+    run = partial(run_replicas, scaling=scaling) if scaling.any else run_server
+    if not run(models, options):
         Screen(options.no_color).error("the engine has ended with an error, and with it the server")
         raise typer.Exit(FAILED)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,10 @@ from foretoken.cli.options import ModelOptions
 from foretoken.cli.prompt import read_text
 from foretoken.cli.screen import Screen
 from foretoken.errors import ForetokenError, ParameterError, check_choice, install_extra
+
+if TYPE_CHECKING:
+    from foretoken.engine.engine import Engine
+    from foretoken.serve.settings import ServeSettings
 
 KEY_VARIABLE = "FORETOKEN_API_KEY"
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client")
@@ -121,56 +125,104 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
     Raises:
         ForetokenError: a package is missing, an option is wrong, a model can't be loaded, or the port is taken.
     """
-    from foretoken.cli.setup import keep_quiet, load_engine
+    from foretoken.cli.setup import keep_quiet
 
     check_packages()
     screen = Screen(options.no_color)
     keep_quiet(screen)
     check_models(models)
-    keys = _keys(options)
-    if options.tls_key is not None and options.tls_cert is None:
-        raise ParameterError("--tls-key needs --tls-cert: give the certificate, too")
-
-    check_choice("log_format", options.log_format, ("text", "json"))
+    keys = check_options(options)
 
     from foretoken.serve.app import create_app
-    from foretoken.serve.lifecycle import listen, serve, warm_up
+    from foretoken.serve.lifecycle import listen, serve
     from foretoken.serve.logs import log_to_stderr
-    from foretoken.serve.settings import ServeSettings
 
     # Before models take their time, so that a port that is taken is told at once.
     listener = listen(options.host, options.port, options.send_timeout)
     with listener:
-        settings = ServeSettings(
-            model="model" if options.served_model_name is None else options.served_model_name,
-            api_keys=keys,
-            cors_origins=tuple(options.cors_origin),
-            max_queue=options.max_queue,
-            max_output_tokens=options.max_output_tokens,
-            max_body_bytes=options.max_body_bytes,
-            queue_seconds=options.queue_timeout or None,
-            request_seconds=options.request_timeout or None,
-            send_seconds=options.send_timeout,
-            log_bodies=options.log_bodies,
-            expose_metrics=options.metrics,
-            page=options.page,
-        )
-        engine = load_engine(models, screen, max_batch_size=options.max_batch_size, cache_memory=options.cache_memory)
-        if options.served_model_name is None:
-            settings = replace(settings, model=model_name(engine.target.name))
-        warm_up(engine)
+        engine, settings = load_served(models, options, keys, screen)
         app = create_app(engine, settings)
         log_to_stderr("json" if options.log_format == "json" else "text")
-        if not keys and not _is_loopback(options.host):
-            screen.note(f"note: anybody who reaches {options.host} may ask: give --api-key-file", style="yellow")
-        scheme = "http" if options.tls_cert is None else "https"
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        port = listener.getsockname()[1]
-        page = f", page at {scheme}://{host}:{port}/" if options.page else ""
-        screen.note(
-            f"{settings.model} at {scheme}://{host}:{port}/v1{page}, drafter {engine.drafter.name}; Ctrl-C ends"
-        )
+        note_open_door(options, keys, screen)
+        where = addresses(options, listener.getsockname()[1])
+        screen.note(f"{settings.model} at {where}, drafter {engine.drafter.name}; Ctrl-C ends")
         return serve(app, listener, grace=options.grace, tls_cert=options.tls_cert, tls_key=options.tls_key)
+
+
+def check_options(options: ServeOptions) -> tuple[str, ...]:
+    """Check what can be checked before models are loaded.
+
+    Returns:
+        The API keys.
+
+    Raises:
+        ForetokenError: an option is wrong.
+    """
+    keys = _keys(options)
+    if options.tls_key is not None and options.tls_cert is None:
+        raise ParameterError("--tls-key needs --tls-cert: give the certificate, too")
+    check_choice("log_format", options.log_format, ("text", "json"))
+    serve_settings(options, keys, "model")
+    return keys
+
+
+def serve_settings(options: ServeOptions, keys: tuple[str, ...], target: str) -> ServeSettings:
+    """What the options allow.
+
+    Args:
+        options: of the server.
+        keys: that requests must show one of.
+        target: the target's own name.
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+    from foretoken.serve.settings import ServeSettings
+
+    return ServeSettings(
+        model=model_name(target) if options.served_model_name is None else options.served_model_name,
+        api_keys=keys,
+        cors_origins=tuple(options.cors_origin),
+        max_queue=options.max_queue,
+        max_output_tokens=options.max_output_tokens,
+        max_body_bytes=options.max_body_bytes,
+        queue_seconds=options.queue_timeout or None,
+        request_seconds=options.request_timeout or None,
+        send_seconds=options.send_timeout,
+        log_bodies=options.log_bodies,
+        expose_metrics=options.metrics,
+        page=options.page,
+    )
+
+
+def load_served(
+    models: ModelOptions, options: ServeOptions, keys: tuple[str, ...], screen: Screen
+) -> tuple[Engine, ServeSettings]:
+    """An engine that is ready to serve, and what the options allow.
+
+    Raises:
+        ForetokenError: a model can't be loaded.
+    """
+    from foretoken.cli.setup import load_engine
+    from foretoken.serve.lifecycle import warm_up
+
+    engine = load_engine(models, screen, max_batch_size=options.max_batch_size, cache_memory=options.cache_memory)
+    warm_up(engine)
+    return engine, serve_settings(options, keys, engine.target.name)
+
+
+def note_open_door(options: ServeOptions, keys: tuple[str, ...], screen: Screen) -> None:
+    """Tell where anybody may ask."""
+    if not keys and not _is_loopback(options.host):
+        screen.note(f"note: anybody who reaches {options.host} may ask: give --api-key-file", style="yellow")
+
+
+def addresses(options: ServeOptions, port: int) -> str:
+    """Where the API is, and the page."""
+    scheme = "http" if options.tls_cert is None else "https"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    page = f", page at {scheme}://{host}:{port}/" if options.page else ""
+    return f"{scheme}://{host}:{port}/v1{page}"
 
 
 def check_packages() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -25,7 +27,7 @@ from foretoken.serve.schemas import DetokenizeRequest, TokenizeRequest, chat_mes
 from foretoken.serve.service import Service
 from foretoken.serve.settings import ServeSettings
 
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
@@ -53,22 +55,33 @@ def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
     if settings.page:
         app.include_router(page_api_routes(service))
         app.include_router(page_file_routes())
-    _answer_errors(app, service)
-    app.add_middleware(Gate, keys=ApiKeys(settings.api_keys), metrics=service.metrics)
+    answer_errors(app, service.explain)
+    app.add_middleware(Gate, keys=ApiKeys(settings.api_keys), count=service.metrics.response)
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=("GET", "POST"),
-            allow_headers=("authorization", "content-type", "x-api-key"),
-            expose_headers=("x-request-id", "retry-after"),
-        )
+        app.add_middleware(CORSMiddleware, **cors_options(settings))
     return app
 
 
-def _answer_errors(app: FastAPI, service: Service) -> None:
+def cors_options(settings: ServeSettings) -> dict[str, Any]:
+    """What web pages of the origins may do, as arguments of `CORSMiddleware`."""
+    return {
+        "allow_origins": settings.cors_origins,
+        "allow_methods": ("GET", "POST"),
+        "allow_headers": ("authorization", "content-type", "x-api-key"),
+        "expose_headers": ("x-request-id", "retry-after"),
+    }
+
+
+def answer_errors(app: Starlette, explain: Callable[[Exception], ApiError]) -> None:
+    """Have errors answered in the API's form.
+
+    Args:
+        app: whose errors.
+        explain: what a client is told of an error of the library.
+    """
+
     async def library_error(request: Request, error: Exception) -> Response:
-        return error_response(service.explain(error), request.url.path)
+        return error_response(explain(error), request.url.path)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -121,7 +134,7 @@ def _status_routes(service: Service) -> APIRouter:
         return json_response({"version": foretoken.__version__})
 
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type=_METRICS_TYPE)
+        return Response(service.metrics.text(), media_type=METRICS_TYPE)
 
     router.add_api_route("/v1/models", models)
     router.add_api_route("/v1/models/{name:path}", one_model)

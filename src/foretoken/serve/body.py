@@ -48,18 +48,28 @@ async def read(request: Request, schema: type[Body], settings: ServeSettings) ->
     if kind != "application/json":
         # A browser sends other types to any address without asking it first.
         raise ApiError(415, "the body's type is not application/json: send content-type: application/json")
+    data = await receive(request, settings)
+    if settings.log_bodies:
+        log_body(data, request.state.request_id)
+    return check(parse(data), schema)
+
+
+async def receive(request: Request, settings: ServeSettings) -> bytes:
+    """A request's body as it was sent.
+
+    Raises:
+        ApiError: it is too large, or too slow.
+        ClientGone: the client hung up before its end.
+    """
     try:
         async with asyncio.timeout(settings.body_seconds):
-            data = await _receive(request, settings.max_body_bytes)
+            return await _receive(request, settings.max_body_bytes)
     except TimeoutError:
         raise ApiError(
             408, f"the body did not arrive within {settings.body_seconds:g} seconds: send it again"
         ) from None
     except ClientDisconnect:
         raise ClientGone from None
-    if settings.log_bodies:
-        log_body(data, request.state.request_id)
-    return check(parse(data), schema)
 
 
 async def _receive(request: Request, limit: int) -> bytes:

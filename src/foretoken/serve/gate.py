@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable
 from time import perf_counter
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.errors import ApiError, error_response
 from foretoken.serve.logs import log_failure, log_response
-from foretoken.serve.metrics import Metrics
 from foretoken.serve.page_files import PAGE_PATHS
 
 OPEN_PATHS = ("/health", "/ready", *PAGE_PATHS)
@@ -30,13 +30,13 @@ class Gate:
     Args:
         app: what answers.
         keys: who may ask.
-        metrics: counts responses.
+        count: is told the status of every response.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, count: Callable[[int], None]) -> None:
         self._app = app
         self._keys = keys
-        self._metrics = metrics
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -74,5 +74,5 @@ class Gate:
             if error is not None and not status:
                 await error_response(error, path)(scope, receive, send_with_id)
         finally:
-            self._metrics.response(status)
+            self._count(status)
             log_response(scope["method"], path, status, perf_counter() - began, request_id)

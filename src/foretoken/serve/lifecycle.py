@@ -88,6 +88,7 @@ def serve(
         log_config=None,
         access_log=False,
         lifespan="on",
+        http="h11",  # the same parser, whatever else is installed
         server_header=False,
         timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # passed on to asyncio, which takes fractions
         ssl_certfile=tls_cert,

@@ -1,0 +1,170 @@
+"""The cluster that replicas run on: one of one's own on this machine, or one that is there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus, LoggingConfig
+
+from foretoken.errors import ForetokenError
+from foretoken.serve.lifecycle import listen
+
+APPLICATION = "foretoken"
+_OBJECT_STORE = 100 * 2**20
+"""Bytes of shared memory of a cluster of one's own: answers are small."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Where a cluster's proxies listen.
+
+    Attributes:
+        host: address.
+        port: not 0.
+        tls_cert: PEM file; None for plain HTTP.
+        tls_key: PEM file with its key.
+    """
+
+    host: str
+    port: int
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, or a free one for 0; it is free at this moment.
+
+    Raises:
+        ForetokenError: it is taken.
+    """
+    with listen(host, port) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def cluster(address: str | None, cpus: float) -> Iterator[None]:
+    """Be part of a cluster until the block ends.
+
+    Args:
+        address: of a running one, or ``auto``; None starts one on this machine, on the loopback interface alone, which
+            ends with the block.
+        cpus: that a cluster of one's own needs; they are counted, not measured, and may be more than there are.
+
+    Raises:
+        ForetokenError: there is none at the address.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    options: dict[str, Any] = {"namespace": "serve", "logging_level": logging.WARNING, "log_to_driver": True}
+    if address is None:
+        options |= {
+            "address": "local",
+            "num_cpus": max(int(cpus + 0.999), os.cpu_count() or 1),
+            "object_store_memory": _OBJECT_STORE,
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+        }
+    else:
+        options["address"] = address
+    try:
+        ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        where = "on this machine" if address is None else f"at {address!r}"
+        raise ForetokenError(f"no Ray cluster {where} ({error}): give --ray HOST:PORT of one, or none") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def fitting(cpus: float, gpus: float) -> int:
+    """Replicas that the cluster has processors and devices for.
+
+    Args:
+        cpus: of a replica.
+        gpus: of a replica.
+    """
+    have = ray.cluster_resources()
+    counts = [have.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
+    return int(min(counts, default=1.0) + 1e-9)
+
+
+@contextmanager
+def served(application: serve.Application, door: Door, own: bool) -> Iterator[None]:
+    """Serve an application until the block ends, and let its requests end.
+
+    Args:
+        application: of `foretoken.serve.replicas.application.build`.
+        door: where clients come in. Where Serve runs on the cluster already, it stays as it was started.
+        own: the cluster is one's own: Serve ends, too.
+
+    Raises:
+        ForetokenError: the replicas did not start.
+    """
+    http: dict[str, Any] = {"host": door.host, "port": door.port}
+    if door.tls_cert is not None:
+        http |= {"ssl_certfile": str(door.tls_cert), "ssl_keyfile": str(door.tls_key or door.tls_cert)}
+    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    serve.start(proxy_location="HeadOnly" if own else "EveryNode", http_options=http, logging_config=quiet)
+    try:
+        try:
+            serve.run(application, name=APPLICATION, route_prefix="/", logging_config=quiet)
+        except RuntimeError as error:
+            raise ForetokenError(f"the replicas did not start: {error}") from error
+        yield
+    finally:
+        with suppress(Exception):  # the cluster may be gone
+            if own:
+                serve.shutdown()
+            else:
+                serve.delete(APPLICATION)
+
+
+def wait_for_signal(tick: Callable[[], bool], seconds: float = 1.0) -> bool:
+    """Wait for SIGTERM or SIGINT; a second one ends the process at once.
+
+    Args:
+        tick: called again and again; whether all is well.
+        seconds: between two calls.
+
+    Returns:
+        Whether a signal came; False as `tick` says no.
+    """
+    told = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if told.is_set():
+            os._exit(128 + number)
+        told.set()
+
+    before = {number: signal.signal(number, end) for number in _SIGNALS}
+    try:
+        while not told.wait(seconds):
+            if not tick():
+                return False
+        return True
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def runs() -> bool:
+    """Whether the application has not failed for good."""
+    found = serve.status().applications.get(APPLICATION)
+    return found is not None and found.status is not ApplicationStatus.DEPLOY_FAILED
