@@ -10,7 +10,7 @@ import torch
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
 from foretoken.sampling import draw
-from foretoken.verify import LenientVerifier, TypicalVerifier, decide, get, names
+from foretoken.verify import LenientVerifier, TypicalVerifier, decide, get, is_coupled, names
 from foretoken.verify.exact import all_drafts, round_distribution
 from foretoken.verify.fast import shortcut
 from foretoken.verify.token import TokenVerifier
@@ -296,6 +296,18 @@ def test_the_shortcut_is_the_definition(name, mode, alone):
                 assert nodes == draw(stop, u).tolist()
                 following = verifier.next_probs(chains, probs, torch.tensor(nodes))
                 assert torch.allclose(weights / weights.sum(-1, keepdim=True), following, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in names() if get(name).lossless and not is_coupled(get(name))])
+def test_without_a_draft_every_lossless_verifier_draws_from_p_itself(name):
+    p = torch.rand((3, 1, 50), generator=torch.Generator().manual_seed(0)).softmax(-1)
+    u = torch.rand((3, 2), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    verifier, draft = get(name), Draft.empty(3)
+    verdict = decide(verifier, draft, p, u)
+    node = draw(verifier.stop_probs(draft, p), u[:, 0])
+    assert torch.equal(verdict.tokens, draw(verifier.next_probs(draft, p, node), u[:, 1]))
+    assert verdict.path.shape == (3, 0)
+    assert torch.equal(verdict.counts, node)
 
 
 def test_the_shortcut_handles_other_vocabularies():

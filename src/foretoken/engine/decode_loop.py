@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
-from contextlib import contextmanager
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -155,7 +154,7 @@ class DecodeLoop:
 
     def _propose(self, drafter: Drafter, members: Membership, batch: Batch, limits: list[int]) -> Draft:
         if not any(limits):
-            return Draft.empty(len(limits), batch.device)
+            return _no_draft(len(limits), batch.device)
         draft = drafter.propose(batch, limits)
         if not draft.is_chain:
             if not self.target.supports_trees and not draft.has_chains():
@@ -169,8 +168,9 @@ class DecodeLoop:
     def _score(self, members: Membership, draft: Draft) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The target's logits ``[B, N+1, V]`` and hidden states at the roots and all draft tokens: one pass."""
         roots = torch.tensor([[row.sequence.tokens[-1]] for row in members.rows], device=draft.tokens.device)
-        tokens = torch.cat([roots, draft.tokens], dim=1)
-        parents = torch.cat([torch.full_like(roots, -1), draft.parents], dim=1)
+        tokens, parents = roots, torch.full_like(roots, -1)
+        if draft.width:
+            tokens, parents = torch.cat([tokens, draft.tokens], dim=1), torch.cat([parents, draft.parents], dim=1)
         scores: Scores = self.target.forward(
             members.to_slots(tokens),
             members.to_slots(parents),
@@ -184,7 +184,7 @@ class DecodeLoop:
     def _commit(self, members: Membership, verified: Verified) -> Tensor:
         """Keep root and accepted nodes in the target's KV cache: ``[B, D+1]`` int64, those nodes of each row."""
         verdict = verified.verdict
-        path = torch.cat([verdict.path.new_zeros((len(members.rows), 1)), verdict.path], dim=1)
+        path = torch.nn.functional.pad(verdict.path, (1, 0))
         self._prefixes.cache.commit(members.to_slots(path), members.to_slots(verdict.counts + 1))
         return path
 
@@ -213,18 +213,40 @@ class DecodeLoop:
         if recompute:
             self._prefixes.recompute(recompute)
 
-    @contextmanager
-    def _memory_guard(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"out of memory in {name} with {len(self.rows)} rows of up to "
-                f"{max(len(row.sequence.tokens) for row in self.rows):,} tokens: lower max_batch_size, "
-                "num_speculative_tokens, the prompt's length or max_new_tokens"
-            ) from error
+    def _memory_guard(self, name: str) -> _MemoryGuard:
+        return _MemoryGuard(name, self.rows)
+
+
+class _MemoryGuard:
+    """Says what to do where memory runs out in a block.
+
+    Args:
+        name: of the model or drafter that computes there.
+        rows: the requests that are being decoded.
+    """
+
+    __slots__ = ("_name", "_rows")
+
+    def __init__(self, name: str, rows: AbstractSequence[Row]) -> None:
+        self._name, self._rows = name, rows
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or not _is_out_of_memory(error):
+            return
+        raise OutOfMemory(
+            f"out of memory in {self._name} with {len(self._rows)} rows of up to "
+            f"{max(len(row.sequence.tokens) for row in self._rows):,} tokens: lower max_batch_size, "
+            "num_speculative_tokens, the prompt's length or max_new_tokens"
+        ) from error
+
+
+@lru_cache(maxsize=64)
+def _no_draft(rows: int, device: torch.device) -> Draft:
+    """A draft without tokens; most rounds of plain decoding have the same one."""
+    return Draft.empty(rows, device)
 
 
 def _pass_hidden_states(
@@ -254,7 +276,8 @@ def _pass_hidden_states(
     drafter.observe_hidden(batch.sequences, [length - 1 for length in lengths], counts, states)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OutOfMemory):
         return False
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    told = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return told or isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,10 +44,13 @@ class Forced:
     def __bool__(self) -> bool:
         return any(self.tokens)
 
-    @contextmanager
-    def ahead(self) -> Iterator[None]:
+    def ahead(self) -> AbstractContextManager[None]:
         """The sequences as the drafter sees them: with the forced tokens, if it follows them."""
-        pairs = list(zip(self.members.sequences, self.tokens, strict=True)) if self.followed else []
+        return self._extended() if self and self.followed else nullcontext()
+
+    @contextmanager
+    def _extended(self) -> Iterator[None]:
+        pairs = list(zip(self.members.sequences, self.tokens, strict=True))
         for sequence, tokens in pairs:
             sequence.tokens.extend(tokens)
         try:

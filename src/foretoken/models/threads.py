@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from foretoken.models.base import LanguageModel
 
 
-@contextmanager
-def one_thread(enabled: bool = True) -> Iterator[None]:
+def one_thread(enabled: bool = True) -> AbstractContextManager[None]:
     """Have the calling thread's work in torch done by itself alone.
 
     The threads that helped with an operation of torch's wait for the next one, and keep their cores busy with that for
@@ -25,9 +24,11 @@ def one_thread(enabled: bool = True) -> Iterator[None]:
     which is the process's.
     """
     omp = _omp() if enabled else None
-    if omp is None:
-        yield
-        return
+    return nullcontext() if omp is None else _one_thread(omp)
+
+
+@contextmanager
+def _one_thread(omp: Any) -> Iterator[None]:
     before = omp.omp_get_max_threads()
     omp.omp_set_num_threads(1)
     try:
@@ -46,13 +47,17 @@ def turn_of(model: object) -> RLock:
         return _TURNS.setdefault(model, RLock())
 
 
-@contextmanager
-def taking_turns(models: Iterable[LanguageModel]) -> Iterator[None]:
+def taking_turns(models: Iterable[LanguageModel]) -> AbstractContextManager[object]:
     """Wait until no other thread runs a round with any of these models, and keep them until the block ends."""
+    turns = {id(turn): turn for turn in [model.turn for model in models]}
     # In one order everywhere: no two threads wait for each other.
-    turns = {id(turn): turn for turn in (model.turn for model in models)}
+    return next(iter(turns.values())) if len(turns) == 1 else _holding([turns[key] for key in sorted(turns)])
+
+
+@contextmanager
+def _holding(turns: Iterable[RLock]) -> Iterator[None]:
     with ExitStack() as held:
-        for _, turn in sorted(turns.items()):
+        for turn in turns:
             held.enter_context(turn)
         yield
 

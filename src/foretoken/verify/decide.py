@@ -20,6 +20,9 @@ def decide(verifier: Verifier, draft: Draft, target_probs: Tensor, uniforms: Ten
         target_probs: ``[B, N+1, V]``.
         uniforms: ``[B, 2]`` in [0, 1): one for the node, one for the token.
     """
+    if draft.width == 0 and verifier.lossless:  # the token is drawn from p, whoever verifies
+        counts = draft.tokens.new_zeros(draft.batch_size)
+        return Verdict(draft.tokens, counts, draw(target_probs[:, 0], uniforms[:, 1]))
     fast = shortcut(verifier, draft, target_probs)
     if fast is not None:
         nodes, weights = fast(draft, target_probs, uniforms[:, 0].tolist())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,55 @@ class Tokens:
         return len(self.ids) - 1
 
 
+class _Buffers:
+    """The arrays of a ``llama_batch``, used again for each pass.
+
+    Args:
+        size: most tokens of a pass.
+    """
+
+    def __init__(self, size: int) -> None:
+        integers, flags, pointers = ctypes.c_int32 * size, ctypes.c_bool * size, ctypes.c_void_p * size
+        self._ids: Any = integers()
+        self._positions: Any = integers()
+        self._counts: Any = integers()
+        self._members: Any = integers()
+        self._starts: Any = pointers()
+        self._outputs: Any = flags()
+        arrays: tuple[Any, ...] = (self._positions, self._counts, self._starts, self._outputs)
+        self._batch = Batch(0, ctypes.addressof(self._ids), None, *map(ctypes.addressof, arrays))
+        self._single = 0
+        """Of so many first tokens, the arrays of sequences are as they are for a token of one sequence."""
+
+    def filled(self, tokens: Tokens) -> Batch:
+        """The tokens of a pass as llama.cpp takes them, until the next call."""
+        count = len(tokens.ids)
+        self._batch.n_tokens = count
+        self._ids[:count] = tokens.ids
+        self._positions[:count] = tokens.positions
+        self._outputs[:count] = tokens.outputs
+        members = list(chain.from_iterable(tokens.sequences))
+        if len(members) == count:
+            self._members[:count] = members
+            if self._single < count:
+                self._point([1] * count)
+                self._single = count
+        else:
+            self._single = 0
+            if len(members) > len(self._members):
+                self._members = (ctypes.c_int32 * len(members))()
+            self._members[: len(members)] = members
+            self._point([len(one) for one in tokens.sequences])
+        return self._batch
+
+    def _point(self, counts: list[int]) -> None:
+        """Have the tokens' sequences begin one after another, as many of each as told."""
+        first, size = ctypes.addressof(self._members), ctypes.sizeof(ctypes.c_int32)
+        starts = accumulate(counts[:-1], initial=0)
+        self._counts[: len(counts)] = counts
+        self._starts[: len(counts)] = [first + size * start for start in starts]
+
+
 class Context:
     """A context with room for a number of tokens.
 
@@ -118,6 +168,8 @@ class Context:
                     "for: its structures are laid out in a way that is not known here; install another version of it"
                 )
         self._memory = library.llama_get_memory(pointer)
+        self._buffers = _Buffers(self.tokens)
+        self._rows: dict[int, Any] = {}  # by their number, the ctypes of a pass's logits: making one takes long
 
     @property
     def alive(self) -> bool:
@@ -165,33 +217,19 @@ class Context:
             OutOfMemory: there is no room for so many tokens.
         """
         count = len(batch.ids)
-        ids = np.array(batch.ids, dtype=np.int32)
-        positions = np.array(batch.positions, dtype=np.int32)
-        counts = np.array([len(one) for one in batch.sequences], dtype=np.int32)
-        members = np.array([sequence for one in batch.sequences for sequence in one], dtype=np.int32)
-        starts = members.ctypes.data + 4 * (np.cumsum(counts, dtype=np.int64) - counts)
-        outputs = np.array(batch.outputs, dtype=np.int8)
-        native = Batch(
-            count,
-            ids.ctypes.data,
-            None,
-            positions.ctypes.data,
-            counts.ctypes.data,
-            starts.ctypes.data,
-            outputs.ctypes.data,
-        )
-        status = self._library.llama_decode(self._pointer, native)
+        status = self._library.llama_decode(self._pointer, self._buffers.filled(batch))
         if status == _NO_SLOT:
             raise OutOfMemory(f"the KV cache of {self.cells:,} tokens has no room for {count:,} more")
         if status != 0:
             reason = "; ".join(list(self._library.said)[-3:]) or f"status {status}"
             raise ModelError(f"llama.cpp failed to compute a pass over {count:,} tokens: {reason}")
-        wanted = int(outputs.sum())
+        wanted = sum(batch.outputs)
         if wanted == 0:
             return np.empty((0, self._vocab_size), dtype=np.float32)
         found = self._library.llama_get_logits(self._pointer)
-        memory: Any = (ctypes.c_float * (wanted * self._vocab_size)).from_address(found)
-        return np.frombuffer(memory, dtype=np.float32).reshape(wanted, self._vocab_size)
+        if wanted not in self._rows:
+            self._rows[wanted] = (ctypes.c_float * self._vocab_size) * wanted
+        return np.asarray(self._rows[wanted].from_address(found))
 
 
 def _free(handle: Handle, pointer: Any) -> None:
