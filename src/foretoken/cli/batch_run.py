@@ -15,7 +15,7 @@ from foretoken.cli.batch_file import BadLine, Item, Results, read_items
 from foretoken.cli.checks import check_models
 from foretoken.cli.options import ModelOptions
 from foretoken.cli.screen import Screen
-from foretoken.cli.serve import check_packages
+from foretoken.cli.serve import check_packages, check_ray
 from foretoken.errors import ForetokenError
 
 if TYPE_CHECKING:
@@ -32,6 +32,15 @@ class BatchOptions:
         Path, typer.Option("--output", "-o", metavar="FILE", help="Answers, appended as they come.", show_default=False)
     ]
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Engines, each in a process of its own if several.")] = 1
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run the engines on a Ray cluster: its address, auto for this machine's, or local to start one here.",
+            show_default=False,
+        ),
+    ] = None
+    job_gpus: Annotated[float, typer.Option(min=0.0, help="With --ray: GPUs of an engine.")] = 0.0
     max_batch_size: Annotated[int, typer.Option(min=1, help="Most completions that an engine decodes at once.")] = 32
     cache_memory: Annotated[
         str | None,
@@ -65,6 +74,8 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
             by then are written.
     """
     check_packages()
+    if options.ray is not None:
+        check_ray()
     check_models(models)
     screen = Screen(options.no_color)
     if options.output.exists() and options.output.samefile(file):
@@ -95,7 +106,11 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
                     options.max_output_tokens,
                     options.no_color,
                 )
-                if options.jobs == 1:
+                if options.ray is not None:
+                    from foretoken.cli.batch_ray import RayJobs, run_ray
+
+                    run_ray(engines, RayJobs(options.ray, options.jobs, options.job_gpus), items, done)
+                elif options.jobs == 1:
                     run_here(engines, items, done)
                 else:
                     run_processes(engines, options.jobs, items, done)

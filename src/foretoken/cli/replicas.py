@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,11 +14,12 @@ from foretoken.cli.serve import (
     ServeOptions,
     addresses,
     check_options,
+    check_ray,
     load_served,
     note_open_door,
     serve_settings,
 )
-from foretoken.errors import ForetokenError, ParameterError, did_you_mean
+from foretoken.errors import ParameterError, did_you_mean
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -50,7 +50,7 @@ class ReplicaOptions:
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="A Ray cluster, or auto for this machine's. Default: one is started here.",
+            help="A Ray cluster, or auto for this machine's. Default: local, one is started here.",
             show_default=False,
             rich_help_panel=_REPLICAS,
         ),
@@ -124,18 +124,18 @@ def run_replicas(models: ModelOptions, options: ServeOptions, scaling: ReplicaOp
     keys = check_options(options)
 
     from foretoken.serve.replicas.application import build
-    from foretoken.serve.replicas.cluster import Door, cluster, fitting, free_port, runs, served, wait_for_signal
+    from foretoken.serve.replicas.cluster import LOCAL, Door, cluster, fitting, free_port, runs, served, wait_for_signal
     from foretoken.serve.replicas.scaling import AUTO, replica_range
 
     text = AUTO if scaling.replicas is None else scaling.replicas
     asked = replica_range(text, 1)
     port = free_port(options.host, options.port)
-    own = scaling.ray is None
-    with cluster(scaling.ray, asked.low * scaling.replica_cpus):
+    address = LOCAL if scaling.ray is None else scaling.ray
+    with cluster(address, asked.low * scaling.replica_cpus):
         limits = replica_range(text, fitting(scaling.replica_cpus, scaling.replica_gpus))
         how = _deployment(models, options, scaling, keys, limits)
         door = Door(host=options.host, port=port, tls_cert=options.tls_cert, tls_key=options.tls_key)
-        with served(build(how), door, own):
+        with served(build(how), door, address == LOCAL):
             note_open_door(options, keys, screen)
             count = f"{limits.low:,}" if limits.is_fixed else f"{limits.low:,} to {limits.high:,}"
             screen.note(f"{how.settings.model} at {addresses(options, port)}, {count} replicas; Ctrl-C ends")
@@ -193,13 +193,3 @@ def application(args: dict[str, Any]) -> Application:
     if text == AUTO:
         raise ParameterError("replicas is 'auto', which a config file can't know: write LOW-HIGH")
     return build(_deployment(models, options, scaling, keys, replica_range(text, 1)))
-
-
-def check_ray() -> None:
-    """See to it that Ray is installed.
-
-    Raises:
-        ForetokenError: it is not.
-    """
-    if find_spec("ray") is None:
-        raise ForetokenError("this needs ray: pip install 'foretoken[ray]'")

@@ -236,6 +236,16 @@ def check_packages() -> None:
         raise ForetokenError(f"this needs {', '.join(missing)}: {install_extra('serve')}")
 
 
+def check_ray() -> None:
+    """See to it that Ray is installed.
+
+    Raises:
+        ForetokenError: it is not.
+    """
+    if find_spec("ray") is None:
+        raise ForetokenError("this needs ray: pip install 'foretoken[ray]'")
+
+
 def _keys(options: ServeOptions) -> tuple[str, ...]:
     keys = [*options.api_key]
     if os.environ.get(KEY_VARIABLE):

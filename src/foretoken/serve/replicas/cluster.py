@@ -21,6 +21,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from foretoken.errors import ForetokenError
 from foretoken.serve.lifecycle import listen
 
+LOCAL = "local"
 APPLICATION = "foretoken"
 _OBJECT_STORE = 100 * 2**20
 """Bytes of shared memory of a cluster of one's own: answers are small."""
@@ -57,12 +58,12 @@ def free_port(host: str, port: int) -> int:
 
 
 @contextmanager
-def cluster(address: str | None, cpus: float) -> Iterator[None]:
+def cluster(address: str, cpus: float) -> Iterator[None]:
     """Be part of a cluster until the block ends.
 
     Args:
-        address: of a running one, or ``auto``; None starts one on this machine, on the loopback interface alone, which
-            ends with the block.
+        address: of a running one, ``auto`` for the one that this machine is part of, or ``local``: one is started on
+            this machine, and ends with the block.
         cpus: that a cluster of one's own needs; they are counted, not measured, and may be more than there are.
 
     Raises:
@@ -72,21 +73,19 @@ def cluster(address: str | None, cpus: float) -> Iterator[None]:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     options: dict[str, Any] = {"namespace": "serve", "logging_level": logging.WARNING, "log_to_driver": True}
-    if address is None:
+    options["address"] = address
+    if address == LOCAL:
         options |= {
-            "address": "local",
             "num_cpus": max(int(cpus + 0.999), os.cpu_count() or 1),
             "object_store_memory": _OBJECT_STORE,
             "include_dashboard": False,
-            "_node_ip_address": "127.0.0.1",
         }
-    else:
-        options["address"] = address
     try:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        where = "on this machine" if address is None else f"at {address!r}"
-        raise ForetokenError(f"no Ray cluster {where} ({error}): give --ray HOST:PORT of one, or none") from error
+        raise ForetokenError(
+            f"no Ray cluster at {address!r} ({error}): give --ray HOST:PORT of one, or local"
+        ) from error
     try:
         yield
     finally:

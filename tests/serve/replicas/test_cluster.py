@@ -1,0 +1,195 @@
+"""Two replicas on a Ray cluster of this machine: ``foretoken serve --replicas 2`` as a process.
+
+Most of its time is the start of some ten processes, so that all tests share one, in this order: the last ones kill
+a replica, and end it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from byte_tokenizer import byte_tokenizer
+from serve_harness import Answer, Running, begin, hang_up
+
+pytest.importorskip("ray", reason="needs foretoken[ray]")
+pytestmark = pytest.mark.xdist_group("ray")
+
+LONGEST = 120
+ADDRESS = re.compile(r"(\S+) at http://([\d.]+):(\d+)/v1")
+ROWS, QUEUE = 4, 4
+LONG = "a long system prompt, the same for every turn of one conversation; " * 4
+
+
+@dataclass(frozen=True)
+class Cluster(Running):
+    process: subprocess.Popen[str]
+
+    def replicas(self) -> list[int]:
+        return [one for one in below(self.process.pid) if "ServeReplica:foretoken:replica" in command_line(one)]
+
+    def ask(self, **body: Any) -> Answer:
+        return self.post("/v1/completions", {"max_tokens": 12, "ignore_eos": True, **body})
+
+    def counts(self, name: str) -> dict[str, float]:
+        """What the replicas count, by replica."""
+        found = re.findall(rf'^{re.escape(name)}{{engine="(\w+)".*}} (\S+)$', self.get("/metrics").text, re.MULTILINE)
+        return {replica: float(value) for replica, value in found}
+
+    def gateway(self, name: str) -> float:
+        (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        return float(value)
+
+
+def parents() -> dict[int, int]:
+    """Of each process, its parent."""
+    found = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            state, parent = file.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[int(file.parent.name)] = int(parent)
+    return found
+
+
+def below(pid: int) -> list[int]:
+    """A process's children, and theirs."""
+    children = [child for child, parent in parents().items() if parent == pid]
+    return [*children, *(one for child in children for one in below(child))]
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
+    end = time.monotonic() + LONGEST
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("models") / "tiny-target"
+    tiny.tiny_llama(vocab_size=259, seed=1, eos_token_id=258, max_position_embeddings=4096).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    command = [sys.executable, "-m", "foretoken", "serve", "--target", str(folder), "--port", "0", "--replicas", "2"]
+    command += ["--max-batch-size", str(ROWS), "--max-queue", str(QUEUE), "--runner", "hf", "--grace", "5"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment) as it:
+        try:
+            assert it.stderr is not None
+            said = []
+            for line in it.stderr:
+                said.append(line)
+                if found := ADDRESS.search(line):
+                    break
+            else:
+                pytest.fail("".join(said))
+            yield Cluster(int(found[3]), None, it)  # type: ignore[arg-type]
+        finally:
+            if it.poll() is None:
+                for one in [*below(it.pid), it.pid]:
+                    with suppress(ProcessLookupError):
+                        os.kill(one, signal.SIGKILL)
+
+
+def test_a_seed_gives_the_same_output_on_every_replica(cluster):
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: cluster.ask(prompt="the cat", seed=5), range(4)))
+    assert {one.status for one in answers} == {200}
+    assert len({one.json["choices"][0]["text"] for one in answers}) == 1
+    assert all(cluster.counts("vllm:generation_tokens_total").values())  # both answered
+    stream = cluster.ask(prompt="the cat", seed=5, stream=True)
+    *events, done = stream.events
+    assert done == "[DONE]"
+    assert len(events) > 1
+    text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
+    assert text == answers[0].json["choices"][0]["text"]
+
+
+def test_the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_all(cluster):
+    def prompts() -> dict[str, float]:
+        return cluster.counts("vllm:prompt_tokens_total")
+
+    before, prompt, sent = prompts(), LONG, 0
+    for turn in range(4):
+        sent += len(prompt) - len(LONG)
+        answer = cluster.ask(prompt=prompt, seed=turn)
+        assert answer.status == 200
+        prompt += f" turn {turn} of it"
+    added = [after - before[replica] for replica, after in prompts().items()]
+    assert min(added) == 0
+    assert max(added) >= 4 * len(LONG)
+
+
+def test_hanging_up_ends_a_request(cluster):
+    hang_up(*begin(cluster, model=cluster.get("/v1/models").json["data"][0]["id"], max_tokens=3000))
+    until(lambda: not sum(cluster.counts("vllm:num_requests_running").values()))
+    until(lambda: not cluster.gateway("foretoken:gateway_requests_in_flight"))
+
+
+def test_full_queues_answer_429_and_errors_have_the_apis_form(cluster):
+    many = 2 * (ROWS + QUEUE) + QUEUE + 8
+    with ThreadPoolExecutor(many) as pool:
+        answers = list(pool.map(lambda _: cluster.ask(prompt="the cat", max_tokens=100), range(many)))
+    statuses = [one.status for one in answers]
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 2 * ROWS
+    refused = answers[statuses.index(429)]
+    assert refused.headers["retry-after"]
+    assert refused.json["error"]["code"] == "queue_full"
+    assert cluster.get("/nowhere").json["error"]["type"] == "not_found_error"
+    assert cluster.get("/ready").status == 200
+
+
+def test_a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster):
+    names = set(cluster.counts("vllm:generation_tokens_total"))
+    streams = [begin(cluster, model="tiny-target", max_tokens=2000, seed=seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        plain = [pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=150) for _ in range(4)]
+        until(lambda: cluster.gateway("foretoken:gateway_requests_in_flight") == 8)
+        os.kill(cluster.replicas()[0], signal.SIGKILL)
+        answers = [one.result(LONGEST) for one in plain]
+    assert [one.status for one in answers] == [200] * 4
+    assert len({one.json["choices"][0]["text"] for one in answers}) == 1
+    ends = []
+    for connection, response in streams:
+        ends.append(response.read().decode().strip().rpartition("data: ")[2])
+        connection.close()
+    broken = [json.loads(end)["error"]["code"] for end in ends if end != "[DONE]"]
+    assert 0 < len(broken) < 4
+    assert set(broken) == {"replica_died"}
+    assert cluster.gateway("foretoken:replica_broken_streams_total") == len(broken)
+    assert cluster.gateway("foretoken:replica_retries_total") > 0
+    until(lambda: len(cluster.counts("vllm:generation_tokens_total")) == 2)
+    assert len(set(cluster.counts("vllm:generation_tokens_total")) & names) == 1
+
+
+def test_sigterm_ends_all_processes(cluster):
+    started = below(cluster.process.pid)
+    assert len(started) > 3
+    cluster.process.send_signal(signal.SIGTERM)
+    _, said = cluster.process.communicate(timeout=LONGEST)
+    assert cluster.process.returncode == 0
+    assert "the cat" not in said
+    until(lambda: not set(started) & set(parents()))
