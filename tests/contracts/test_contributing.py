@@ -91,7 +91,7 @@ def chi_square(page, drafter, verifier, draws=3000):
     prompt = [1, 2, 1, 2, 3, 1, 2]
     first = target.table[1, 2].double().softmax(-1)
     expected = draws * first[:, None] * target.table[2].double().softmax(-1)
-    engine = Engine(target, drafter, verifier, 4)
+    engine = Engine(target, drafter, verifier, 4, max_batch_size=500)
     params = [SamplingParams(max_new_tokens=2 + 3, seed=seed) for seed in range(draws)]
     found = torch.zeros(5, 5, dtype=torch.float64)
     for one, two, *_ in tokens(engine.generate([prompt] * draws, params)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from distributions import g_test, joint_distribution
 from foretoken.drafters import Cascade, EarlyExit, PromptLookup, get
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
+from foretoken.limits import Limits
 from foretoken.models import load
 from foretoken.models.feed import feed
 from foretoken.models.native.loader import openvino_refusal
@@ -51,9 +53,19 @@ PROMPTS = [[1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 7], [9] * 40 + [3, 1], [8], [2, 4] *
 
 
 def target(runner: str, make=tiny_llama, **fields):
+    """A model of four layers; tests share those of no other fields."""
     reason = openvino_refusal(torch.float32, torch.device("cpu"))
     if runner == "openvino" and reason is not None:
         pytest.skip(reason)
+    return loaded(runner, make, **fields) if fields else shared(runner, make)
+
+
+@cache
+def shared(runner: str, make):
+    return loaded(runner, make)
+
+
+def loaded(runner: str, make, **fields):
     return load(make(seed=1, **{"num_hidden_layers": 4, **fields}), **RUNNERS[runner])
 
 
@@ -135,10 +147,11 @@ def test_trees(runner, tree):
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_drawn_trees_keep_the_targets_distribution(runner):
+    """So many draws find a deviation of 0.13 in total variation with probability 0.99."""
     module = tiny_llama(vocab_size=8, seed=1, num_hidden_layers=3)
     model = load(module, **RUNNERS[runner])
-    engine = Engine(model, EarlyExit(model, 2, "static"), "traversal", 6, max_batch_size=256)
-    params = [SamplingParams(seed=seed, max_new_tokens=4, ignore_eos=True) for seed in range(3_000)]
+    engine = Engine(model, EarlyExit(model, 2, "static"), "traversal", 6, max_batch_size=500)
+    params = [SamplingParams(seed=seed, max_new_tokens=4, ignore_eos=True) for seed in range(1_500)]
     samples = [one.token_ids[:3] for one in engine.generate([PROMPTS[0][:5]] * len(params), params)]
     assert g_test(samples, joint_distribution(module, PROMPTS[0][:5], SamplingParams(), 3)) > 0.01 / len(RUNNERS)
 
@@ -165,12 +178,11 @@ def test_texts_that_grow_beyond_the_short_frequencies(runner):
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_drafts_beside_rows_that_are_still_reading(runner):
     """A long prompt joins later and is read a chunk a round: the cache has rows then that draft nothing."""
-    fields = {"max_position_embeddings": 2048}
-    model = target(runner, **fields)
-    long = [(7 * place + place // 5) % 31 for place in range(1300)]
+    model = target(runner)
+    long = [(7 * place + place // 5) % 31 for place in range(200)]
     params = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
     plain = [Engine(model, None).generate(prompt, params).token_ids for prompt in ([3, 1, 4], long, [2, 7])]
-    engine = Engine(model, EarlyExit(model, 2), num_speculative_tokens=3)
+    engine = Engine(model, EarlyExit(model, 2), num_speculative_tokens=3, limits=Limits(prefill_tokens=64))
     engine.submit([5, 6], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
     requests = [engine.submit([3, 1, 4], params)]
     for _ in range(3):

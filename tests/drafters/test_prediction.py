@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from functools import cache
 from itertools import pairwise
 from statistics import geometric_mean
 
@@ -328,7 +329,7 @@ POSITION = 0.04
 
 def replayed(prediction, drafter=NoDrafter, requests: int = 3, **params) -> list[float]:
     """Times plain decoding of each request of 128 tokens, by given costs."""
-    engine = Engine(load(tiny_llama(seed=1, vocab_size=400, num_hidden_layers=1)), Cascade([drafter()], costs=[0.0]))
+    engine = Engine(replayed_target(), Cascade([drafter()], costs=[0.0]))
     sampling = SamplingParams(max_new_tokens=128, ignore_eos=True, **params)
     found = []
     for number in range(requests):
@@ -338,8 +339,18 @@ def replayed(prediction, drafter=NoDrafter, requests: int = 3, **params) -> list
 
 
 def right(engine: Engine, number: int) -> list[int]:
+    return list(greedy_output(number))
+
+
+@cache
+def greedy_output(number: int) -> list[int]:
     params = SamplingParams(temperature=0.0, max_new_tokens=128, ignore_eos=True)
-    return Engine(engine.target, None).generate([number + 1, 2, 3], params).token_ids
+    return Engine(replayed_target(), None).generate([number + 1, 2, 3], params).token_ids
+
+
+@cache
+def replayed_target():
+    return load(tiny_llama(seed=1, vocab_size=400, num_hidden_layers=1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

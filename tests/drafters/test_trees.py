@@ -82,7 +82,7 @@ def check(case: tuple, draws: int, tests: int) -> None:
     engine = Engine(model(runner, 1), drafter, verifier, 8, max_batch_size=512)
     samples = [one.token_ids[:LENGTH] for one in engine.generate([PROMPT] * draws, params)]
     assert g_test(samples, target_joint(option)) > ERROR_LEVEL / tests
-    assert [engine.generate(PROMPT, one).token_ids[:LENGTH] for one in params[:30]] == samples[:30]
+    assert [engine.generate(PROMPT, one).token_ids[:LENGTH] for one in params[:12]] == samples[:12]
 
 
 @pytest.mark.parametrize("case", QUICK, ids="-".join)
@@ -110,7 +110,7 @@ def test_a_lossy_use_of_trees_is_caught():
             return replace(draft, replacement=True)
 
     drafter = Wrong(model("hf", 2), TreeShape((0, 0, 0)))
-    engine = Engine(model("hf", 1), drafter, "tree", 3, max_batch_size=128)
+    engine = Engine(model("hf", 1), drafter, "tree", 3, max_batch_size=512)
     samples = [one.token_ids[:1] for one in engine.generate([PROMPT] * 2_500, [sampled(i, 3) for i in range(2_500)])]
     assert g_test(samples, target_joint("plain").sum((1, 2))) < 1e-9
 
@@ -134,7 +134,7 @@ class Watching(DraftModel):
 
 def first_drafts(tree, count: int, budget: int = 8, verifier: str = "traversal", **options) -> list:
     drafter = Watching(model("hf", 2), tree)
-    engine = Engine(model("hf", 1), drafter, verifier, budget, max_batch_size=128, reuse_prefixes=False)
+    engine = Engine(model("hf", 1), drafter, verifier, budget, max_batch_size=1_000, reuse_prefixes=False)
     engine.generate([PROMPT] * count, [sampled(seed, 5, **options) for seed in range(count)])
     return drafter.seen
 
@@ -314,7 +314,7 @@ MIXED = [
 
 def check_mixed(tree, draws: int, tests: int) -> None:
     """Rows of all kinds, with numbers of nodes and lengths of their own, each with its own distribution."""
-    engine = Engine(model("hf", 1), DraftModel(model("hf", 2), tree), "traversal", 8, max_batch_size=128)
+    engine = Engine(model("hf", 1), DraftModel(model("hf", 2), tree), "traversal", 8, max_batch_size=512)
     made = [
         engine.submit(
             PROMPT,
@@ -352,7 +352,9 @@ def test_what_is_forbidden_is_not_emitted_where_the_drafter_knows_nothing_else(t
     """A drafter that is padded less than the target, and a row that forbids all of its tokens."""
     words = NumberTokenizer(6)
     target, drafter = load(module(1), runner="hf", tokenizer=words), tiny_llama(vocab_size=6, seed=2)
-    engine = Engine(target, DraftModel(load(drafter, runner="hf", tokenizer=words), tree), verifier, 6)
+    engine = Engine(
+        target, DraftModel(load(drafter, runner="hf", tokenizer=words), tree), verifier, 6, max_batch_size=256
+    )
     banned = {"logit_bias": dict.fromkeys(range(6), -np.inf)}
     params = [sampled(seed, 4, **({} if seed % 2 else banned)) for seed in range(160)]
     params += [sampled(200 + seed, 4, top_p=0.9, top_k=seed, **banned) for seed in (0, 3)]

@@ -76,8 +76,10 @@ def test_coupled_gives_one_text_for_every_drafter_k_and_batch_size(make):
     params = [SamplingParams(seed=i, max_new_tokens=12, temperature=0.9, top_p=0.9) for i in range(len(PROMPTS))]
     wanted = [c.token_ids for c in Engine(target, None, "coupled").generate(PROMPTS, params)]
     assert len({tuple(tokens) for tokens in wanted}) == len(wanted)
-    for drafter in [*drafters(make), Tree()]:
-        for k, batch_size in ((1, 64), (3, 1), (7, 3), (4, 64)):
+    settings = ((1, 64), (3, 1), (7, 3), (4, 64))
+    for number, drafter in enumerate([*drafters(make), Tree()]):
+        # The encoder-decoder's drafters have every other setting, in turn: all meet all with the other model.
+        for k, batch_size in settings if make is tiny_llama else settings[number % 2 :: 2]:
             engine = Engine(target, drafter, "coupled", k, max_batch_size=batch_size)
             assert [c.token_ids for c in engine.generate(PROMPTS, params)] == wanted
 

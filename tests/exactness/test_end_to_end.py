@@ -16,6 +16,7 @@ from grid import (
     MODELS,
     OPTIONS,
     QUICK,
+    QUICK_ALONE,
     QUICK_DRAWS,
     SMALL,
     VERIFIERS,
@@ -29,7 +30,7 @@ from grid import (
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: "-".join(map(str, case)))
 def test_every_pair_of_options_has_the_targets_distribution(case):
-    check(case, len(QUICK), alone=30, draws=QUICK_DRAWS)
+    check(case, len(QUICK), alone=QUICK_ALONE, draws=QUICK_DRAWS)
 
 
 @pytest.mark.full

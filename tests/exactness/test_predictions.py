@@ -11,7 +11,7 @@ from foretoken.sampling import SamplingParams
 from grid import BATCH_SIZE, ERROR_LEVEL, LENGTH, OPTIONS, PROMPT, VERIFIERS, model, target_distribution
 
 KINDS = ("right", "half", "wrong")
-DRAWS = 1_500  # of each kind
+DRAWS = 1_000  # of each kind: they find a deviation of 0.14 to 0.18 in total variation with probability 0.99
 DRAFTERS = {"none": lambda: None, "lookup": Lookup, "draft-model": lambda: model("llama", 2)}
 TESTS = len(VERIFIERS) * len(KINDS)
 

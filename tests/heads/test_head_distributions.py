@@ -105,8 +105,8 @@ def check(case: tuple, draws: int, tests: int) -> None:
     ]
     samples = [one.token_ids[:LENGTH] for one in engine(512).generate([PROMPT] * draws, wanted)]
     assert g_test(samples, target_distribution(runner.split("-")[0], option)) > ERROR_LEVEL / tests
-    single = engine(1)
-    assert [single.generate(PROMPT, one).token_ids[:LENGTH] for one in wanted[:20]] == samples[:20]
+    single = engine(1)  # every drafter has nine cases of eight requests
+    assert [single.generate(PROMPT, one).token_ids[:LENGTH] for one in wanted[:8]] == samples[:8]
 
 
 @pytest.mark.parametrize("case", QUICK, ids=name_of)
@@ -141,6 +141,6 @@ def test_draft_probs_that_the_tokens_were_not_drawn_from_is_caught(monkeypatch):
 
     monkeypatch.setattr(made, "propose", lying)
     params = [SamplingParams(seed=seed, max_new_tokens=LENGTH + 1, ignore_eos=True) for seed in range(2_000)]
-    engine = Engine(target("llama-hf"), made, "token", 3, max_batch_size=64)
+    engine = Engine(target("llama-hf"), made, "token", 3, max_batch_size=512)
     samples = [one.token_ids[:LENGTH] for one in engine.generate([PROMPT] * len(params), params)]
     assert g_test(samples, target_distribution("llama", "plain")) < 1e-6

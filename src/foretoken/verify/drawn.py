@@ -23,6 +23,7 @@ from foretoken.verify.residual import rows_at
 STEPS = 1 << 53
 """Number of values that a uniform takes: ``k / STEPS`` for k in 0 … STEPS - 1."""
 
+_ROWS = 128  # rows a call while steps are searched for, or about as many: so few cost hardly more than one
 _PROBES = 16  # random uniforms a row at which the outcome is compared with the steps found
 
 Decide = Callable[[Verifier, Draft, Tensor, Tensor], Verdict]
@@ -54,6 +55,7 @@ class Drawn:
         self._decide = decide
         self._dtype = dtype
         self._alone = alone
+        self._at_once = 1 if alone else _ROWS
         self._steps: tuple[Draft, Tensor, Tensor] | None = None
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
@@ -84,7 +86,7 @@ class Drawn:
             inside = (torch.rand(len(rows), generator=_generator(), dtype=torch.float64) * (end - start)[rows]).long()
             return token(rows, second, start[rows] + inside)
 
-        steps = _find_steps(token, len(reached), target_probs.shape[-1])
+        steps = _find_steps(token, len(reached), target_probs.shape[-1], self._at_once)
         result[reached] = _step_probs(steps, _agrees(anywhere, steps))
         return result
 
@@ -95,7 +97,7 @@ class Drawn:
             def node(rows: Tensor, first: Tensor) -> Tensor:
                 return self._outcomes(draft, target_probs, rows, first, torch.zeros_like(first))[0]
 
-            self._steps = draft, target_probs, _find_steps(node, draft.batch_size, draft.width + 1)
+            self._steps = draft, target_probs, _find_steps(node, draft.batch_size, draft.width + 1, self._at_once)
         return self._steps[2]
 
     def _outcomes(
@@ -125,17 +127,30 @@ Outcome = Callable[[Tensor, Tensor], Tensor]
 """Takes rows ``[R]`` and uniforms ``[R]`` in units of 1 / STEPS; returns the nodes or tokens drawn, ``[R]``."""
 
 
-def _find_steps(outcome: Outcome, size: int, values: int) -> Tensor:
-    """``[size, values - 1]``: where outcomes of at least 1, 2, … begin; STEPS for those that never occur."""
+def _find_steps(outcome: Outcome, size: int, values: int, at_once: int) -> Tensor:
+    """``[size, values - 1]``: where outcomes of at least 1, 2, … begin; STEPS for those that never occur.
+
+    Args:
+        outcome: what is drawn; not decreasing in the uniform.
+        size: number of rows.
+        values: number of outcomes.
+        at_once: the number of rows a call to aim at: as many as there are to search for, and more where intervals are
+            cut into more than two parts at a time.
+    """
     wanted = torch.arange(1, values).repeat(size)
+    parts = max(2, min(32, at_once // max(1, len(wanted)) + 1))
     rows = torch.arange(size).repeat_interleave(values - 1)
     low, high = torch.zeros_like(wanted), torch.full_like(wanted, STEPS)
+    cuts = torch.arange(1, parts)
     while bool((low < high).any()):
-        middle = (low + high) // 2
+        span = (high - low)[:, None]
+        # low + span * cuts // parts, without products beyond 64 bits; the last cut of a span of 1 is `low` itself.
+        places = low[:, None] + span // parts * cuts + span % parts * cuts // parts
         # An outcome settled at STEPS stays there: STEPS itself is not a uniform that could be tried.
-        reached = (outcome(rows, middle.clamp(max=STEPS - 1)) >= wanted) | (middle == STEPS)
-        high = torch.where(reached, middle, high)
-        low = torch.where(reached, low, middle + 1)
+        tried = outcome(rows.repeat_interleave(parts - 1), places.clamp(max=STEPS - 1).flatten()).view_as(places)
+        reached = (tried >= wanted[:, None]) | (places == STEPS)
+        high = torch.where(reached, places, high[:, None]).amin(1)
+        low = torch.where(reached, low[:, None], places + 1).amax(1)
     return high.view(size, values - 1)
 
 
