@@ -52,6 +52,14 @@ def test_quick_is_coarser_and_shorter():
     assert (plan["tv"], plan["max_seconds"]) == (0.4, 120.0)
 
 
+def test_thorough_is_finer():
+    """The fault is found long before all is drawn; the time is foretold from the first samples."""
+    result = run("callable", "my_samplers:wrong", "--thorough", "--json", "-t", "1.0")
+    plan = json.loads(result.stdout)["plan"]
+    assert (result.exit_code, plan["tv"], plan["max_seconds"], plan["max_samples"]) == (1, 0.03, 7200.0, 1_000_000)
+    assert "at the speed of the first ones, about" in " ".join(result.stderr.split())
+
+
 def test_fail_is_status_1():
     result = run("callable", "my_samplers:wrong", "--json", "-t", "1.0")
     assert result.exit_code == 1
@@ -77,6 +85,7 @@ def test_inconclusive_is_status_3():
         (["callable", "my_samplers:right", "--audit-seed", "-1"], "seed=-1"),
         (["callable", "my_samplers:right", "--max-seconds", "nan"], "max_seconds"),
         (["callable", "my_samplers:right", "--level", "2"], "level=2.0"),
+        (["callable", "my_samplers:right", "--quick", "--thorough"], "choose one of them"),
         (["callable", "my_samplers:right", "--html", "no/such/report.html"], "can't write"),
         (["callable", "my_samplers:right", "-t", "-1"], "temperature is -1.0"),
         (["transformers", "--mode", "magic"], "unknown mode 'magic'"),
@@ -103,6 +112,7 @@ def test_inconclusive_is_status_3():
         (["endpoint", "http://127.0.0.1:9", "--field", "a=" + "[" * 100_000], "a is nested more than 32 levels deep"),
         (["endpoint", "http://127.0.0.1:9", "--field", "a=" + "[" * 33 + "]" * 33], "a is nested more than 32 levels"),
         (["endpoint", "http://127.0.0.1:9", "--field", "a=b"], "the value as JSON"),
+        (["endpoint", "http://127.0.0.1:9", "--model", "m", "--field", "seed=5"], "a seed of its own"),
         (["make-world", "my_samplers.py"], "'my_samplers.py' (it is a file): name another folder"),
         (["make-world", "my_samplers.py/below"], "(Not a directory): name another folder"),
         (["make-world", "here", "--seed", "-1"], "seed=-1: give 0 or more"),

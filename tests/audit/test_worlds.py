@@ -26,7 +26,7 @@ CLAIMS = {
 def test_distributions_agree_with_transformers(world, name):
     """Two ways to the same distribution, none of them Foretoken's."""
     params, prompt = CLAIMS[name], world.prompts[0]
-    levels, _ = enumerate_probs(ReferenceModel(world.target), prompt, 2, params)
+    levels, *_ = enumerate_probs(ReferenceModel(world.target), prompt, 2, params)
     expected = joint_distribution(world.target, prompt, params, 2)
     assert np.abs(joint(levels) - expected.reshape(-1)).max() < 1e-6
 

@@ -42,7 +42,7 @@ class EndpointSubject:
         extra: further fields of every request, such as ``{"ignore_eos": true}``.
 
     Raises:
-        AuditError: the server can't be reached, or names no model.
+        AuditError: the server can't be reached, or names no model; or `extra` has a seed.
     """
 
     speculation: Speculation | None = None
@@ -69,6 +69,10 @@ class EndpointSubject:
         ):
             if not 1 <= value <= limit:
                 raise AuditError(f"{name} {value:,}: give a number from 1 to {limit:,}")
+        if "seed" in (extra or {}):
+            raise AuditError(
+                "field seed: each request is sent with a seed of its own, so that outputs differ; leave it out"
+            )
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise AuditError("the API key has characters that no HTTP header can carry: check the variable it is in")
         self.url = url.rstrip("/")

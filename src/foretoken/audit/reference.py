@@ -84,6 +84,19 @@ def probabilities(scores: Floats, params: SamplingParams, slack: float = 0.0) ->
     return probs / probs.sum(axis=1, keepdims=True)
 
 
+def kept_mass(scores: Floats, params: SamplingParams, probs: Floats) -> Floats:
+    """What the filters leave of the distribution at this temperature, ``[n, 1]``: 1 where they leave all.
+
+    Args:
+        scores: from `shape`, ``[n, V]``.
+        params: the claim.
+        probs: from `probabilities`, of the same scores.
+    """
+    scores = (scores - scores.max(axis=1, keepdims=True)) / (params.temperature or 1.0)
+    weights = np.exp(scores)
+    return np.asarray(np.where(probs > 0, weights, 0.0).sum(axis=1, keepdims=True) / weights.sum(axis=1, keepdims=True))
+
+
 def filter_margin(scores: Floats, params: SamplingParams) -> float:
     """How far the closest decision of the filters is from going the other way (in logits, or probability).
 
@@ -178,13 +191,16 @@ def all_sequences(vocab_size: int, length: int) -> Ints:
 
 def enumerate_probs(
     reference: ReferenceModel, prompt: Sequence[int], depth: int, params: SamplingParams
-) -> tuple[list[Floats], float]:
+) -> tuple[list[Floats], float, list[Floats]]:
     """The distribution after every sequence of fewer than `depth` tokens.
 
     Returns:
-        For d = 0 … depth - 1, ``[V ** d, V]``; and the `filter_margin` over all of them.
+        For d = 0 … depth - 1, ``[V ** d, V]``; the `filter_margin` over all of them; and their `kept_mass`,
+        ``[V ** d, 1]``.
     """
-    levels, margin = [], np.inf
+    levels: list[Floats] = []
+    masses: list[Floats] = []
+    margin = np.inf
     histories = all_sequences(reference.vocab_size, depth - 1)
     rows = [[*map(int, text_config), 0] for text_config in histories]
     scores = np.stack(reference.scores(prompt, rows))  # [V ** (depth - 1), depth, V]
@@ -194,7 +210,8 @@ def enumerate_probs(
         shaped = shape(at, params, [(prompt, row[:d]) for row in rows[::step]])
         margin = min(margin, filter_margin(shaped, params))
         levels.append(probabilities(shaped, params))
-    return levels, float(margin)
+        masses.append(kept_mass(shaped, params, levels[-1]))
+    return levels, float(margin), masses
 
 
 def joint(levels: Sequence[Floats]) -> Floats:

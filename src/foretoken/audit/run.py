@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,14 @@ import numpy as np
 from foretoken.audit.cells import Positions, SequenceCounts, drafter_cells, joint_cells
 from foretoken.audit.errors import AuditError
 from foretoken.audit.evidence import Evidence
+from foretoken.audit.faults import Nodes, stacked
 from foretoken.audit.greedy import greedy_model, greedy_world
-from foretoken.audit.reference import ReferenceModel, contexts, probabilities, shape
+from foretoken.audit.reference import ReferenceModel, contexts, kept_mass, probabilities, shape
 from foretoken.audit.report import Report
 from foretoken.audit.sequential import AuditPlan, Ledger, Watcher
 from foretoken.audit.session import SECONDS_PER_BATCH, Run
-from foretoken.audit.statistics import Floats, detectable_tv
+from foretoken.audit.shared import Shared, WorldOutputs
+from foretoken.audit.statistics import Floats, Ints, detectable_tv
 from foretoken.audit.subjects import Sample, SampleRequest, Subject
 from foretoken.audit.tokens import BINS, Tokens
 from foretoken.audit.worlds import World, describe, make_worlds
@@ -32,6 +35,18 @@ LONG = 24
 ROUNDS_SAMPLES = 48
 """Most longer samples of a world that rounds are asked for: many subjects tell them for one sample at a time only, and
 they say where a deviation sits rather than whether there is one."""
+
+MOST_NEIGHBOURS = 64
+"""Most requests with successive seeds, after each prompt of a small world."""
+
+REHEARSAL = 32
+"""Samples that the time of an audit is foretold from."""
+
+AT_ONCE = 1 << 22
+"""Probabilities that known faults are compared with at once (32 MiB)."""
+
+USUAL_K = 4
+"""Draft tokens of a round that known faults are written down with where nobody tells."""
 
 SLACK = 0.02
 """How much filters are loosened before a token counts as impossible, in logits and in probability."""
@@ -65,9 +80,13 @@ def audit_worlds(
             return audit_worlds(factory, make_worlds(folder), plan, watch, greedy=greedy)
     plan = plan or AuditPlan()
     sampled = [world for world in worlds if not world.params.greedy]
-    # Cells, positions, drafter's cells, four kinds on longer samples, positions in the round; greedy.
-    ledger = Ledger(plan, planned=max(1, 8 * len(sampled) + len(worlds)))
+    # Cells, positions, drafter's cells, four kinds on longer samples, positions in the round; greedy; and shared ones.
+    common = Shared.planned(drafter=True) if sampled else 0
+    ledger = Ledger(plan, planned=max(1, 8 * len(sampled) + len(worlds) + common))
     run = Run(ledger, watch, len(worlds), sum(sum(_wanted(world, ledger)) for world in sampled))
+    shared = Shared(plan.seed, sampled[0].num_speculative_tokens, drafter=True) if sampled else None
+    if shared is not None:
+        ledger.add(shared.parts)
     enough = True
     subjects: dict[tuple[Path, int], Subject] = {}
     try:
@@ -79,11 +98,14 @@ def audit_worlds(
                 subjects[key] = factory(world)
             subject = subjects[key]
             run.meet(subject)
+            if number == 0 and not world.params.greedy:
+                request = SampleRequest(world.prompts[0], REHEARSAL, world.depth, world.params)
+                run.rehearse(subject, request, world.vocab_size, sum(map(_wanted_tokens, sampled, repeat(ledger))))
             if greedy or world.params.greedy:
                 greedy_world(run, subject, world)
-            if not world.params.greedy:
+            if shared is not None and not world.params.greedy:
                 share = (number + 1) / len(worlds)
-                enough &= _sample_world(run, subject, world, share * plan.max_seconds)
+                enough &= _sample_world(run, subject, world, shared, share * plan.max_seconds)
             if ledger.failed or ledger.out_of_time:
                 enough &= number == len(worlds) - 1
                 break
@@ -129,7 +151,8 @@ def audit_model(
     if not prompts:
         raise AuditError("no prompts: give at least one")
     scope = reference.name
-    ledger = Ledger(plan, planned=6)
+    known = drafter_reference is not None
+    ledger = Ledger(plan, planned=7 + Shared.planned(known))
     run = Run(ledger, watch, 1)
     run.begin(scope, 0)
     run.meet(subject)
@@ -137,8 +160,9 @@ def audit_model(
         greedy_model(run, subject, reference, prompts, params, num_tokens, ends)
     enough = True
     if not params.greedy and not ledger.failed:
-        tokens = Tokens(scope, plan.seed, drafter_reference is not None, num_speculative_tokens + 1)
-        ledger.add(tokens.parts())
+        tokens = Tokens(scope, plan.seed, known, num_speculative_tokens + 1, ends)
+        shared = Shared(plan.seed, num_speculative_tokens or USUAL_K, drafter=known)
+        ledger.add([*tokens.parts(), *shared.parts])
         enough = _sample_model(
             run,
             subject,
@@ -146,6 +170,7 @@ def audit_model(
             prompts,
             params,
             tokens,
+            shared,
             drafter_reference=drafter_reference,
             num_tokens=num_tokens,
             wants_rounds=num_speculative_tokens > 0,
@@ -173,13 +198,30 @@ def _wanted(world: World, ledger: Ledger) -> tuple[int, int]:
     return short, int(1.15 * assumed * (reach / plan.tv) ** 2 / LONG) + 1
 
 
-def _sample_world(run: Run, subject: Subject, world: World, until: float) -> bool:
+def _ask_neighbours(
+    run: Run, subject: Subject, world: World, prompt: tuple[int, ...], count: int
+) -> Iterator[list[Sample]]:
+    """Outputs of requests with successive seeds, one each: small ones, as people choose them."""
+    for _ in range(count):
+        if run.ledger.seconds >= run.until:
+            return
+        request = SampleRequest(prompt, 1, world.depth, world.params, run.next_seed(), exact_seed=True)
+        yield run.ask(subject, request, world.vocab_size)
+
+
+def _wanted_tokens(world: World, ledger: Ledger) -> int:
+    short, long = _wanted(world, ledger)
+    return short * world.depth + long * LONG
+
+
+def _sample_world(run: Run, subject: Subject, world: World, shared: Shared, until: float) -> bool:
     """Gather all statistical evidence of a world; whether the wanted power was reached.
 
     Args:
         run: the audit.
         subject: the system.
         world: what to ask it.
+        shared: evidence that goes on from world to world.
         until: seconds of the audit after which it is the next world's turn.
     """
     ledger, plan, params = run.ledger, run.ledger.plan, world.params
@@ -195,20 +237,32 @@ def _sample_world(run: Run, subject: Subject, world: World, until: float) -> boo
     run.until = until
     batch, done, long_done = 64, 0, 0
     refuted: float | None = None
+    outputs = WorldOutputs(shared, world)
+
+    def take(number: int, samples: Sequence[Sample]) -> int:
+        tokens = np.array([sample.tokens for sample in samples])
+        observed.add(number, tokens)
+        outputs.add(number, tokens, run.calls)
+        return len(samples)
+
     while True:
         began = time.monotonic()
         for number, prompt in enumerate(prompts):
             request = SampleRequest(prompt, batch // len(prompts), world.depth, params)
-            samples = run.ask(subject, request, size)
-            observed.add(number, np.array([sample.tokens for sample in samples]))
-            done += len(samples)
+            done += take(number, run.ask(subject, request, size))
+        if long_done == 0:
+            count = min(max(wanted // 64, 4), MOST_NEIGHBOURS)
+            for number, prompt in enumerate(prompts):
+                for samples in _ask_neighbours(run, subject, world, prompt, count):
+                    done += take(number, samples)
         if long_done < long_wanted:
             share = max(2, min(long_wanted - long_done, long_wanted * batch // wanted + 1))
             for prompt in prompts:
                 rounds = long_done < ROUNDS_SAMPLES
                 request = SampleRequest(prompt, max(1, share // len(prompts)), LONG, params, rounds=rounds)
                 samples = run.ask(subject, request, size)
-                _add_tokens(tokens, world.target_reference, world.drafter_reference, prompt, samples, params)
+                references = world.target_reference, world.drafter_reference
+                _add_tokens(tokens, shared, run.calls, *references, prompt, samples, params)
                 long_done += len(samples)
         run.progress(done / wanted)
         if ledger.failed:
@@ -230,6 +284,8 @@ def _sample_world(run: Run, subject: Subject, world: World, until: float) -> boo
 
 def _add_tokens(
     tokens: Tokens,
+    shared: Shared,
+    calls: Sequence[SampleRequest],
     reference: ReferenceModel,
     drafter_reference: ReferenceModel | None,
     prompt: Sequence[int],
@@ -239,21 +295,32 @@ def _add_tokens(
     outputs = [sample.tokens for sample in samples]
     scores = reference.scores(prompt, outputs)
     drafters = drafter_reference.scores(prompt, outputs) if drafter_reference is not None else [None] * len(outputs)
+    gathered: list[Nodes] = []
+    waiting: list[Ints] = []
+    values: list[Floats] = []
     for sample, score, drafter in zip(samples, scores, drafters, strict=True):
         if not sample.tokens:
             continue
         histories = contexts(prompt, sample.tokens)
         shaped = shape(score, params, histories)
-        drafter_probs = None
+        probs, drafter_probs = probabilities(shaped, params), None
+        mass = drafter_mass = kept_mass(shaped, params, probs)
         if drafter is not None:
-            drafter_probs = _fit(probabilities(shape(drafter, params, histories), params), shaped.shape[1])
-        tokens.add(
-            probabilities(shaped, params),
-            np.array(sample.tokens),
-            drafter_probs,
-            sample.rounds,
-            probabilities(shaped, params, SLACK),
-        )
+            drafter_shaped = shape(drafter, params, histories)
+            drafter_probs = probabilities(drafter_shaped, params)
+            drafter_mass = kept_mass(drafter_shaped, params, drafter_probs)
+            drafter_probs = _fit(drafter_probs, shaped.shape[1])
+        tokens.add(probs, np.array(sample.tokens), drafter_probs, sample.rounds, probabilities(shaped, params, SLACK))
+        before = np.concatenate([probs[:1], probs[:-1]])
+        gathered.append(Nodes(probs, probs if drafter_probs is None else drafter_probs, before, mass, drafter_mass))
+        waiting.append(np.array(sample.tokens))
+        if sum(one.p.size for one in gathered) >= AT_ONCE:
+            values += shared.add_outputs(stacked(gathered), waiting)
+            gathered, waiting = [], []
+    if gathered:
+        values += shared.add_outputs(stacked(gathered), waiting)
+    if len(values) == len(samples):  # else one of them is empty, and nothing can be said about the order
+        shared.add_calls(values, calls)
 
 
 def _fit(probs: Floats, size: int) -> Floats:
@@ -270,6 +337,7 @@ def _sample_model(
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     tokens: Tokens,
+    shared: Shared,
     *,
     drafter_reference: ReferenceModel | None,
     num_tokens: int,
@@ -285,7 +353,7 @@ def _sample_model(
         turn += 1
         request = SampleRequest(prompt, count, num_tokens, params, rounds=wants_rounds)
         samples = run.ask(subject, request, reference.vocab_size, ends)
-        _add_tokens(tokens, reference, drafter_reference, prompt, samples, params)
+        _add_tokens(tokens, shared, run.calls, reference, drafter_reference, prompt, samples, params)
         done += len(samples)
         seen = int(tokens.likely.counts.sum())
         if seen >= 200:

@@ -23,6 +23,13 @@ PIECE_SECONDS = 2.0
 FIRST_PIECE = 8
 """Samples of the first request, before a subject's speed is known."""
 
+SEED_SPACING = 8192
+"""Least distance of requests' seeds: an engine may well give row i the seed plus i, and two requests share no row then.
+More than the samples of any request."""
+
+FIRST_SEED = 1000
+"""The first exact seed is below this: people choose small ones."""
+
 PER_DECIMAL = 1 / math.log(10)
 
 
@@ -45,11 +52,16 @@ class Run:
         self.tokens = 0
         self.subject = ""
         self.details: dict[str, str] = {}
+        self.calls: list[SampleRequest] = []
+        """The pieces that the last `ask` was carried out in."""
         self._watch, self._parts = watch, parts
         self._scope, self._part = "", 0
         self._requests = 0
         self._wanted = wanted
         self._tokens_per_second = 0.0
+        self._seeds: list[int] = []
+        self._exact = int(np.random.default_rng([ledger.plan.seed, 23]).integers(0, FIRST_SEED))
+        self._expected: float | None = None
 
     def begin(self, scope: str, part: int) -> None:
         """Turn to the next part."""
@@ -59,6 +71,12 @@ class Run:
     def meet(self, subject: Subject) -> None:
         """Note who is audited."""
         self.subject, self.details = subject.name, dict(subject.details)
+
+    def rehearse(self, subject: Subject, request: SampleRequest, vocab_size: int, tokens: int) -> None:
+        """Sample a little, and tell from it how long that many tokens will take."""
+        self.ask(subject, request, vocab_size)
+        self._expected = tokens / max(self._tokens_per_second, 1e-9)
+        self.progress(0.0)
 
     def progress(self, fraction: float) -> None:
         """Tell whoever watches."""
@@ -71,7 +89,7 @@ class Run:
         """Seconds that the rest takes, if it goes on like this."""
         seconds, plan = self.ledger.seconds, self.ledger.plan
         if share < 0.01 or self.samples == 0:
-            return None
+            return self._expected
         return max(0.0, min(seconds * (1 - share) / share, plan.max_seconds - seconds))
 
     def ask(
@@ -79,9 +97,10 @@ class Run:
     ) -> list[Sample]:
         """Samples of a request: as many as it says, or fewer, but at least one, if the time is up before.
 
-        They are asked for in pieces of about `PIECE_SECONDS`, each with a seed of its own.
+        They are asked for in pieces of about `PIECE_SECONDS`, each with a seed of its own, unless the request's is exact.
         """
         samples: list[Sample] = []
+        self.calls = []
         while len(samples) < request.count and (not samples or self.ledger.seconds < self.until):
             size = int(self._tokens_per_second * PIECE_SECONDS / request.num_tokens) or FIRST_PIECE
             samples.extend(
@@ -93,8 +112,9 @@ class Run:
         self, subject: Subject, request: SampleRequest, vocab_size: int | None, ends: Sequence[int]
     ) -> list[Sample]:
         self._requests += 1
-        entropy = np.random.SeedSequence([self.ledger.plan.seed, self._requests]).generate_state(1)[0]
-        request = replace(request, seed=int(entropy) >> 1)
+        if not request.exact_seed:
+            request = replace(request, seed=self._fresh_seed())
+        self.calls.append(request)
         began, before = time.monotonic(), subject.speculation
         samples = subject.sample(request)
         check(samples, request, vocab_size, ends)
@@ -107,6 +127,20 @@ class Run:
             after = subject.speculation
             self.speculation = None if after is None else self.speculation + (after - (before or Speculation()))
         return samples
+
+    def _fresh_seed(self) -> int:
+        """A seed that is far from all earlier ones, and from small ones, which requests with exact seeds have."""
+        rng = np.random.default_rng([self.ledger.plan.seed, self._requests])
+        while True:
+            seed = int(rng.integers(SEED_SPACING, 2**31))
+            if all(abs(seed - other) >= SEED_SPACING for other in self._seeds):
+                self._seeds.append(seed)
+                return seed
+
+    def next_seed(self) -> int:
+        """The smallest exact seed that is larger than any that was asked with."""
+        self._exact += 1
+        return self._exact - 1
 
     def report(self, claim: str, enough: bool) -> Report:
         """The answer."""

@@ -49,6 +49,11 @@ def log_mean_exp(x: Sequence[float] | Floats) -> float:
     return top + math.log(float(np.exp(values - top).mean()))
 
 
+def log_mean_exp_rows(x: Floats) -> Floats:
+    """`log_mean_exp` of each row of ``[n, m]``."""
+    return np.array([log_mean_exp(row) for row in x])
+
+
 def chi2_sf(x: float, df: int) -> float:
     """Upper tail of the chi-squared distribution with `df` degrees of freedom."""
     if df <= 0:

@@ -41,9 +41,10 @@ class SampleRequest:
         seed: key of the randomness of this request; `seeds` makes one for each sample from it.
         rounds: `Sample.rounds` is wanted, if it can be had.
         logprobs: this many `Sample.top_logprobs` are wanted; None for none.
+        exact_seed: the one sample's seed is `seed` itself, not one made from it.
 
     Raises:
-        AuditError: `count` or `num_tokens` is below 1.
+        AuditError: `count` is not 1 for an exact seed; `count` or `num_tokens` is below 1.
     """
 
     prompt: tuple[int, ...]
@@ -53,16 +54,24 @@ class SampleRequest:
     seed: int = 0
     rounds: bool = False
     logprobs: int | None = None
+    exact_seed: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("num_tokens", self.num_tokens), ("count", self.count)):
             if value < 1:
                 raise AuditError(f"{name}={value}: give at least 1")
+        if self.exact_seed and self.count != 1:
+            raise AuditError(f"count={self.count}: an exact seed is that of one sample")
 
     def seeds(self) -> list[int]:
-        """A seed below 2**31 for each sample."""
+        """A seed below 2**31 for each sample, all different: with equal seeds, outputs may well be equal."""
+        if self.exact_seed:
+            return [self.seed]
         rng = np.random.default_rng(self.seed)
-        return [int(seed) for seed in rng.integers(0, 2**31, size=self.count)]
+        seeds: dict[int, None] = {}
+        while len(seeds) < self.count:
+            seeds.update(dict.fromkeys(rng.integers(0, 2**31, size=self.count - len(seeds)).tolist()))
+        return list(seeds)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from foretoken.audit import statistics as st
 from foretoken.audit.evidence import Evidence, Finding
+from foretoken.audit.faults import Ends
 from foretoken.audit.statistics import Floats, Ints
 
 BINS = 20
@@ -169,9 +170,10 @@ class Tokens:
         seed: of the randomisation of the transform.
         drafter: the drafter's distribution is known too: a second transform puts first what the drafter prefers.
         width: positions of a round that are counted separately; 0 for none.
+        ends: the tokens that end an output.
     """
 
-    def __init__(self, scope: str, seed: int, drafter: bool, width: int) -> None:
+    def __init__(self, scope: str, seed: int, drafter: bool, width: int, ends: Sequence[int] = ()) -> None:
         self.likely = Pit(
             "transform",
             scope,
@@ -191,6 +193,7 @@ class Tokens:
         self.likelihood = LogLikelihood(scope)
         self.offsets = Offsets(scope, width) if width else None
         self.possible = Possible(scope)
+        self.ends = Ends(ends) if ends else None
         self._rng = np.random.default_rng([seed, 7])
 
     def add(
@@ -220,6 +223,8 @@ class Tokens:
         values = st.pit(probs, tokens, np.argsort(-probs, axis=1, kind="stable"), uniforms)
         self.likely.add(values[good])
         self.likelihood.add(probs[good], tokens[good])
+        if self.ends is not None:
+            self.ends.add(probs[good], tokens[good])
         if self.leaning is not None and drafter_probs is not None:
             ratio = np.log(np.maximum(drafter_probs, 1e-300)) - np.log(np.maximum(probs, 1e-300))
             order = np.argsort(-np.where(probs > 0, ratio, -np.inf), axis=1, kind="stable")
@@ -229,7 +234,7 @@ class Tokens:
 
     def parts(self) -> list[Evidence]:
         """The pieces of evidence."""
-        optional = [self.leaning, self.offsets]
+        optional = [self.leaning, self.offsets, self.ends]
         return [self.possible, self.likely, self.likelihood, *(one for one in optional if one is not None)]
 
 

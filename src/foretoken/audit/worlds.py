@@ -102,9 +102,24 @@ class World:
         return self.target_reference.vocab_size
 
     @cached_property
+    def enumerated(self) -> list[tuple[list[Floats], list[Floats]]]:
+        """For each prompt, the target's distributions after every sequence shorter than `depth`: ``[V ** d, V]``, and
+        what filters left of them: ``[V ** d, 1]``."""
+        return [self._enumerate(self.target_reference, prompt) for prompt in self.prompts]
+
+    @cached_property
+    def drafter_enumerated(self) -> list[tuple[list[Floats], list[Floats]]]:
+        """Likewise of the drafter."""
+        return [self._enumerate(self.drafter_reference, prompt) for prompt in self.prompts]
+
+    def _enumerate(self, reference: ReferenceModel, prompt: Sequence[int]) -> tuple[list[Floats], list[Floats]]:
+        levels, _, masses = enumerate_probs(reference, prompt, self.depth, self.params)
+        return levels, masses
+
+    @property
     def levels(self) -> list[list[Floats]]:
         """For each prompt, the target's distributions after every sequence shorter than `depth`: ``[V ** d, V]``."""
-        return [enumerate_probs(self.target_reference, prompt, self.depth, self.params)[0] for prompt in self.prompts]
+        return [levels for levels, _ in self.enumerated]
 
     @cached_property
     def joint_probs(self) -> list[Floats]:
@@ -114,8 +129,7 @@ class World:
     @cached_property
     def drafter_joint_probs(self) -> list[Floats]:
         """For each prompt, the distribution of the first `depth` tokens that the drafter alone would write."""
-        probs = [enumerate_probs(self.drafter_reference, prompt, self.depth, self.params)[0] for prompt in self.prompts]
-        return [joint(levels) for levels in probs]
+        return [joint(levels) for levels, _ in self.drafter_enumerated]
 
 
 def make_worlds(

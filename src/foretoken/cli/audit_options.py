@@ -23,6 +23,8 @@ MAX_DEPTH = 32
 
 TV, QUICK_TV = 0.1, 0.3
 MAX_SECONDS, QUICK_MAX_SECONDS = 600.0, 120.0
+MAX_SAMPLES = 100_000
+THOROUGH_TV, THOROUGH_MAX_SECONDS, THOROUGH_MAX_SAMPLES = 0.03, 7200.0, 1_000_000
 
 
 @dataclass(kw_only=True)
@@ -86,6 +88,15 @@ class RunOptions:
             rich_help_panel=_BUDGET,
         ),
     ] = False
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough",
+            help=f"Fine: --tv {THOROUGH_TV:g}, --max-seconds {THOROUGH_MAX_SECONDS:g}, --max-samples "
+            f"{THOROUGH_MAX_SAMPLES}. About 11 times the samples; the minutes are foretold before it starts.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False
     tv: Annotated[
         float | None,
         typer.Option(
@@ -101,7 +112,14 @@ class RunOptions:
             help=f"Give up after so long. Default: {MAX_SECONDS:g}.", show_default=False, rich_help_panel=_BUDGET
         ),
     ] = None
-    max_samples: Annotated[int, typer.Option(help="Give up after so many samples.", rich_help_panel=_BUDGET)] = 100_000
+    max_samples: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Give up after so many samples of a world. Default: {MAX_SAMPLES}.",
+            show_default=False,
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None
     audit_seed: Annotated[int, typer.Option(help="Of all that is random in it.", rich_help_panel=_BUDGET)] = 0
     json: Annotated[
         bool, typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=_OUTPUT)
@@ -115,13 +133,19 @@ class RunOptions:
         """The plan."""
         from foretoken.audit import AuditPlan
 
-        tv, seconds = (QUICK_TV, QUICK_MAX_SECONDS) if self.quick else (TV, MAX_SECONDS)
+        if self.quick and self.thorough:
+            raise ParameterError("--quick and --thorough: choose one of them")
+        tv, seconds, samples = TV, MAX_SECONDS, MAX_SAMPLES
+        if self.quick:
+            tv, seconds = QUICK_TV, QUICK_MAX_SECONDS
+        elif self.thorough:
+            tv, seconds, samples = THOROUGH_TV, THOROUGH_MAX_SECONDS, THOROUGH_MAX_SAMPLES
         return AuditPlan(
             level=self.level,
             tv=tv if self.tv is None else self.tv,
             power=self.power,
             max_seconds=seconds if self.max_seconds is None else self.max_seconds,
-            max_samples=self.max_samples,
+            max_samples=samples if self.max_samples is None else self.max_samples,
             seed=self.audit_seed,
         )
 

@@ -68,11 +68,11 @@ def _progress(screen: Screen, plan: AuditPlan) -> Iterator[Watcher]:
 
     def foretell(state: State) -> None:
         nonlocal announced
-        if not announced and state.wanted:
+        if not announced and state.wanted and state.seconds_left is not None:
             announced = True
             screen.note(
-                f"about {state.wanted:,} samples, {plan.max_seconds:,.0f} seconds at most; how long that takes depends "
-                "on the system (--tv or --quick for fewer, --max-seconds for the limit)"
+                f"about {state.wanted:,} samples, {plan.max_seconds:,.0f} seconds at most; at the speed of the first "
+                f"ones, about {duration(state.seconds_left)} (--tv or --quick for fewer, --max-seconds for the limit)"
             )
 
     if not screen.notes.is_terminal:
