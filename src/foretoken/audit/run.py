@@ -250,7 +250,7 @@ def _sample_world(run: Run, subject: Subject, world: World, shared: Shared, unti
         for number, prompt in enumerate(prompts):
             request = SampleRequest(prompt, batch // len(prompts), world.depth, params)
             done += take(number, run.ask(subject, request, size))
-        if long_done == 0:
+        if long_done == 0 and not ledger.failed:
             count = min(max(wanted // 64, 4), MOST_NEIGHBOURS)
             for number, prompt in enumerate(prompts):
                 for samples in _ask_neighbours(run, subject, world, prompt, count):

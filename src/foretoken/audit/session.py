@@ -97,7 +97,8 @@ class Run:
     ) -> list[Sample]:
         """Samples of a request: as many as it says, or fewer, but at least one, if the time is up before.
 
-        They are asked for in pieces of about `PIECE_SECONDS`, each with a seed of its own, unless the request's is exact.
+        They are asked for in pieces of about `PIECE_SECONDS`, each with a seed of its own unless the request's is
+        exact.
         """
         samples: list[Sample] = []
         self.calls = []
