@@ -204,6 +204,34 @@ def test_without_a_library_the_way_to_install_one_is_told(monkeypatch, whole):
         library.library.cache_clear()
 
 
+def test_a_library_that_the_environment_names_is_taken_or_refused_by_that_name(monkeypatch, tmp_path):
+    installed = library.library().home.file
+    (tmp_path / "libllama.so").symlink_to(installed)
+    (tmp_path / "broken.so").write_text("no library")
+    library.library.cache_clear()
+    try:
+        for name in (tmp_path, tmp_path / "libllama.so"):
+            monkeypatch.setenv("FORETOKEN_LLAMA_CPP", str(name))
+            assert str(library.library().home) == installed
+            library.library.cache_clear()
+        monkeypatch.setenv("FORETOKEN_LLAMA_CPP", str(tmp_path / "broken.so"))
+        with pytest.raises(ModelError, match=r"names .*broken\.so, which can't be loaded"):
+            library.library()
+        monkeypatch.setenv("FORETOKEN_LLAMA_CPP", str(tmp_path / "nothing"))
+        with pytest.raises(ModelError, match="neither a file nor a folder with libllama"):
+            library.library()
+    finally:
+        library.library.cache_clear()
+
+
+def test_a_library_without_back_ends_is_refused(monkeypatch):
+    home = library.library().home
+    monkeypatch.setattr(library.Library, "ggml_backend_reg_count", lambda self: 0, raising=False)
+    monkeypatch.setattr(library.Library, "ggml_backend_load_all_from_path", lambda self, path: None, raising=False)
+    with pytest.raises(ModelError, match="no back ends"):
+        library.Library(home)
+
+
 def test_a_library_that_was_built_here_is_preferred(monkeypatch, tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libllama.so").touch()

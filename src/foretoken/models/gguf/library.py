@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ from foretoken.models.gguf import layouts
 
 INSTALL = install_extra("gguf")
 
+VARIABLE = "FORETOKEN_LLAMA_CPP"
+"""The environment variable that names a shared library of llama.cpp, or a folder with one, to take instead."""
+
+_NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
 _PACKAGES = {"llama-cpp-python": "llama_cpp", "xllamacpp": "xllamacpp"}
 """Packages that bring the library, and what is imported of them."""
 _VOCAB = {
@@ -80,6 +85,8 @@ _WHOLE = {
     "llama_print_system_info": (c_char_p, ()),
 }
 _LOG = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
+_LISTENERS: list[Any] = []
+"""Callbacks that libraries have pointers to, for as long as the process lives."""
 _WARNING = 3
 """ggml's log levels: 1 debug, 2 information, 3 warning, 4 error, 5 the last message goes on."""
 
@@ -89,17 +96,17 @@ class Home:
     """Where a library was found.
 
     Attributes:
-        package: the Python package that brings it.
+        package: the Python package that brings it; None where `VARIABLE` names it.
         version: of the package.
         file: the shared object.
     """
 
-    package: str
+    package: str | None
     version: str
     file: str
 
     def __str__(self) -> str:
-        return f"{self.package} {self.version}"
+        return f"{self.package or self.file} {self.version}".strip()
 
 
 class Library:
@@ -122,8 +129,6 @@ class Library:
         self._calls = ctypes.CDLL(home.file)
         self._lock = Lock()
         self.said: deque[str] = deque(maxlen=50)
-        # The library keeps the pointer: the callback lives as long as this object.
-        self._listener = _LOG(self._listen)
         for name, (result, arguments) in {**_VOCAB, **_MODEL, **_CONTEXT, **_WHOLE}.items():
             self._declare(name, result, arguments)
         self.version = self._version()
@@ -132,7 +137,10 @@ class Library:
         self._declare("llama_model_load_from_file", c_void_p, (c_char_p, self._model_params))
         self._declare("llama_model_load_from_splits", c_void_p, (c_void_p, c_size_t, self._model_params))
         self._declare("llama_init_from_model", c_void_p, (c_void_p, self._context_params))
-        self.llama_log_set(ctypes.cast(self._listener, c_void_p), None)
+        listener = _LOG(self._listen)
+        _LISTENERS.append(listener)
+        self.llama_log_set(ctypes.cast(listener, c_void_p), None)
+        self._load_back_ends()
         self.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -149,6 +157,16 @@ class Library:
                 f"({INSTALL})"
             ) from None
         function.restype, function.argtypes = result, arguments
+
+    def _load_back_ends(self) -> None:
+        """Load those that are files of their own beside the library, as in llama.cpp's own releases."""
+        known = {"ggml_backend_reg_count": (c_size_t, ()), "ggml_backend_load_all_from_path": (None, (c_char_p,))}
+        for name, (result, arguments) in known.items():
+            self._declare(name, result, arguments)
+        if self.ggml_backend_reg_count() == 0:
+            self.ggml_backend_load_all_from_path(str(Path(self.home.file).parent).encode())
+        if self.ggml_backend_reg_count() == 0:
+            raise ModelError(f"{self.home} has no back ends, not beside it either: build it with those of ggml")
 
     def _version(self) -> str:
         if not hasattr(self._calls, "llama_version"):
@@ -212,17 +230,38 @@ def find_homes() -> list[Home]:
     return homes
 
 
+def _named(path: Path) -> Home:
+    """The library that `VARIABLE` names.
+
+    Raises:
+        ModelError: there is none.
+    """
+    files = [path / name for name in _NAMES] if path.is_dir() else [path]
+    found = next((file for file in files if file.is_file()), None)
+    if found is None:
+        raise ModelError(f"{VARIABLE} is {str(path)!r}, which is neither a file nor a folder with {', '.join(_NAMES)}")
+    return Home(None, "", str(found.resolve()))
+
+
 @cache
 def library() -> Library:
-    """The installed library.
+    """The library that `VARIABLE` names, else the installed one.
 
     Raises:
         ModelError: none is installed, or none that is known here.
     """
+    named = os.environ.get(VARIABLE)
+    if named:
+        home = _named(Path(named).expanduser())
+        try:
+            return Library(home)
+        except OSError as error:
+            raise ModelError(f"{VARIABLE} names {home.file}, which can't be loaded: {error}") from error
     reasons = []
     for home in find_homes():
         # Its own loader knows which other libraries it needs.
-        importlib.import_module(_PACKAGES[home.package])
+        if home.package is not None:
+            importlib.import_module(_PACKAGES[home.package])
         try:
             return Library(home)
         except (ModelError, OSError) as error:
