@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,24 @@ TOLERANCE = {"gpt2": 5e-3, "gemma2": 5e-3}
 def test_a_walk_over_trees_commits_and_copies_scores_as_transformers(load, kind):
     model = load(kind, ROLLING_BACK[kind])
     assert max(walk(model, size, seed, rounds=6) for size, seed in ((1, 0), (3, 1))) < TOLERANCE.get(kind, 1e-4)
+
+
+class HalfGelu(torch.nn.Module):
+    """GELU as ggml's table has it: of inputs rounded to float16, rounded to float16, and exact from 10 on."""
+
+    def forward(self, x):
+        rounded = torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
+        return torch.where(x.abs() < 10, rounded, x.clamp(min=0))
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("gemma2", 1e-4), ("gpt2", 5e-4)])
+def test_the_table_of_gelu_is_all_that_differs(load, kind, tolerance):
+    """An input at the border of two entries, which sums round to one or the other, moves scores by some 1e-4."""
+    model = load(kind, ROLLING_BACK[kind])
+    module = model.module = copy.deepcopy(model.module)
+    for layer in module.transformer.h if kind == "gpt2" else module.model.layers:
+        setattr(layer.mlp, "act" if kind == "gpt2" else "act_fn", HalfGelu())
+    assert max(walk(model, 2, seed, rounds=4) for seed in range(2)) < tolerance
 
 
 @pytest.mark.parametrize(("rows", "sequences"), [(1, 2), (2, 3), (2, 5), (63, 64)])
