@@ -55,7 +55,6 @@ class Drawn:
         self._decide = decide
         self._dtype = dtype
         self._alone = alone
-        self._at_once = 1 if alone else _ROWS
         self._steps: tuple[Draft, Tensor, Tensor] | None = None
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ class Drawn:
         steps = self._node_steps(draft, target_probs)
 
         def node(rows: Tensor, first: Tensor) -> Tensor:
-            return self._outcomes(draft, target_probs, rows, first, torch.zeros_like(first))[0]
+            return self._outcomes(draft, target_probs, rows, first, torch.zeros_like(first), self._alone)[0]
 
         return _step_probs(steps, _agrees(node, steps))
 
@@ -77,16 +76,16 @@ class Drawn:
             return result
         start, end = start[reached], end[reached]
 
-        def token(rows: Tensor, second: Tensor, first: Tensor | None = None) -> Tensor:
-            first = start[rows] if first is None else first
-            return self._outcomes(draft, target_probs, reached[rows], first, second)[1]
+        def token(rows: Tensor, second: Tensor, alone: bool) -> Tensor:
+            return self._outcomes(draft, target_probs, reached[rows], start[rows], second, alone)[1]
 
         def anywhere(rows: Tensor, second: Tensor) -> Tensor:
             """The token drawn with a first uniform that is random within the node's step, not at its start."""
             inside = (torch.rand(len(rows), generator=_generator(), dtype=torch.float64) * (end - start)[rows]).long()
-            return token(rows, second, start[rows] + inside)
+            first = start[rows] + inside
+            return self._outcomes(draft, target_probs, reached[rows], first, second, self._alone)[1]
 
-        steps = _find_steps(token, len(reached), target_probs.shape[-1], self._at_once)
+        steps = self._search(token, len(reached), target_probs.shape[-1])
         result[reached] = _step_probs(steps, _agrees(anywhere, steps))
         return result
 
@@ -94,21 +93,31 @@ class Drawn:
         """``[B, N]``: the smallest uniform, in units of 1 / STEPS, for which the node drawn is at least 1, 2, …"""
         if self._steps is None or self._steps[0] is not draft or self._steps[1] is not target_probs:
 
-            def node(rows: Tensor, first: Tensor) -> Tensor:
-                return self._outcomes(draft, target_probs, rows, first, torch.zeros_like(first))[0]
+            def node(rows: Tensor, first: Tensor, alone: bool) -> Tensor:
+                return self._outcomes(draft, target_probs, rows, first, torch.zeros_like(first), alone)[0]
 
-            self._steps = draft, target_probs, _find_steps(node, draft.batch_size, draft.width + 1, self._at_once)
+            self._steps = draft, target_probs, self._search(node, draft.batch_size, draft.width + 1)
         return self._steps[2]
 
+    def _search(self, outcome: Callable[[Tensor, Tensor, bool], Tensor], size: int, values: int) -> Tensor:
+        """`_find_steps` for an outcome that is told whether its rows are drawn alone.
+
+        Each row alone costs a call, so the steps of all rows together are tried first: mostly they are the same.
+        """
+        steps = _find_steps(lambda rows, uniforms: outcome(rows, uniforms, False), size, values)
+        if self._alone:
+            steps = _find_steps(lambda rows, uniforms: outcome(rows, uniforms, True), size, values, steps)
+        return steps
+
     def _outcomes(
-        self, draft: Draft, target_probs: Tensor, rows: Tensor, first: Tensor, second: Tensor
+        self, draft: Draft, target_probs: Tensor, rows: Tensor, first: Tensor, second: Tensor, alone: bool
     ) -> tuple[Tensor, Tensor]:
         """Nodes and tokens ``[R]`` that are drawn for `rows` ``[R]`` with these uniforms, in units of 1 / STEPS."""
         uniforms = torch.stack([first, second], dim=1).double() / STEPS
         part = draft.part(rows.tolist())
         part = replace(part, probs=None if part.probs is None else part.probs.to(self._dtype))
         probs = target_probs[rows].to(self._dtype)
-        if not self._alone:
+        if not alone:
             return _node_and_token(self._decide(self._verifier, part, probs, uniforms))
         singles = [slice(row, row + 1) for row in range(len(rows))]
         found = [
@@ -127,30 +136,37 @@ Outcome = Callable[[Tensor, Tensor], Tensor]
 """Takes rows ``[R]`` and uniforms ``[R]`` in units of 1 / STEPS; returns the nodes or tokens drawn, ``[R]``."""
 
 
-def _find_steps(outcome: Outcome, size: int, values: int, at_once: int) -> Tensor:
+def _find_steps(outcome: Outcome, size: int, values: int, guess: Tensor | None = None) -> Tensor:
     """``[size, values - 1]``: where outcomes of at least 1, 2, … begin; STEPS for those that never occur.
 
     Args:
         outcome: what is drawn; not decreasing in the uniform.
         size: number of rows.
         values: number of outcomes.
-        at_once: the number of rows a call to aim at: as many as there are to search for, and more where intervals are
-            cut into more than two parts at a time.
+        guess: where they may begin, tried first; what is not found there is searched for, in halves. Without it all are
+            searched for in more parts at once, for a call takes about as long for `_ROWS` rows as for one.
     """
     wanted = torch.arange(1, values).repeat(size)
-    parts = max(2, min(32, at_once // max(1, len(wanted)) + 1))
     rows = torch.arange(size).repeat_interleave(values - 1)
     low, high = torch.zeros_like(wanted), torch.full_like(wanted, STEPS)
-    cuts = torch.arange(1, parts)
-    while bool((low < high).any()):
-        span = (high - low)[:, None]
-        # low + span * cuts // parts, without products beyond 64 bits; the last cut of a span of 1 is `low` itself.
-        places = low[:, None] + span // parts * cuts + span % parts * cuts // parts
+
+    def narrow(which: Tensor, places: Tensor) -> None:
+        """Try `places` ``[R, P]`` of the steps `which` ``[R]``."""
         # An outcome settled at STEPS stays there: STEPS itself is not a uniform that could be tried.
-        tried = outcome(rows.repeat_interleave(parts - 1), places.clamp(max=STEPS - 1).flatten()).view_as(places)
-        reached = (tried >= wanted[:, None]) | (places == STEPS)
-        high = torch.where(reached, places, high[:, None]).amin(1)
-        low = torch.where(reached, low[:, None], places + 1).amax(1)
+        uniforms = places.clamp(0, STEPS - 1).flatten()
+        tried = outcome(rows[which].repeat_interleave(places.shape[1]), uniforms).view_as(places)
+        reached = (tried >= wanted[which, None]) | (places == STEPS)
+        high[which] = torch.where(reached & (places >= 0), places, high[which, None]).amin(1)
+        low[which] = torch.where(reached, low[which, None], places + 1).amax(1)
+
+    if guess is not None:
+        narrow(torch.arange(len(wanted)), guess.reshape(-1, 1) - torch.arange(2))
+    parts = 2 if guess is not None else max(2, min(32, _ROWS // max(1, len(wanted)) + 1))
+    cuts = torch.arange(1, parts)
+    while len(which := (low < high).nonzero()[:, 0]):
+        start, span = low[which, None], (high - low)[which, None]
+        # start + span * cuts // parts, without products beyond 64 bits; the first one of a span of 1 is `start`.
+        narrow(which, start + span // parts * cuts + span % parts * cuts // parts)
     return high.view(size, values - 1)
 
 
