@@ -127,7 +127,7 @@ def test_tokens_do_not_depend_on_another_stream_in_between(drafter):
 def test_what_a_request_said_biases_no_other_of_the_same_seed(verifier):
     model = load(tiny_llama(vocab_size=8, seed=1, num_hidden_layers=1))
     samples = []
-    for seed in range(200):
+    for seed in range(120):  # they find a bias of 0.25 in total variation with probability 0.99
         # A storage that knows what followed this very sequence, learned from a request with the same uniforms.
         engine = Engine(model, NgramStorage(9, keep=True, top_k_filler=0, one_level=True), verifier, 2)
         params = SamplingParams(seed=seed, max_new_tokens=3)
