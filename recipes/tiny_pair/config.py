@@ -33,6 +33,7 @@ class Size:
     samples: SamplePlan
     drafter_plan: Plan
     held_out_prompts: int  # of each source, in the evaluation
+    held_out_tokens: int  # that the target writes on each of them
 
 
 SIZES = {
@@ -65,6 +66,7 @@ SIZES = {
         samples=SamplePlan(batches=40, batch_size=128, max_new_tokens=160),
         drafter_plan=Plan(minutes=22, lengths=((0.0, 256), (0.9, 512), (0.96, 1024)), accumulate=2, decay_from=0.4),
         held_out_prompts=48,
+        held_out_tokens=128,
     ),
     "toy": Size(
         vocab_size=400,
@@ -90,5 +92,6 @@ SIZES = {
         samples=SamplePlan(batches=4, batch_size=4, max_new_tokens=16),
         drafter_plan=Plan(steps=12, lengths=((0.0, 32),), micro_tokens=256, accumulate=1),
         held_out_prompts=2,
+        held_out_tokens=16,
     ),
 }

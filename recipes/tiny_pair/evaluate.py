@@ -87,7 +87,7 @@ def evaluate(
     tokenizer,
     num_prompts: int,
     seed: int,
-    max_new_tokens: int = 128,
+    max_new_tokens: int,
     loss_tokens: int = 20_000,
 ) -> dict:
     """All the numbers of the model card, by source, on held-out documents."""

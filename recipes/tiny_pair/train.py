@@ -119,7 +119,8 @@ class Recipe:
         path = self.out / "evaluation.json"
         if not path.is_file():
             models = [model.to(torch.bfloat16).float() for model in (self.target(), self.drafter())]
-            report = evaluate(*models, self.held_out_documents, self.tokenizer, self.size.held_out_prompts, SEED)
+            held_out = self.held_out_documents, self.tokenizer, self.size.held_out_prompts
+            report = evaluate(*models, *held_out, SEED, self.size.held_out_tokens)
             path.write_text(json.dumps(report, indent=1))
         return json.loads(path.read_text())
 

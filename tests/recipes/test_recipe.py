@@ -57,8 +57,8 @@ def command(data: Path, out: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(data_folder, tmp_path_factory) -> Path:
-    """The recipe's output, of a run that Ctrl-C stopped and the same command finished."""
+def trained(recipe, data_folder, tmp_path_factory) -> Path:
+    """The recipe's output, of a process that Ctrl-C stopped and the same call in this one finished."""
     out = tmp_path_factory.mktemp("out")
     with open(out / "first.log", "w", encoding="utf-8") as log:
         first = subprocess.Popen(command(data_folder, out), stdout=log, stderr=log)
@@ -73,8 +73,8 @@ def trained(data_folder, tmp_path_factory) -> Path:
     assert not (out / "target.done.json").is_file()
     stopped_at = torch.load(out / "target.pt", weights_only=True)["totals"]["step"]
     assert 1 <= stopped_at < 30
-    second = subprocess.run(command(data_folder, out), capture_output=True, text=True, timeout=300)
-    assert second.returncode == 0, second.stderr
+    train = recipe("train")
+    train.main(data_folder, out, "toy", train.Stage.export, None, 1)
     assert json.loads((out / "target.done.json").read_text())["step"] == 30
     return out
 
