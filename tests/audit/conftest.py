@@ -20,3 +20,15 @@ def world(worlds):
 def fake(tmp_path_factory):
     """The fake engine's program."""
     return make_fake(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture(autouse=True)
+def batches_by_number(monkeypatch):
+    """Batches grow by number alone, not by how busy the machine is."""
+    monkeypatch.setattr("foretoken.audit.run.SECONDS_PER_BATCH", 60.0)
+
+
+@pytest.fixture
+def without_picture(monkeypatch):
+    """A FAIL is told at once: what is drawn after it only shows more clearly where the deviation sits."""
+    monkeypatch.setattr("foretoken.audit.run.PICTURE_SAMPLES", 0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from weakref import WeakKeyDictionary
+
 import numpy as np
 
-from foretoken.audit import World
+from foretoken.audit import ReferenceModel, World
 from foretoken.audit.reference import contexts, probabilities, shape
 
 
@@ -13,6 +16,18 @@ def draw(probs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     cumulative = probs.cumsum(axis=1)
     uniforms = rng.random(len(probs))[:, None] * cumulative[:, -1:]
     return (cumulative <= uniforms).sum(axis=1)
+
+
+_DIGESTS: WeakKeyDictionary[ReferenceModel, bytes] = WeakKeyDictionary()
+_KNOWN: dict[tuple[bytes, tuple[int, ...]], dict[tuple[int, ...], np.ndarray]] = {}
+
+
+def _known(reference: ReferenceModel, prompt: tuple[int, ...]) -> dict[tuple[int, ...], np.ndarray]:
+    """Logits computed for these weights and a prompt, by output so far: the same worlds are made many times."""
+    if reference not in _DIGESTS:
+        weights = b"".join(weight.detach().numpy().tobytes() for weight in reference.module.parameters())
+        _DIGESTS[reference] = hashlib.sha256(weights).digest()
+    return _KNOWN.setdefault((_DIGESTS[reference], prompt), {})
 
 
 class PlainSampler:
@@ -45,7 +60,13 @@ class PlainSampler:
         return outputs
 
     def _probs(self, reference, prompt, outputs, params):
-        scores = np.stack([rows[-1] for rows in reference.scores(prompt, [[*output, 0] for output in outputs])])
+        known = _known(reference, tuple(prompt))
+        missing = [list(output) for output in dict.fromkeys(map(tuple, outputs)) if output not in known]
+        found = reference.scores(prompt, [[*output, 0] for output in missing]) if missing else []
+        computed = {tuple(output): rows[-1] for output, rows in zip(missing, found, strict=True)}
+        if params.greedy or len(outputs[0]) < self.world.depth:  # those that are asked for again
+            known |= computed
+        scores = np.stack([computed[key] if key in computed else known[key] for key in map(tuple, outputs)])
         return probabilities(shape(scores, params, [contexts(prompt, [*output, 0])[-1] for output in outputs]), params)
 
 

@@ -46,9 +46,10 @@ def test_quick_is_coarser_and_shorter():
     plan = json.loads(result.stdout)["plan"]
     assert (result.exit_code, plan["tv"], plan["max_seconds"]) == (0, 0.3, 120.0)
     assert "samples, 120 seconds at most" in result.stderr
-    plan = json.loads(run("callable", "my_samplers:wrong", "--quick", "--tv", "0.4", "--json", "-t", "1.0").stdout)[
-        "plan"
-    ]
+    result = run(
+        "callable", "my_samplers:right", "--quick", "--tv", "0.4", "--max-samples", "50", "--json", "-t", "1.0"
+    )
+    plan = json.loads(result.stdout)["plan"]
     assert (plan["tv"], plan["max_seconds"]) == (0.4, 120.0)
 
 
@@ -60,6 +61,7 @@ def test_thorough_is_finer():
     assert "at the speed of the first ones, about" in " ".join(result.stderr.split())
 
 
+@pytest.mark.usefixtures("without_picture")
 def test_fail_is_status_1():
     result = run("callable", "my_samplers:wrong", "--json", "-t", "1.0")
     assert result.exit_code == 1

@@ -97,6 +97,7 @@ def subject(url, world=None, **options):
     return EndpointSubject(url, None, tokenizer, **options)
 
 
+@pytest.mark.usefixtures("without_picture")
 def test_a_server_of_a_world(world):
     with serving(Server(world)) as url:
         one = subject(url)

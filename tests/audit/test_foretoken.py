@@ -63,12 +63,14 @@ def test_prompt_lookup_passes(worlds):
     assert audit(worlds[:1], "token", lambda world: "prompt-lookup").verdict == "PASS"
 
 
+@pytest.mark.usefixtures("without_picture")
 @pytest.mark.parametrize("name", ["token-unadjusted"])
 def test_lossy_verifiers_fail(worlds, name):
     report = audit(worlds[:1], name, plan=AuditPlan())
     assert report.verdict == "FAIL"
 
 
+@pytest.mark.usefixtures("without_picture")
 @pytest.mark.parametrize("name", ["adjustment skipped", "bonus of the wrong row"])
 def test_some_mutants_fail(worlds, name):
     mutant = MUTANTS[name]
