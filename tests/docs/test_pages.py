@@ -60,6 +60,9 @@ def workspace(tmp_path, monkeypatch, gguf_file) -> Path:
         "body": {"prompt": "Spiders", "max_tokens": 2},
     }
     (tmp_path / "requests.jsonl").write_text(json.dumps(request) + "\n")
+    # A short calibration will do: every command loads its models anew.
+    monkeypatch.setattr("foretoken.engine.calibration.SECONDS", 0.0)
+    monkeypatch.setattr("foretoken.cli.compare.MAX_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
