@@ -1,7 +1,7 @@
 """Two replicas on a Ray cluster of this machine: ``foretoken serve --replicas 2`` as a process.
 
-Most of its time is the start of some ten processes, so that all tests share one, in this order: the last ones kill
-a replica, and end it.
+Most of its time is the start of some ten processes: one test does all, so that no second cluster starts in another of
+pytest's workers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tiny
 from byte_tokenizer import byte_tokenizer
+from replica_processes import below, command_line, parents
 from serve_harness import Answer, Running, begin, hang_up
 
 pytest.importorskip("ray", reason="needs foretoken[ray]")
-pytestmark = pytest.mark.xdist_group("ray")
 
 LONGEST = 120
 ADDRESS = re.compile(r"(\S+) at http://([\d.]+):(\d+)/v1")
@@ -55,30 +54,6 @@ class Cluster(Running):
         return float(value)
 
 
-def parents() -> dict[int, int]:
-    """Of each process, its parent."""
-    found = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has just ended
-            state, parent = file.read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                found[int(file.parent.name)] = int(parent)
-    return found
-
-
-def below(pid: int) -> list[int]:
-    """A process's children, and theirs."""
-    children = [child for child, parent in parents().items() if parent == pid]
-    return [*children, *(one for child in children for one in below(child))]
-
-
-def command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
 def until(condition: Callable[[], bool]) -> None:
     """Wait for what another process does."""
     end = time.monotonic() + LONGEST
@@ -87,9 +62,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("models") / "tiny-target"
+@pytest.fixture
+def cluster(tmp_path) -> Iterator[Cluster]:
+    folder = tmp_path / "tiny-target"
     tiny.tiny_llama(vocab_size=259, seed=1, eos_token_id=258, max_position_embeddings=4096).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     command = [sys.executable, "-m", "foretoken", "serve", "--target", str(folder), "--port", "0", "--replicas", "2"]
@@ -113,7 +88,7 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
                         os.kill(one, signal.SIGKILL)
 
 
-def test_a_seed_gives_the_same_output_on_every_replica(cluster):
+def a_seed_gives_the_same_output_on_every_replica(cluster: Cluster) -> None:
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: cluster.ask(prompt="the cat", seed=5), range(4)))
     assert {one.status for one in answers} == {200}
@@ -127,7 +102,7 @@ def test_a_seed_gives_the_same_output_on_every_replica(cluster):
     assert text == answers[0].json["choices"][0]["text"]
 
 
-def test_the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_all(cluster):
+def the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_all(cluster: Cluster) -> None:
     def prompts() -> dict[str, float]:
         return cluster.counts("vllm:prompt_tokens_total")
 
@@ -142,13 +117,13 @@ def test_the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_all(
     assert max(added) >= 4 * len(LONG)
 
 
-def test_hanging_up_ends_a_request(cluster):
+def hanging_up_ends_a_request(cluster: Cluster) -> None:
     hang_up(*begin(cluster, model=cluster.get("/v1/models").json["data"][0]["id"], max_tokens=3000))
     until(lambda: not sum(cluster.counts("vllm:num_requests_running").values()))
     until(lambda: not cluster.gateway("foretoken:gateway_requests_in_flight"))
 
 
-def test_full_queues_answer_429_and_errors_have_the_apis_form(cluster):
+def full_queues_answer_429_and_errors_have_the_apis_form(cluster: Cluster) -> None:
     many = 2 * (ROWS + QUEUE) + QUEUE + 8
     with ThreadPoolExecutor(many) as pool:
         answers = list(pool.map(lambda _: cluster.ask(prompt="the cat", max_tokens=100), range(many)))
@@ -162,7 +137,7 @@ def test_full_queues_answer_429_and_errors_have_the_apis_form(cluster):
     assert cluster.get("/ready").status == 200
 
 
-def test_a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster):
+def a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster: Cluster) -> None:
     names = set(cluster.counts("vllm:generation_tokens_total"))
     streams = [begin(cluster, model="tiny-target", max_tokens=2000, seed=seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -185,7 +160,7 @@ def test_a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes
     assert len(set(cluster.counts("vllm:generation_tokens_total")) & names) == 1
 
 
-def test_sigterm_ends_all_processes(cluster):
+def sigterm_ends_all_processes(cluster: Cluster) -> None:
     started = below(cluster.process.pid)
     assert len(started) > 3
     cluster.process.send_signal(signal.SIGTERM)
@@ -193,3 +168,12 @@ def test_sigterm_ends_all_processes(cluster):
     assert cluster.process.returncode == 0
     assert "the cat" not in said
     until(lambda: not set(started) & set(parents()))
+
+
+def test_two_replicas_on_one_machine(cluster):
+    a_seed_gives_the_same_output_on_every_replica(cluster)
+    the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_all(cluster)
+    hanging_up_ends_a_request(cluster)
+    full_queues_answer_429_and_errors_have_the_apis_form(cluster)
+    a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster)
+    sigterm_ends_all_processes(cluster)

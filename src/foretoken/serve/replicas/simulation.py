@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from foretoken.errors import ParameterError
 
-_PROBED = 64
+_PROBED = 16
 """Replicas of which the least busy one is taken, drawn at random: as good as the least busy of all, nearly."""
 
 
