@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.audit_options import ClaimOptions, RealOptions, RunOptions, ServerOptions, argument
+from foretoken.cli.audit_register import register
 from foretoken.cli.audit_run import (
     conclude,
     end_tokens,
@@ -305,6 +306,9 @@ def endpoint(
         return audit_own_logprobs(subject, ids, params, plan, watch, num_tokens=num_tokens)
 
     conclude(audit, run)
+
+
+command("register")(register)
 
 
 @command("make-world")

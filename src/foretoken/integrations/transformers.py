@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
 from inspect import currentframe
@@ -69,10 +69,36 @@ def custom_generate(
             scores to return, an assistant, …), with logits processors that keep a state between calls, or with a
             `streamer` given to ``generate`` itself, which would wait for ever.
     """
+    engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
+    return generate_with(
+        engines,
+        lambda model: Engine(model, drafter, verifier, num_speculative_tokens, **engine_options),
+        seed=seed,
+        streamer=streamer,
+        stop_strings=stop_strings,
+        tokenizer=tokenizer,
+    )
+
+
+def generate_with(
+    engines: MutableMapping[Any, Engine],
+    make_engine: Callable[[Any], Engine],
+    *,
+    seed: int | None,
+    streamer: Any,
+    stop_strings: str | AbstractSequence[str] | None,
+    tokenizer: Any,
+) -> Callable[..., Any]:
+    """`custom_generate` with engines that are kept elsewhere.
+
+    Args:
+        engines: by model; what is missing is made and put in.
+        make_engine: makes one for a model.
+        seed, streamer, stop_strings, tokenizer: see `custom_generate`.
+    """
     if seed is not None:
         seed = check_integer("seed", seed, 0, 2**64 - 1, cure="use None for a fresh one")
     further_criteria = _stop_string_criteria(stop_strings, tokenizer)
-    engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
 
     def generate(
         model: Any,
@@ -92,7 +118,7 @@ def custom_generate(
             raise ParameterError(f"streamer takes one row, but input_ids has {len(input_ids):,}: leave it out")
         engine = engines.get(model)
         if engine is None:
-            engine = engines[model] = Engine(model, drafter, verifier, num_speculative_tokens, **engine_options)
+            engine = engines[model] = make_engine(model)
         rows = _rows(
             engine,
             input_ids,

