@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from foretoken.audit.errors import AuditError
@@ -260,9 +259,9 @@ def _read(file: Path) -> Outcome | None:
 
 
 def _write(file: Path, text: str) -> None:
-    with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as opened:
-        opened.write(text)
-    os.replace(opened.name, file)
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, file)
 
 
 def _write_register(folder: Path) -> list[Outcome]:
