@@ -91,8 +91,11 @@ class ReplicaApp:
     models: ModelOptions
     options: ServeOptions
 
-    def __call__(self) -> FastAPI:
+    def __call__(self, name: str) -> FastAPI:
         """Load the models.
+
+        Args:
+            name: of the replica.
 
         Raises:
             ForetokenError: they can't be loaded.
@@ -103,7 +106,7 @@ class ReplicaApp:
         screen = Screen(self.options.no_color)
         keep_quiet(screen)
         engine, settings = load_served(self.models, replace(self.options, api_key=[]), (), screen)
-        return create_app(engine, replace(settings, cors_origins=()))
+        return create_app(engine, replace(settings, cors_origins=(), replica=name))
 
 
 def run_replicas(models: ModelOptions, options: ServeOptions, scaling: ReplicaOptions) -> bool:

@@ -130,7 +130,8 @@ class _Answer:
         self._body = body
         self._conversation = conversation
         self._kept = kept
-        self._id = f"resp_{uuid.uuid4().hex}"
+        replica = batch.service.settings.replica
+        self._id = f"resp_{replica}_{uuid.uuid4().hex}" if replica else f"resp_{uuid.uuid4().hex}"
         self._items = Items()
         form = call_form(batch.service.chat_template)
         self._parser = None if body.toolset() is None else CallParser(form)

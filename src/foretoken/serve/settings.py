@@ -28,6 +28,8 @@ class ServeSettings:
         max_backlog: events of a choice (one a round) that its client may be behind.
         log_bodies: log what clients send.
         expose_metrics: serve ``/metrics``.
+        replica: the name of this server among several; ids of responses begin with it, so that the next request of a
+            conversation finds the server that keeps it.
         page: serve the page at ``/``, and what it asks for under ``/v1/foretoken``.
 
     Raises:
@@ -50,6 +52,7 @@ class ServeSettings:
     log_bodies: bool = False
     expose_metrics: bool = True
     page: bool = True
+    replica: str = ""
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -117,6 +117,16 @@ def the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_all(clust
     assert max(added) >= 4 * len(LONG)
 
 
+def a_kept_response_is_found_again(cluster: Cluster) -> None:
+    asked = {"input": "the cat", "max_output_tokens": 4, "store": True}
+    with ThreadPoolExecutor(4) as pool:
+        first = list(pool.map(lambda _: cluster.post("/v1/responses", asked), range(4)))
+    names = [one.json["id"] for one in first]
+    assert len({name.split("_")[1] for name in names}) == 2
+    for name in names:
+        assert cluster.post("/v1/responses", {**asked, "previous_response_id": name}).status == 200
+
+
 def hanging_up_ends_a_request(cluster: Cluster) -> None:
     hang_up(*begin(cluster, model=cluster.get("/v1/models").json["data"][0]["id"], max_tokens=3000))
     until(lambda: not sum(cluster.counts("vllm:num_requests_running").values()))
@@ -173,6 +183,7 @@ def sigterm_ends_all_processes(cluster: Cluster) -> None:
 def test_two_replicas_on_one_machine(cluster):
     a_seed_gives_the_same_output_on_every_replica(cluster)
     the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_all(cluster)
+    a_kept_response_is_found_again(cluster)
     hanging_up_ends_a_request(cluster)
     full_queues_answer_429_and_errors_have_the_apis_form(cluster)
     a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster)

@@ -10,7 +10,7 @@ import pytest
 
 from foretoken.errors import ParameterError
 from foretoken.serve.replicas.affinity import PrefixIndex, ranked
-from foretoken.serve.replicas.blocks import prompt_blocks
+from foretoken.serve.replicas.blocks import keeper, prompt_blocks
 from foretoken.serve.replicas.merging import merged
 from foretoken.serve.replicas.scaling import ReplicaRange, replica_range, wanted
 
@@ -52,6 +52,16 @@ def test_other_forms_of_prompts_have_blocks():
     assert blocks(input="x" * 100)
     assert blocks(input=[{"role": "user", "content": [{"type": "text", "text": "x" * 100}]}])
     assert len(prompt_blocks(json.dumps({"prompt": "x" * 10_000}).encode(), most=5)) == 5
+
+
+def test_a_response_names_the_replica_that_keeps_it():
+    def named(name) -> str:
+        return keeper(json.dumps({"input": "x", "previous_response_id": name}).encode())
+
+    assert named("resp_a1b2_" + "0" * 32) == "a1b2"
+    for other in ("resp_" + "0" * 32, "a1b2", None, 5, "resp_a/b_" + "0" * 32):
+        assert named(other) == ""
+    assert keeper(b"[") == ""
 
 
 def test_the_index_counts_blocks_from_the_first_one_on():

@@ -34,7 +34,7 @@ class Deployment:
     """How many replicas there are, and what each has.
 
     Attributes:
-        make_app: makes a replica's application; it is sent to the replica, with what it refers to.
+        make_app: makes a replica's application, given its name; it is sent to the replica, with what it refers to.
         settings: of the server, as the gateway has them.
         replicas: fewest and most.
         rows: completions that a replica decodes at once.
@@ -47,7 +47,7 @@ class Deployment:
         log_format: of the gateway's log.
     """
 
-    make_app: Callable[[], FastAPI]
+    make_app: Callable[[str], FastAPI]
     settings: ServeSettings
     replicas: ReplicaRange
     rows: int
@@ -63,8 +63,9 @@ class Deployment:
 class Replica:
     """An engine and its application."""
 
-    def __init__(self, make_app: Callable[[], FastAPI]) -> None:
-        self._app = make_app()
+    def __init__(self, make_app: Callable[[str], FastAPI]) -> None:
+        self._name: str = serve.get_replica_context().replica_id.unique_id
+        self._app = make_app(self._name)
         self._service: Service = self._app.state.service
 
     async def answer(self, blocks: list[int], question: Question) -> AsyncGenerator[Part, None]:
@@ -77,7 +78,7 @@ class Replica:
 
     async def metrics(self) -> tuple[str, str]:
         """The replica's name, and what it counts."""
-        return serve.get_replica_context().replica_id.unique_id, self._service.metrics.text().decode()
+        return self._name, self._service.metrics.text().decode()
 
     def check_health(self) -> None:
         """Called by Ray Serve, which ends a replica where this raises, and starts another one."""

@@ -7,6 +7,7 @@ block's hash exactly if they are equal up to its end (but for collisions of 64 b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
@@ -16,6 +17,8 @@ BLOCK = 64
 
 MOST_BLOCKS = 512
 """Blocks of a prompt that are told apart; what follows them is not looked at."""
+
+_RESPONSE_ID = re.compile(r"resp_([A-Za-z0-9]+)_[0-9a-f]{32}")
 
 _BEFORE = ("tools", "system", "instructions")
 """Fields that chat templates write before the messages."""
@@ -29,18 +32,32 @@ def prompt_blocks(body: bytes, block: int = BLOCK, most: int = MOST_BLOCKS) -> l
         block: characters of a block.
         most: blocks.
     """
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return []
-    if not isinstance(value, dict):
-        return []
+    value = _object(body)
     text = "".join(_until(_prompt(value), block * most))
     hashes, before = [], b""
     for start in range(0, min(len(text), block * most) - block + 1, block):
         before = blake2b(before + text[start : start + block].encode("utf-8", "surrogatepass"), digest_size=8).digest()
         hashes.append(int.from_bytes(before, "big"))
     return hashes
+
+
+def keeper(body: bytes) -> str:
+    """The replica that keeps the response that a request goes on from; empty if it goes on from none.
+
+    Args:
+        body: of ``/v1/responses``.
+    """
+    before = _object(body).get("previous_response_id")
+    found = _RESPONSE_ID.fullmatch(before) if isinstance(before, str) else None
+    return found[1] if found else ""
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _until(pieces: Iterator[str], length: int) -> Iterator[str]:

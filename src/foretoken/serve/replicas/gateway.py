@@ -19,11 +19,13 @@ from foretoken.serve.app import METRICS_TYPE, answer_errors, cors_options
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.errors import ApiError, ClientGone, api_error
 from foretoken.serve.gate import Gate
-from foretoken.serve.replicas.blocks import prompt_blocks
+from foretoken.serve.replicas.blocks import keeper, prompt_blocks
 from foretoken.serve.replicas.merging import merged
 from foretoken.serve.replicas.messages import Part, Question, ReplicaDied, Replicas
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.streaming import data, unless_gone
+
+RESPONSES = "/v1/responses"
 
 MOST_TRIES = 3
 """Replicas that a request may lose before it is answered with an error."""
@@ -121,7 +123,9 @@ class Forwarder:
         body = b"" if request.method in ("GET", "HEAD") else await bodies.receive(request, self._settings)
         headers = tuple((name, value) for name, value in request.headers.raw if name not in _HOP)
         identity = (b"x-request-id", request.state.request_id.encode())
-        question = Question(request.method, request.url.path, scope["query_string"], (*headers, identity), body)
+        path = request.url.path
+        replica = keeper(body) if path == RESPONSES else ""
+        question = Question(request.method, path, scope["query_string"], (*headers, identity), body, replica)
         answer = _Answer(send, question.path)
         with self._metrics.in_flight.track_inprogress():
             try:

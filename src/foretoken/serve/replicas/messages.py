@@ -17,6 +17,7 @@ class Question:
         query: what follows the question mark.
         headers: names in small letters, and values.
         body: as the client sent it.
+        replica: the one that has what the request goes on from; empty if any will do.
     """
 
     method: str
@@ -24,6 +25,7 @@ class Question:
     query: bytes
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
+    replica: str = ""
 
 
 @dataclass(frozen=True)

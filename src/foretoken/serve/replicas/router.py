@@ -8,6 +8,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from foretoken.serve.replicas.affinity import PrefixIndex, ranked
+from foretoken.serve.replicas.messages import Question
 
 DEFAULT_SLACK = 4
 
@@ -15,7 +16,8 @@ DEFAULT_SLACK = 4
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
     """Sends a request to the replica that has most of its prefix, unless that is too busy: see `affinity.ranked`.
 
-    The request's first argument has the blocks of its prompt.
+    The request's first argument has the blocks of its prompt, the second is the `Question`: the replica that it names
+    comes first, however busy it is.
     """
 
     def initialize_state(self, slack: int = DEFAULT_SLACK, affine: bool = True) -> None:
@@ -42,6 +44,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types her
         by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
         loads = {name: self._load(one.replica_id) for name, one in by_name.items()}
         order = ranked(self._index.shared(blocks, by_name), loads, self._slack)
+        if pending_request is not None and len(pending_request.args) > 1:
+            question: Question = pending_request.args[1]
+            order.sort(key=lambda name: name != question.replica)
         return [[by_name[name]] for name in order]
 
     def _load(self, replica: ReplicaID) -> int:
