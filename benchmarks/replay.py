@@ -52,7 +52,7 @@ DRAFTERS = ((LOOKUP_AT,), (MODEL_AT,), (LOOKUP_AT, MODEL_AT))
 REQUESTS = 6
 
 CONSTANTS = {
-    "account": ("CREDIT", "PACE", "_FIRST_LOOK"),
+    "account": ("CREDIT", "LOOKS", "PACE", "_FIRST_LOOK"),
     "acceptance": ("KIND_WEIGHT", "LEVEL_WEIGHT", "REQUEST_WEIGHT", "ENGINE_MEMORY", "REQUEST_MEMORY"),
     "costs": ("_OUTLIER", "_STEADY"),
 }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SHARE = 0.01
+SHARE = 0.005
 """Plain rounds that an account gains with every round: the share of time that speculation may lose in the long run."""
-
-GRANT = 0.25
-"""Plain rounds that an account gains with every request."""
 
 CREDIT = 12.0
 """Plain rounds that an account begins with, and holds at most: what a useless drafter may cost at first."""
+
+LOOKS = 0.5
+"""Those of them that looks may lose at first, the last look not counted. With a half, drafters that failed once are
+found again at batch size 4; with none they are not."""
 
 PACE = 16.0
 """Rounds over which a request's pace is averaged; older ones fade. Four times that for the engine's."""
@@ -20,22 +21,25 @@ FORESEEN = ((0.6, 1.0), (0.25, 1.0), (0.25, 1.0))
 """Shares of foreseen tokens by the states of `Runs`, before any was seen; each weighs one token."""
 
 _REUSED = 4  # rounds for which values are reused: computing them is slow beside a choice
-_FIRST_LOOK = 16  # rounds from the first look that found nothing to the next; the interval doubles with each
+_FIRST_LOOK = 4  # rounds from the first look that found nothing to the next; the interval doubles with each
 
 
 class Guard:
-    """What speculation may still lose against plain decoding, in plain rounds."""
+    """What speculation may still lose against plain decoding, in plain rounds.
+
+    Attributes:
+        balance: in all.
+        spare: by looks, which are not expected to pay.
+    """
 
     def __init__(self) -> None:
-        self.balance = CREDIT
+        self.balance, self.spare = CREDIT, LOOKS
 
-    def begin(self) -> None:
-        """A request begins."""
-        self.balance = min(self.balance + GRANT, CREDIT)
-
-    def settle(self, took: float, emitted: float) -> None:
+    def settle(self, took: float, emitted: float, *, looked: bool = False) -> None:
         """A round took so many plain rounds and emitted so many tokens a row."""
-        self.balance = min(self.balance + SHARE * min(took, emitted) + emitted - took, CREDIT)
+        share, gain = SHARE * min(took, emitted), emitted - took
+        self.balance = min(self.balance + share + gain, CREDIT)
+        self.spare = min(self.spare + share + gain * looked, CREDIT)
 
 
 class Look:

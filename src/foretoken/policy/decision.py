@@ -210,7 +210,7 @@ class Decision:
             for at, row in enumerate(self.rows)
             if row.request.looks[drafter].due <= row.request.rounds and not row.chosen.tokens and options[at]
         ]
-        if not due:
+        if not due or self.rows[0].request.guards[1].spare <= 0.0:
             return False
         (lag, at), costs = min(due), self.costs.drafters[drafter]
         share = (1.0 + costs.row * (len(self.rows) - 1)) / len(self.rows)

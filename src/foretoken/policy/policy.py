@@ -8,17 +8,18 @@ sum of tokens over the sum of seconds largest. Expected seconds come from `costs
 
 Bounded regret. `Guard` keeps the account of what speculation lost against plain decoding, in plain rounds. Speculation
 is affordable if the account covers the loss should every draft token be rejected. The account begins with `CREDIT`,
-gains `SHARE` of a round with every round and `GRANT` with every request, and holds at most `CREDIT`. So, whatever the
-acceptance and the estimates are, R requests that would take T plain rounds lose at most
+gains `SHARE` of a round with every round, and holds at most `CREDIT`. So, whatever the acceptance and the estimates
+are, requests that would take T plain rounds lose at most
 
-    SHARE T + GRANT R + CREDIT
+    SHARE T + CREDIT
 
 plain rounds by each of two accounts: one of free drafters, one of models. This counts the measured time of a round only
 up to twice its planned time: a longer round is put down to other work on the machine.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
-double. A look costs a round of few tokens, in one row, and only what the account covers. Drafts that cost nothing to
-make are judged in every round, whether they are verified or not, by what the target emits.
+double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
+all looks together lose `SHARE` T + `LOOKS` and one look at most. Drafts that cost nothing to make are judged in every
+round, whether they are verified or not, by what the target emits.
 """
 
 from __future__ import annotations
@@ -94,8 +95,6 @@ class Policy:
         if reproducible:
             own = [Acceptance(EngineRates(kind)) for kind in self.kinds]
             return Request(own, self.fixed_costs, (Guard(), Guard()))
-        for guard in self.guards:
-            guard.begin()
         shared = map(Acceptance, self._engine[sampled])
         return Request(list(shared), self.costs, self.guards, self._paces[sampled])
 
@@ -146,7 +145,7 @@ class Policy:
         took = planned = (costs.target(positions) + sum(costs.draft(*call[:4]) for call in calls)) / plain
         if measured and seconds is not None:
             took = min((seconds + sum(call[4] for call in calls)) * exp(-costs.drift.value) / plain, 2.0 * planned)
-        shared = []
+        shared, looked = [], any(row.request.looking for row in rows if row.request.costs is costs)
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
             request.rounds += 1
@@ -155,7 +154,7 @@ class Policy:
                 shared.append((row, tokens))
             else:
                 each, among = _planned_alone(row, self.free), 1
-                self._settle(request.guards, [row], each, tokens)
+                self._settle(request.guards, [row], each, tokens, looked=request.looking)
             request.pace.add(tokens, each)
             request.above[0].add(tokens / among, each / among)
             if request.foreseen:
@@ -164,13 +163,15 @@ class Policy:
             request.foreseen, request.looking = (), False
         if shared:
             mean = sum(tokens for _, tokens in shared) / len(shared)
-            self._settle(self.guards, [row for row, _ in shared], took, mean)
+            self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked)
 
-    def _settle(self, guards: tuple[Guard, Guard], rows: list[Row], took: float, emitted: float) -> None:
+    def _settle(
+        self, guards: tuple[Guard, Guard], rows: list[Row], took: float, emitted: float, *, looked: bool
+    ) -> None:
         """Charge a round to models if one of them drafted, else to free drafters."""
         drafters = [row.chosen.drafter for row in rows if row.chosen.tokens]
         models = any(not self.free[drafter] for drafter in drafters)
-        guards[models].settle(took if drafters else emitted, emitted)
+        guards[models].settle(took if drafters else emitted, emitted, looked=looked)
         guards[not models].settle(emitted, emitted)
 
     def as_json(self) -> dict[str, Any]:
