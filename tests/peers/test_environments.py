@@ -6,11 +6,21 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import ParameterError
+from foretoken.models.machine import cores
 from foretoken.peers import environments
 from foretoken.peers.environments import python_of
 from foretoken.peers.errors import PeerError, Unsupported
 from foretoken.peers.kinds import KINDS
+from foretoken.peers.launch import Launch
 from foretoken.peers.process import WORKERS
+
+
+@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("", cores()), ("4,2", cores()), ("0", cores())])
+def test_a_worker_has_the_threads_that_the_environment_names(
+    said: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert Launch(target="x", drafter=None, mode="plain").threads == threads
 
 
 def test_environments_are_found_by_name(tmp_path: Path) -> None:

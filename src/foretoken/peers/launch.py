@@ -14,6 +14,12 @@ from foretoken.peers.kinds import EngineKind
 from foretoken.peers.process import ANSWER_SECONDS, WORKERS, Worker
 
 
+def _threads() -> int:
+    """What OMP_NUM_THREADS says, as everywhere; one for each processor where it says nothing."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdecimal() and int(said) > 0 else machine.cores()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """Options that a worker is started with; see `foretoken.peers.workers.protocol`.
@@ -25,7 +31,7 @@ class Launch:
         k: tokens drafted a round; None where nothing is drafted; ``auto`` where the engine chooses.
         dtype: of weights and arithmetic.
         device: ``cpu``, ``cuda``, …
-        threads: of the process.
+        threads: of the process; default: as OMP_NUM_THREADS says, else one for each processor.
         max_length: tokens of the longest sequence, prompt included.
         max_batch: most prompts of a request.
         options: further arguments, of the engine's own.
@@ -38,7 +44,7 @@ class Launch:
     k: int | str | None = None
     dtype: str = "float32"
     device: str = "cpu"
-    threads: int = field(default_factory=machine.cores)
+    threads: int = field(default_factory=_threads)
     max_length: int = 256
     max_batch: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
