@@ -94,6 +94,15 @@ def test_a_drafter_with_a_table_of_positions_ends_with_it_in_one_row_alone(tree,
     assert all(one.stats.drafted for one in drafted)
 
 
+@pytest.mark.parametrize("drafter", [None, "lookup", "recycling"])
+def test_a_table_of_positions_is_used_to_its_end_and_not_beyond(drafter, load):
+    target = load("short gpt2", lambda: tiny_gpt2(8, seed=2, n_positions=12))
+    params = SamplingParams(temperature=0.0, max_new_tokens=50, ignore_eos=True)
+    completions = Engine(target, drafter, num_speculative_tokens=5).generate([[3, 4, 5], [3] * 11], params)
+    assert [len(one.token_ids) for one in completions] == [9, 1]
+    assert completions[0].token_ids == Engine(target, None).generate([3, 4, 5], params).token_ids
+
+
 def test_what_can_not_be_rolled_back_extends_no_other_draft_and_shares_no_prefixes(engine, load):
     assert DraftModel(engine("none").target).extends
     state = load("mamba", tiny_mamba)

@@ -68,6 +68,21 @@ def test_a_state_that_can_not_be_rolled_back_is_computed_again(kind, make, load)
     assert max(walk(model, size, seed) for size, seed in ((1, 0), (3, 1))) < 1e-4
 
 
+@pytest.mark.parametrize(("kind", "make"), [("llama", tiny_llama), ("mamba", tiny_mamba)])
+def test_rows_that_are_cut_to_nothing_begin_anew(kind, make, load):
+    model = load(kind, make)
+    cache = model.open(2)
+    steps = torch.arange(3).expand(2, 3)
+    model.forward(torch.tensor([[3, 4, 5], [6, 7, 8]]), steps - 1, torch.tensor([3, 3]), cache)
+    cache.commit(steps, torch.tensor([0, 3]))
+    cache.select([0, 1, 1], [None, 0, 2])
+    assert cache.lengths.tolist() == [0, 0, 2]
+    found = model.forward(torch.full((3, 1), 9), torch.full((3, 1), -1), torch.tensor([1, 1, 1]), cache).logits[:, 0]
+    for row, text in enumerate(([9], [9], [6, 7, 9])):
+        expected = model.module(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
+        assert torch.allclose(found[row], expected, atol=1e-4)
+
+
 def test_a_context_grows_with_its_rows(load):
     model = load("llama", tiny_llama)
     model.pool.options = replace(model.pool.options, cells=1)
