@@ -83,6 +83,12 @@ class Line:
         """Seconds, drift left out."""
         return (self.fixed + self.each * size) * exp(self._log[_bucket(size)])
 
+    def up_to(self, longest: int, rows: int = 1) -> list[float]:
+        """Seconds of the sizes ``rows * 1`` … ``rows * longest``, drift left out."""
+        corrections = [exp(value) for value in self._log]
+        sizes = range(rows, rows * longest + 1, rows)
+        return [(self.fixed + self.each * size) * corrections[_bucket(size)] for size in sizes]
+
     def record(self, size: int, seconds: float, drift: Drift) -> None:
         """A measurement."""
         if seconds <= 0.0:
@@ -188,11 +194,11 @@ class Costs:
         """Seconds by draft tokens, up to `longest`; those of the last few rounds are reused."""
         made, found = self._tables.get(rows, (0, None))
         if found is None or self._rounds >= made + _REUSED:
-            plain = self.target(rows)
-            extra, sizes = [0.0], range(1, longest + 1)
-            for tokens in sizes:  # a longer draft that costs less is noise
-                extra.append(max((self.target(rows * (1 + tokens)) - plain) / rows, extra[-1]))
-            calls = [[0.0, *map(one.call, sizes)] for one in self.drafters]
+            plain, *longer = self.target.up_to(1 + longest, rows)
+            extra = [0.0]
+            for seconds in longer:  # a longer draft that costs less is noise
+                extra.append(max((seconds - plain) / rows, extra[-1]))
+            calls = [[0.0, *one.call.up_to(longest)] for one in self.drafters]
             found = Table(plain, extra, calls)
             self._tables[rows] = self._rounds, found
         return found

@@ -103,8 +103,8 @@ class Decision:
         longest = min(room, row.most, LONGEST)
         reach = acceptance.reach(longest)
         expected = [0.0, *accumulate(reach)]
-        values = [[0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at]]
-        return [Option(at, expected[at], *(each[at] for each in values)) for at in LENGTHS if at <= longest]
+        foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at])
+        return [Option(at, expected[at], foreseen[at], here[at], behind[at]) for at in LENGTHS if at <= longest]
 
     def _pace_alone(self, drafter: int, options: list[list[Option]]) -> float:
         """The best pace of one model that drafts as many tokens in every row."""
