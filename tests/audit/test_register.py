@@ -62,6 +62,7 @@ def test_answers_are_kept_and_the_rest_goes_on(tmp_path, fake):
     with pytest.raises(KeyboardInterrupt):
         run(out, [first, second, absent], ["--tv", "0.2"], 5, killed, program)
     assert [one["mode"] for one in json.loads((out / "register.json").read_text())] == ["a"]
+    assert "| Foretoken | b | not carried out yet |" in (out / "register.md").read_text()
     (out / "entries" / "foretoken-b.json").write_text('{"engine": "Fore')  # as if it had been cut off
     outcomes = run(out, [first, second, absent], ["--tv", "0.2"], 5, program=program)
     assert asked() == ["a", "b", "absent"]

@@ -191,8 +191,8 @@ def run(
         outcome = _carry_out(entry, options, max_seconds, program)
         _write(file, json.dumps(asdict(outcome), indent=1))
         watch(entry, outcome)
-        _write_register(folder)
-    return _write_register(folder)
+        _write_register(folder, chosen)
+    return _write_register(folder, chosen)
 
 
 NOT_RUN = "NOT RUN"
@@ -264,12 +264,14 @@ def _write(file: Path, text: str) -> None:
     os.replace(part, file)
 
 
-def _write_register(folder: Path) -> list[Outcome]:
+def _write_register(folder: Path, chosen: Sequence[Entry]) -> list[Outcome]:
     outcomes = [one for one in map(_read, sorted((folder / "entries").glob("*.json"))) if one is not None]
     order = list(_HOMES)
     outcomes.sort(key=lambda one: (order.index(one.engine) if one.engine in order else len(order), one.mode))
     _write(folder / "register.json", json.dumps([asdict(one) for one in outcomes], indent=1))
-    _write(folder / "register.md", page(outcomes))
+    answered = {(one.engine, one.mode) for one in outcomes}
+    waiting = [entry for entry in chosen if (entry.engine, entry.mode) not in answered]
+    _write(folder / "register.md", page(outcomes, waiting))
     return outcomes
 
 
@@ -283,8 +285,8 @@ brackets what chance makes it. A link is to what upstream knows of the fault, or
 """
 
 
-def page(outcomes: Sequence[Outcome]) -> str:
-    """The register as Markdown."""
+def page(outcomes: Sequence[Outcome], waiting: Sequence[Entry] = ()) -> str:
+    """The register as Markdown, with the entries that wait for their audit."""
     lines = [
         _HEAD,
         "| engine | version | mode | verdict | distance | detectable | speculation | samples | date | upstream |",
@@ -292,10 +294,11 @@ def page(outcomes: Sequence[Outcome]) -> str:
     ]
     answered = [one for one in outcomes if one.verdict != NOT_RUN]
     lines += ["| " + " | ".join(map(_cell, _row(one))) + " |" for one in answered]
-    rest = [one for one in outcomes if one.verdict == NOT_RUN]
+    rest = [(one.engine, one.mode, one.reason) for one in outcomes if one.verdict == NOT_RUN]
+    rest += [(entry.engine, entry.mode, "not carried out yet") for entry in waiting]
     if rest:
         lines += ["", "## Not run", "", "| engine | mode | why |", "| --- | --- | --- |"]
-        lines += [f"| {_cell(one.engine)} | {_cell(one.mode)} | {_cell(one.reason)} |" for one in rest]
+        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rest]
     lines += ["", "## Commands", "", "| engine | mode | command |", "| --- | --- | --- |"]
     lines += [f"| {one.engine} | {_cell(one.mode)} | `{_cell(one.command)}` |" for one in outcomes]
     return "\n".join(lines) + "\n"
