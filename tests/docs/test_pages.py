@@ -12,7 +12,7 @@ import pytest
 from blocks import ROOT, Block, blocks, pages
 from typer.testing import CliRunner
 
-from foretoken import tiny_pair_path
+from foretoken import models, tiny_pair_path
 from foretoken.cli.app import app
 from foretoken.peers.workers import __file__ as workers
 
@@ -32,8 +32,22 @@ def gguf_file(tmp_path_factory) -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def load_once():
+    """`foretoken.load` for the shipped pair, whose models are compiled for the first command and not for every one."""
+    load, loaded = models.load, {}
+
+    def once(model, **options):
+        key = f"{model} {sorted(options.items())}"
+        if key not in loaded:
+            loaded[key] = load(model, **options)
+        return loaded[key]
+
+    return once
+
+
 @pytest.fixture
-def workspace(tmp_path, monkeypatch, gguf_file) -> Path:
+def workspace(tmp_path, monkeypatch, gguf_file, load_once) -> Path:
     """A folder with all that the pages name: models, heads, prompts."""
     pair = tiny_pair_path()
     names = {
@@ -60,6 +74,7 @@ def workspace(tmp_path, monkeypatch, gguf_file) -> Path:
         "body": {"prompt": "Spiders", "max_tokens": 2},
     }
     (tmp_path / "requests.jsonl").write_text(json.dumps(request) + "\n")
+    monkeypatch.setattr(models, "load", load_once)
     # A short calibration will do: every command loads its models anew.
     monkeypatch.setattr("foretoken.engine.calibration.SECONDS", 0.0)
     monkeypatch.setattr("foretoken.cli.compare.MAX_SECONDS", 0.0)
