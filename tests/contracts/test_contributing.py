@@ -64,18 +64,23 @@ def test_a_tree_drafter_gets_a_verifier_for_trees_and_branches(page):
     assert Engine(page["MarkovModel"](), page["FollowerDrafter"]()).verifier.name == "token"
 
 
+@pytest.fixture(scope="module")
+def greedy_outputs(page):
+    params = SamplingParams(temperature=0.0, max_new_tokens=20)
+    return tokens(Engine(page["MarkovModel"](), None).generate(PROMPTS, params))
+
+
 @pytest.mark.parametrize("verifier", ["auto", "token", "traversal", "coupled", "plain"])
 @pytest.mark.parametrize("max_batch_size", [1, 3, 8])
-def test_greedy_output_is_the_targets(page, drafter, verifier, max_batch_size):
+def test_greedy_output_is_the_targets(page, drafter, verifier, max_batch_size, greedy_outputs):
     made = drafter()
     if verifier == "plain":
         verifier = page["PlainVerifier"]()
     params = SamplingParams(temperature=0.0, max_new_tokens=20)
     target = page["MarkovModel"]()
-    plain = tokens(Engine(target, None).generate(PROMPTS, params))
     engine = Engine(target, made, verifier, 6, max_batch_size=max_batch_size)
     for _ in range(2):  # the second time with prefixes of the first
-        assert tokens(engine.generate(PROMPTS, params)) == plain
+        assert tokens(engine.generate(PROMPTS, params)) == greedy_outputs
 
 
 def test_output_with_shared_noise_is_the_targets(page, drafter):

@@ -266,7 +266,7 @@ def test_a_drafters_state_of_a_row_does_not_depend_on_other_rows(learning):
         return Engine(tiny_llama(seed=1), Cascade([PromptLookup(), learning()]), "token", 4)
 
     prompts = [[1, 2, 3, 4, 5] * 3 + [1, 2, 3], [7, 3, 9, 1, 22, 14]]
-    for seed in range(8):
+    for seed in range(5):
         params = SamplingParams(temperature=0.7, seed=seed, max_new_tokens=30, ignore_eos=True)
         alone = engine().generate(prompts[0], params)
         assert alone.token_ids == engine().generate(prompts, [params, GREEDY])[0].token_ids

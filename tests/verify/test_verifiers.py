@@ -279,7 +279,7 @@ def test_decide_draws_node_and_token():
 def test_the_shortcut_is_the_definition(name, mode, alone):
     """Same node and same next-token distribution, for uniforms all over [0, 1) and just beside every step."""
     verifier = get(name)
-    for seed in range(6):
+    for seed in range(2 if alone else 6):  # each row alone costs calls of its own
         draft, p = random_batch(mode, branching=False, seed=seed)
         rows = [slice(i, i + 1) for i in range(draft.batch_size)] if alone else [slice(None)]
         for part in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -36,10 +37,15 @@ def native(module, backend, **options):
     return model
 
 
-@pytest.mark.parametrize("name", MODELS)
+@cache
+def walked(name, backend):
+    return native(MODELS[name](), backend)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
 def test_equals_plain_passes(name, batch_size, backend):
-    model = native(MODELS[name](), backend)
+    model = walked(name, backend)
     assert isinstance(model, NativeModel)
     assert max(walk(model, batch_size, seed, rounds=8) for seed in range(2)) < 1e-4
 
@@ -233,17 +239,19 @@ def test_end_tokens(tmp_path):
     assert load(tmp_path).eos_token_ids == (7,)
 
 
+@cache
+def target_and_drafter(runner, backend):
+    return [load(make, runner=runner, backend=backend) for make in (tiny.tiny_llama(seed=1), tiny.tiny_qwen3(seed=2))]
+
+
 @pytest.mark.parametrize("drafter", ["draft-model", "prompt-lookup", None])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_engine_writes_the_same_as_over_transformers(drafter, temperature, backend):
-    target, small = tiny.tiny_llama(seed=1), tiny.tiny_qwen3(seed=2)
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
     params = SamplingParams(temperature=temperature, seed=5, max_new_tokens=24)
     outputs = []
     for runner in ("hf", "native"):
-        models = [
-            load(module, runner=runner, backend=backend if runner == "native" else "auto") for module in (target, small)
-        ]
+        models = target_and_drafter(runner, backend if runner == "native" else "auto")
         engine = Engine(
             models[0], models[1] if drafter == "draft-model" else drafter, num_speculative_tokens=6, max_batch_size=2
         )

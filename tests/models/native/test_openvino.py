@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -117,11 +118,17 @@ def test_store_moves_slots_across_blocks():
     assert (pool.tensors[0][table[0], :, BLOCK - 1] == 7.0).all()
 
 
+@cache
+def chaining(name: str, quantize: str | None):
+    """One model for chains of all lengths, which are compiled once."""
+    return load(MODELS[name](), runner="native", backend="openvino", quantize=quantize)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
 @pytest.mark.parametrize("name", ["llama", "smollm", "qwen3", "mistral, window", "phi3, part of each head rotated"])
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("steps", [1, 4, 7])
 def test_chains_are_the_steps_one_by_one(name, quantize, steps):
-    model = load(MODELS[name](), runner="native", backend="openvino", quantize=quantize)
+    model = chaining(name, quantize)
     texts = texts_of(BLOCK - 2, 9, 20, 5)
     chained, stepped = filled(texts, model), filled(texts, model)
     rows = [[4, 9, 3], [8], [7, 2], []]
