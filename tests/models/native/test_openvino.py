@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -118,7 +118,7 @@ def test_store_moves_slots_across_blocks():
     assert (pool.tensors[0][table[0], :, BLOCK - 1] == 7.0).all()
 
 
-@cache
+@functools.cache
 def chaining(name: str, quantize: str | None):
     """One model for chains of all lengths, which are compiled once."""
     return load(MODELS[name](), runner="native", backend="openvino", quantize=quantize)
