@@ -130,7 +130,7 @@ def test_pages_left_to_the_long_run_exist():
 def test_blocks_that_are_not_run_are_few_and_say_why():
     skipped = [block for found in PAGES.values() for block in found if block.reason]
     assert all(len(block.reason) > 8 for block in skipped)
-    assert len(skipped) <= 22, [block.place for block in skipped]
+    assert len(skipped) <= 24, [block.place for block in skipped]
     languages = {block.language for found in PAGES.values() for block in found}
     assert languages <= {"python", *SHELL, *DATA}, "a block of another language is not tested"
 

@@ -15,7 +15,7 @@ from foretoken.cli.batch_file import Item
 from foretoken.cli.options import ModelOptions
 from replica_processes import below, command_line
 
-ray = pytest.importorskip("ray", reason="needs foretoken[ray]")
+ray = pytest.importorskip("ray", reason="needs the extra ray")
 
 REQUESTS = 80
 

@@ -26,7 +26,7 @@ from byte_tokenizer import byte_tokenizer
 from replica_processes import below, command_line, parents
 from serve_harness import Answer, Running, begin, hang_up
 
-pytest.importorskip("ray", reason="needs foretoken[ray]")
+pytest.importorskip("ray", reason="needs the extra ray")
 
 LONGEST = 120
 ADDRESS = re.compile(r"(\S+) at http://([\d.]+):(\d+)/v1")
@@ -68,7 +68,7 @@ def cluster(tmp_path) -> Iterator[Cluster]:
     tiny.tiny_llama(vocab_size=259, seed=1, eos_token_id=258, max_position_embeddings=4096).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     command = [sys.executable, "-m", "foretoken", "serve", "--target", str(folder), "--port", "0", "--replicas", "2"]
-    command += ["--max-batch-size", str(ROWS), "--max-queue", str(QUEUE), "--runner", "hf", "--grace", "5"]
+    command += ["--max-batch-size", str(ROWS), "--max-queue", str(QUEUE), "--eager", "--grace", "5"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment) as it:
         try:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.errors import ParameterError
 
-pytest.importorskip("ray", reason="needs foretoken[ray]")
+pytest.importorskip("ray", reason="needs the extra ray")
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "replicas.yaml"
 
