@@ -519,16 +519,15 @@ def test_the_snippets_of_its_page(capsys):
 
 PROGRAM = """
 import asyncio, os, sys
-sys.path.insert(0, {tests!r})
 from foretoken import AsyncEngine, Engine, SamplingParams
-from tiny import tiny_llama
+from foretoken.models.tiny_pair import load_part
 
 # Importing takes seconds: a copy of this process is the first interpreter that exits, and it is the second one itself.
 child = os.fork() if {fork} else 0
 if child:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 length = 200 if child else 1
-served = AsyncEngine(Engine(tiny_llama(), None))
+served = AsyncEngine(Engine(load_part("drafter", backend="torch", eager=True), None))
 loop = asyncio.new_event_loop()
 stream = served.stream([1], SamplingParams(max_new_tokens=length, ignore_eos=True))
 
@@ -544,7 +543,7 @@ print("busy" if length > 1 else "idle")
 
 def test_the_interpreter_exits():
     """While the engine's thread is idle, and while it is busy."""
-    program = PROGRAM.format(tests=str(Path(__file__).parents[1]), fork=hasattr(os, "fork"))
+    program = PROGRAM.format(fork=hasattr(os, "fork"))
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * LONGEST)
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout == ("idle\nbusy\n" if hasattr(os, "fork") else "idle\n")

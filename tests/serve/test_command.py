@@ -35,7 +35,7 @@ def target(tmp_path_factory) -> str:
 @contextmanager
 def process(target: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
     """A server as a process; with its port and the served model's name."""
-    command = [sys.executable, "-m", "foretoken", "serve", "--target", target, "--port", "0", *options]
+    command = [sys.executable, "-m", "foretoken", "serve", "--target", target, "--port", "0", "--eager", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FORETOKEN_API_KEY": "from-environment"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as running:
         try:
@@ -120,7 +120,7 @@ def test_a_grace_time_ends_what_still_runs(target):
 def test_wrong_options_are_told_before_anything_is_loaded(options, said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("foretoken.cli.setup.load_engine", lambda *_, **__: pytest.fail("a model was loaded"))
-    result = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--eager", *options])
     assert result.exit_code == 2
     assert said in result.output
 

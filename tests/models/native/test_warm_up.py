@@ -49,8 +49,19 @@ def compiled(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("kind", ["none", "draft-model", "eagle3", "early-exit:4"])
-@pytest.mark.parametrize("verifier", ["token", "coupled"])
+@pytest.mark.parametrize(
+    ("kind", "verifier"),
+    [
+        ("none", "token"),
+        ("draft-model", "token"),
+        ("draft-model", "coupled"),
+        ("eagle3", "coupled"),
+        ("early-exit:4", "token"),
+        pytest.param("none", "coupled", marks=pytest.mark.full),
+        pytest.param("eagle3", "token", marks=pytest.mark.full),
+        pytest.param("early-exit:4", "coupled", marks=pytest.mark.full),
+    ],
+)
 def test_nothing_is_compiled_inside_a_request(kind, verifier, compiled):
     target = load_part("target", backend="openvino")
     engine = Engine(target, drafter_of(kind, target), verifier, 5)
