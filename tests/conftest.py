@@ -10,7 +10,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import pytest
 import torch
 
 # Costs measured in one test must not influence the next: no folder can be created below a file.
@@ -30,8 +29,3 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-
-
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than cores: many tests wait for other processes."""
-    return (os.cpu_count() or 1) + 1

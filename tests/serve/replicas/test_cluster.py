@@ -28,7 +28,7 @@ from serve_harness import Answer, Running, begin, hang_up
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-LONGEST = 120
+LONGEST = 300
 ADDRESS = re.compile(r"(\S+) at http://([\d.]+):(\d+)/v1")
 ROWS, QUEUE = 4, 4
 LONG = "a long system prompt, the same for every turn of one conversation; " * 4
