@@ -205,3 +205,28 @@ def test_ends_that_are_five_percent_too_rare_are_found(share, found):
     ends.add(np.stack([1 - e, e], axis=1), (rng.random(len(e)) < share * e).astype(np.int64))
     assert (ends.log_e > math.log(100 * 20)) is found
     assert (ends.log_e < 0) is not found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_ratios_of_tokens_that_hardly_can_come_are_numbers(fault):
+    """Also where the drafter has no probability at all for some of them."""
+    scores = np.array([[0.0, -250.0, -400.0], [-300.0, 0.0, -280.0], [-690.0, -100.0, 0.0]])
+    p = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    q = p[::-1].copy()
+    q[:, -1] = 0.0
+    q /= q.sum(-1, keepdims=True)
+    one = np.ones((3, 1))
+    outputs = np.stack(np.meshgrid(*[np.arange(3)] * 6, indexing="ij"), -1).reshape(-1, 6)
+    at = np.concatenate([np.zeros((len(outputs), 1), np.int64), outputs[:, :-1]], axis=1)
+    found = log_ratios(FAULTS[fault][0], Nodes(p, q, p[[1, 2, 0]], one, one), outputs, at, K)
+    assert np.isfinite(found).all()
+
+
+def test_an_end_token_that_is_listed_twice_counts_once():
+    probs, tokens = np.tile([0.5, 0.3, 0.2], (50, 1)), np.arange(50) % 3
+    logs = []
+    for ends in ([2], [2, 2]):
+        evidence = Ends(ends)
+        evidence.add(probs, tokens)
+        logs.append(evidence.log_e)
+    assert logs[0] == logs[1]

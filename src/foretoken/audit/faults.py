@@ -201,7 +201,8 @@ def round_ratio(accept: Floats, reject: Floats, bonus: Floats, k: int, first: in
     begun[min(first, length)] = 1.0
     total = np.zeros(bonus.shape[:-1])
     for t in range(length):
-        weight = begun[t]
+        # Held finite, for infinity times a part that is 0 is no number; a smaller weight keeps the mean at most 1.
+        weight = np.minimum(begun[t], 1 / TINY)
         for j in range(k + 1):
             if t + j == length:
                 total = total + weight
@@ -210,7 +211,7 @@ def round_ratio(accept: Floats, reject: Floats, bonus: Floats, k: int, first: in
                 begun[t + j + 1] += weight * bonus[..., t + j]
             else:
                 begun[t + j + 1] += weight * reject[..., j, t + j]
-                weight = weight * accept[..., j, t + j]
+                weight = np.minimum(weight * accept[..., j, t + j], 1 / TINY)
     return total + begun[length]
 
 
@@ -302,7 +303,7 @@ class Ends:
 
     def __init__(self, ends: Sequence[int]) -> None:
         self.scope = SCOPE
-        self._ends = list(ends)
+        self._ends = sorted(set(ends))  # each counts once: configurations may list one twice
         self._logs = np.zeros(len(ENDS))
         self._tokens, self._score, self._variance = 0, 0.0, 0.0
 
