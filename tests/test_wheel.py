@@ -46,6 +46,6 @@ def test_it_installs_and_runs(wheel, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(site)}
     path = run("-c", "import foretoken; print(foretoken.__file__)", env=environment, cwd=tmp_path)
     assert Path(path.strip()).is_relative_to(site)
-    options = ("--raw", "--temperature", "0", "-n", "8")
+    options = ("--raw", "--temperature", "0", "-n", "8", "--eager", "--drafter", "prompt-lookup")
     text = run("-m", "foretoken", "generate", "def add(a, b):", *options, env=environment, cwd=tmp_path)
     assert text.strip()

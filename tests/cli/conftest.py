@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 import typer.testing
@@ -16,6 +18,8 @@ import tiny
 from byte_tokenizer import byte_tokenizer
 from foretoken.cli.app import app
 from foretoken.engine import calibration
+from foretoken.models import LanguageModel, load
+from foretoken.models.hf import HFModel
 
 END = 258
 
@@ -41,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         ("target", target, True),
         ("drafter", tiny.tiny_gpt2(vocab_size=259, seed=1, n_layer=1, **fields), True),
         ("untemplated", target, False),
-        ("native", tiny.tiny_llama(vocab_size=259, seed=1), True),
+        ("native", tiny.tiny_llama(vocab_size=259, seed=1, max_position_embeddings=4096), True),
     ):
         model.save_pretrained(folder / name)
         byte_tokenizer(chat).save_pretrained(folder / name)
@@ -60,14 +64,33 @@ def commands_made_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def load_copies(models: Models) -> Callable[..., LanguageModel]:
+    """`foretoken.load`, which reads each of the models above once: every call gets a copy of its own."""
+    read: dict[str, LanguageModel] = {}
+
+    def copied(model: Any, **options: Any) -> LanguageModel:
+        key = f"{model} {sorted(options.items())}"
+        if key in read:
+            return copy.deepcopy(read[key])
+        loaded = load(model, **options)
+        if model in astuple(models) and isinstance(loaded, HFModel):  # what is compiled can't be copied
+            read[key] = copy.deepcopy(loaded)
+        return loaded
+
+    return copied
+
+
 Call = Callable[..., Result]
 
 
 @pytest.fixture
-def call(models: Models, monkeypatch: pytest.MonkeyPatch) -> Call:
+def call(models: Models, load_copies: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch) -> Call:
     """Call a command with the tiny pair: ``call("generate", "hello", "--json")``."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command line puts in its own
-    monkeypatch.setattr(calibration, "SECONDS", 0.0)  # one sweep: every call loads and calibrates anew
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)  # one sweep: every call calibrates anew
+    for place in ("foretoken.models.load", "foretoken.drafters.factory.load"):
+        monkeypatch.setattr(place, load_copies)
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 

@@ -73,39 +73,34 @@ def test_a_model_can_be_a_drafter(chat, models):
     assert answer["stats"]["drafted"] > 0
 
 
-@pytest.fixture(scope="module")
-def without_mistakes() -> list:
-    """The answers of the conversation, once a test has asked for them."""
-    return []
+MISTAKES = [
+    ("/drafer none", ["/drafer", "did you mean /drafter", "/verifier"]),
+    ("/temperature hot", ["temperature", "hot"]),
+    ("/temperature -1", ["temperature", "-1"]),
+    ("/k 1.5", ["num_speculative_tokens", "1.5"]),
+    ("/k -1", ["num_speculative_tokens", "-1"]),
+    ("/length 0", ["max_new_tokens", "0"]),
+    ("/verifier trust", ["trust", "token, "]),
+    ("/drafter telepathy", ["telepathy", "prompt-lookup"]),
+    ("/drafter /no/such/folder", ["/no/such/folder"]),
+    ("/set warmth 3", ["warmth", "temperature"]),
+    ("/trace maybe", ["maybe", "on or off"]),
+    ("/logit_bias x", ["'x'"]),
+    ('/stop "x', ["stop"]),
+    ("x" * 2000, ["512"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("/drafer none", ["/drafer", "did you mean /drafter", "/verifier"]),
-        ("/temperature hot", ["temperature", "hot"]),
-        ("/temperature -1", ["temperature", "-1"]),
-        ("/k 1.5", ["num_speculative_tokens", "1.5"]),
-        ("/k -1", ["num_speculative_tokens", "-1"]),
-        ("/length 0", ["max_new_tokens", "0"]),
-        ("/verifier trust", ["trust", "token, "]),
-        ("/drafter telepathy", ["telepathy", "prompt-lookup"]),
-        ("/drafter /no/such/folder", ["/no/such/folder"]),
-        ("/set warmth 3", ["warmth", "temperature"]),
-        ("/trace maybe", ["maybe", "on or off"]),
-        ("/logit_bias x", ["'x'"]),
-        ('/stop "x', ["stop"]),
-        ("x" * 2000, ["512"]),
-    ],
-)
-def test_mistakes_are_named_and_lose_nothing(chat, without_mistakes, line, named):
-    result = chat("hello", line, "and you?", options=["--json"])
-    if not without_mistakes:  # the same for all mistakes
-        without_mistakes += answers(chat("hello", "and you?", options=["--json"]))
+def test_mistakes_are_named_and_lose_nothing(chat):
+    """All in one conversation: each has a line of its own, and none changes the answer that follows."""
+    without = answers(chat("hello", "and you?", options=["--json"]))
+    result = chat("hello", *(line for line, _ in MISTAKES), "and you?", options=["--json"])
     found = answers(result)
-    assert found == [{**one, "stats": two["stats"]} for one, two in zip(without_mistakes, found, strict=True)]
-    for part in named:
-        assert part in result.stderr
+    assert found == [{**one, "stats": two["stats"]} for one, two in zip(without, found, strict=True)]
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    for line, (_, named) in zip(lines, MISTAKES, strict=True):
+        for part in named:
+            assert part in line
 
 
 def test_system_messages(chat, call):

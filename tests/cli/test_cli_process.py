@@ -33,8 +33,8 @@ def test_help_is_quick_and_loads_no_torch():
 
 def test_ctrl_c_leaves_the_text_so_far(models):
     process = subprocess.Popen(
-        [*COMMAND, "generate", "hello", "--raw", "--target", models.target, "--drafter", models.drafter,
-         "-n", "450", "--ignore-eos", "--seed", "1"],
+        [*COMMAND, "generate", "hello", "--raw", "--target", models.native, "--drafter", "prompt-lookup", "--eager",
+         "-n", "4000", "--ignore-eos", "--seed", "1"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
     )  # fmt: skip
     assert process.stdout is not None
@@ -49,7 +49,7 @@ def test_ctrl_c_leaves_the_text_so_far(models):
 
 def test_ctrl_c_between_questions_is_clean(models):
     process = subprocess.Popen(
-        [*COMMAND, "chat", "--target", models.native, "-n", "4", "--json"], stdin=subprocess.PIPE,
+        [*COMMAND, "chat", "--target", models.native, "--eager", "-n", "4", "--json"], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
     )  # fmt: skip
     assert process.stdin is not None
@@ -72,7 +72,8 @@ def test_ctrl_c_between_questions_is_clean(models):
 def test_on_a_terminal_a_conversation_has_colours_and_a_prompt(models):
     controller, terminal = os.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "chat", "--target", models.native, "--drafter", "prompt-lookup", "-n", "20", "--seed", "1"],
+        [*COMMAND, "chat", "--target", models.native, "--eager", "--drafter", "prompt-lookup", "-n", "20",
+         "--seed", "1"],
         stdin=terminal, stdout=terminal, stderr=terminal, env=environment(TERM="xterm-256color"), close_fds=True,
     )  # fmt: skip
     os.close(terminal)
@@ -116,10 +117,17 @@ def test_a_full_disk_is_named():
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["verifiers"], ["bench", "peers"], ["generate", "hello", "-n", "9"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verifiers"],
+        ["generate", "hello", "-n", "9"],
+        pytest.param(["bench", "peers"], marks=pytest.mark.full),
+    ],
+)
 def test_a_reader_that_wants_no_more_is_no_error(arguments, models):
     if arguments[0] == "generate":
-        arguments = [*arguments, "--target", models.native, "--drafter", "prompt-lookup"]
+        arguments = [*arguments, "--target", models.native, "--eager", "--drafter", "prompt-lookup"]
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([*COMMAND, *arguments], stdout=writer, stderr=subprocess.PIPE, env=environment())

@@ -33,7 +33,8 @@ def file(tmp_path):
     return path
 
 
-def test_a_profile_is_made_and_used(tune, call, models, tmp_path, file):
+def test_a_profile_is_made_and_used(tune, call, models, tmp_path, file, monkeypatch):
+    monkeypatch.setattr("foretoken.tune.candidates.registered", lambda: ["prompt-lookup"])
     result = tune("--prompts", file, "--drafter", models.drafter, "--drafter", "retrieval:nowhere", "--budget", "40s")
     assert result.exit_code == 0, result.stderr
     assert "plain decoding" in result.stdout

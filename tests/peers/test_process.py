@@ -21,6 +21,12 @@ REQUEST = {"mode": "plain", "k": None, "prompts": [[3, 4]], "num_tokens": 32, "p
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ignores SIGTERM is killed soon, as nothing here cleans up after itself."""
+    monkeypatch.setattr("foretoken.peers.process.POLITE_SECONDS", 0.2)
+
+
 @contextmanager
 def started(fake: Path, behaviour: str = "good", log: Path | None = None, **times: float) -> Iterator[Worker]:
     options = {"options": {"behaviour": behaviour, "log": None if log is None else str(log)}}
@@ -175,8 +181,9 @@ def test_its_children_and_files_go_with_it(fake: Path, behaviour: str) -> None:
 
 OWNER = """
 import json, os, signal, sys
-from foretoken.peers.process import Worker
-worker = Worker([sys.executable, sys.argv[1], json.dumps({"options": {"behaviour": sys.argv[2]}})])
+from foretoken.peers import process
+process.POLITE_SECONDS = 0.2
+worker = process.Worker([sys.executable, sys.argv[1], json.dumps({"options": {"behaviour": sys.argv[2]}})])
 print(json.dumps({"worker": worker.pid, **worker.versions}), flush=True)
 if sys.argv[2] == "children, hang":
     worker.ask({"mode": "plain", "k": None, "prompts": [[3]], "num_tokens": 4})

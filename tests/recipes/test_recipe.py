@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "tiny_pair"
@@ -51,32 +53,57 @@ def data_folder(tmp_path_factory) -> Path:
     return folder
 
 
-def command(data: Path, out: Path) -> list[str]:
-    options = ["--data", str(data), "--out", str(out), "--size", "toy", "--threads", "1"]
-    return [sys.executable, str(RECIPE / "train.py"), *options]
+def options(data: Path, out: Path) -> list[str]:
+    return ["--data", str(data), "--out", str(out), "--size", "toy", "--threads", "1"]
+
+
+def stopped_at(out: Path) -> int:
+    """The step that a run on the target was stopped at."""
+    assert not (out / "target.done.json").is_file()
+    return torch.load(out / "target.pt", weights_only=True)["totals"]["step"]
 
 
 @pytest.fixture(scope="module")
 def trained(recipe, data_folder, tmp_path_factory) -> Path:
-    """The recipe's output, of a process that Ctrl-C stopped and the same call in this one finished."""
+    """The recipe's output, of a run that Ctrl-C stopped and the same call finished."""
     out = tmp_path_factory.mktemp("out")
-    with open(out / "first.log", "w", encoding="utf-8") as log:
-        first = subprocess.Popen(command(data_folder, out), stdout=log, stderr=log)
+    train = recipe("train")
+    app = typer.Typer()
+    app.command()(train.main)
+    calls, loss = [], train.next_token_loss
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return loss(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "next_token_loss", interrupted)
+        first = CliRunner().invoke(app, options(data_folder, out))
+    assert first.exit_code == 130, first.output
+    assert "goes on from here" in first.output
+    assert 1 <= stopped_at(out) < 30
+    second = CliRunner().invoke(app, options(data_folder, out))
+    assert second.exit_code == 0, second.output
+    assert json.loads((out / "target.done.json").read_text())["step"] == 30
+    return out
+
+
+@pytest.mark.full
+def test_ctrl_c_stops_the_script(data_folder, tmp_path):
+    command = [sys.executable, str(RECIPE / "train.py"), *options(data_folder, tmp_path)]
+    with open(tmp_path / "first.log", "w", encoding="utf-8") as log:
+        first = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + 120
-        while not (out / "target.log.jsonl").is_file() and first.poll() is None and time.monotonic() < deadline:
+        while not (tmp_path / "target.log.jsonl").is_file() and first.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         first.send_signal(signal.SIGINT)
         code = first.wait(timeout=60)
-    told = (out / "first.log").read_text(encoding="utf-8")
+    told = (tmp_path / "first.log").read_text(encoding="utf-8")
     assert code == 130, told
     assert "goes on from here" in told
-    assert not (out / "target.done.json").is_file()
-    stopped_at = torch.load(out / "target.pt", weights_only=True)["totals"]["step"]
-    assert 1 <= stopped_at < 30
-    train = recipe("train")
-    train.main(data_folder, out, "toy", train.Stage.export, None, 1)
-    assert json.loads((out / "target.done.json").read_text())["step"] == 30
-    return out
+    assert 1 <= stopped_at(tmp_path) < 30
 
 
 def test_stopped_run_goes_on_and_exports_two_models(trained):

@@ -1,7 +1,8 @@
 """Ends a process with everything that it has started. Standard library only.
 
 Run as a program, it watches over processes of its owner. It reads JSON objects, one a line: ``{"pid": n, "folder":
-path}`` names a process to end and a folder to remove, ``{"done": n}`` says that this has been done. When its input ends
+path, "polite": seconds}`` names a process to end, a folder to remove, and the time between SIGTERM and SIGKILL;
+``{"done": n}`` says that this has been done. When its input ends
 (the owner has closed it, or has died in whatever way) it ends and removes what is left.
 """
 
@@ -51,7 +52,7 @@ def tree(root: int, known: frozenset[Process] = frozenset()) -> frozenset[Proces
     return frozenset((pid, table[pid][3]) for pid in wanted if table[pid][0] not in "ZX")
 
 
-def end_tree(root: int, known: frozenset[Process] = frozenset(), patience_seconds: float = 5.0) -> None:
+def end_tree(root: int, known: frozenset[Process], patience_seconds: float) -> None:
     """End a session's processes and their descendants: politely first, by force after `patience_seconds`.
 
     Args:
@@ -89,15 +90,15 @@ def _exists(pid: int) -> bool:
 
 def main() -> None:
     """Watch until the input ends."""
-    watched: dict[int, str] = {}
+    watched: dict[int, tuple[str, float]] = {}
     for line in sys.stdin:
         message = json.loads(line)
         if "done" in message:
             watched.pop(message["done"], None)
         else:
-            watched[message["pid"]] = message["folder"]
-    for pid, folder in watched.items():
-        end_tree(pid)
+            watched[message["pid"]] = message["folder"], message["polite"]
+    for pid, (folder, patience_seconds) in watched.items():
+        end_tree(pid, frozenset(), patience_seconds)
         shutil.rmtree(folder, ignore_errors=True)
 
 

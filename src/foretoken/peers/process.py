@@ -25,6 +25,8 @@ ANSWER_SECONDS = 1800.0
 MAX_ANSWER_BYTES = 1 << 28
 END_SECONDS = 10.0
 """How long a program may take to end once it has closed its output."""
+POLITE_SECONDS = 2.0
+"""Between SIGTERM and SIGKILL, for what a program has left running."""
 
 # By default torch caches compiled code in the folder for temporary files, which is removed: name another folder.
 _COMPILED = {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")}
@@ -88,7 +90,7 @@ class Worker:
             self._resources = stack.pop_all()
         self.pid = self._process.pid
         try:
-            self._tell_guard({"pid": self.pid, "folder": folder})
+            self._tell_guard({"pid": self.pid, "folder": folder, "polite": POLITE_SECONDS})
             ready = self._answer(start_seconds)
             if ready.get("ready") is not True:
                 raise self._broken(f"{self._name} sent {ready!r} instead of its ready message")
@@ -195,7 +197,7 @@ class Worker:
                 self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_seconds)
-        guard.end_tree(self.pid, known, patience_seconds=2.0)
+        guard.end_tree(self.pid, known, POLITE_SECONDS)
         self._process.wait()
         self._tell_guard({"done": self.pid})
         self._resources.close()
