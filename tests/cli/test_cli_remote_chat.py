@@ -162,7 +162,7 @@ def test_another_server_gets_no_field_that_nobody_asked_for(chat):
 
 
 @pytest.mark.parametrize(
-    ("models", "lines", "told"),
+    ("listed", "lines", "told"),
     [
         ({"data": [{"id": "m"}]}, ['data: {"error": {"message": "no more"}}'], "no more"),
         ({"data": [{"id": "m"}]}, ["data: <html>"], "OpenAI-compatible"),
@@ -173,8 +173,8 @@ def test_another_server_gets_no_field_that_nobody_asked_for(chat):
         ({"data": [{}]}, [], "no list of models"),
     ],
 )
-def test_what_a_server_sends_may_be_anything(chat, models, lines, told):
-    with other_server(models, *lines) as (url, _):
+def test_what_a_server_sends_may_be_anything(chat, listed, lines, told):
+    with other_server(listed, *lines) as (url, _):
         assert told in chat("hello", url=url).output
 
 
