@@ -54,7 +54,7 @@ def audit(worlds, verifier, drafter=None, plan=None):
     return audit_worlds(make, worlds, plan or AuditPlan(tv=0.3))
 
 
-@pytest.mark.parametrize("name", ["token", "block", "coupled"])
+@pytest.mark.parametrize("name", ["token", pytest.param("block", marks=pytest.mark.full), "coupled"])
 def test_lossless_verifiers_pass(worlds, name):
     assert audit(worlds[1:2], name).verdict == "PASS"
 
