@@ -120,7 +120,13 @@ class Draft:
         """``[B, N+1]`` int64: number of draft tokens on the path to each node; 0 for the root."""
         if self.is_chain:
             return torch.arange(self.width + 1, device=self.tokens.device).expand(self.batch_size, -1)
-        return self.ancestors().sum(-1) - 1
+        found = []
+        for row in self.parents.tolist():  # for so few numbers torch's and NumPy's calls take many times as long
+            found.append(below := [0])
+            for parent in row:
+                below.append(below[parent] + 1)
+        depths = torch.tensor(found, dtype=torch.int64, device=self.tokens.device)
+        return depths.reshape(self.batch_size, self.width + 1)
 
     def ancestors(self) -> Tensor:
         """``[B, N+1, N+1]`` bool: entry ``[b, i, j]``: node j is on the path to node i, i itself included."""
@@ -142,14 +148,17 @@ class Draft:
             depth = int(node.max()) if node.numel() else 0
             steps = torch.arange(1, depth + 1, device=node.device).expand(self.batch_size, depth)
             return torch.where(steps <= node[:, None], steps, 0), node
-        on_path = self.ancestors()[torch.arange(self.batch_size, device=node.device), node]  # [B, N+1]
-        on_path[:, 0] = False
-        counts = on_path.sum(-1)
-        depth = int(counts.max()) if counts.numel() else 0
-        # Parents come before children, so that node order is path order.
-        order = torch.argsort((~on_path).to(torch.int8), dim=1, stable=True)[:, :depth]
-        inside = torch.arange(depth, device=node.device) < counts[:, None]
-        return torch.where(inside, order, 0), counts
+        parents, paths = self.parents.tolist(), node.tolist()
+        for row, last in enumerate(paths):
+            paths[row] = walk = []
+            while last:
+                walk.append(last)
+                last = parents[row][last - 1]
+            walk.reverse()
+        depth = max(map(len, paths), default=0)
+        padded = [walk + [0] * (depth - len(walk)) for walk in paths]
+        nodes = torch.tensor(padded, dtype=torch.int64, device=node.device).reshape(len(paths), depth)
+        return nodes, torch.tensor([len(walk) for walk in paths], dtype=torch.int64, device=node.device)
 
 
 def ancestor_matrix(parents: Tensor, is_chain: bool = False) -> Tensor:

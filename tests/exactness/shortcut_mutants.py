@@ -75,6 +75,7 @@ def _edited(name: str, old: str, new: str) -> dict[str, Any]:
 
 CHOSEN: Mode = "chosen"
 DEEP = (0, 1, 2)
+FORK, RAGGED = (0, 0), (0, 1, 0)
 BLOCKS = Limits(block=2)
 
 SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
@@ -105,6 +106,18 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "block: token's residual": ShortcutMutant(FAST, "[weights[row][node] for row, node in enumerate(nodes)]", "[1.0 for _ in nodes]", "block", shape=DEEP),
     "block alone: S without weight": ShortcutMutant(FAST, "target_probs[row, node], weight)", "target_probs[row, node], 1.0)", "block", shape=DEEP, vocabularies=(2, 2), alone=True),
     "block alone: residual without weight": ShortcutMutant(FAST, "alpha=1.0 if weights is None else weights[0]", "alpha=1.0", "block", alone=True),
+    # traversal of chosen trees
+    "tree: p not normalised after a rejection": ShortcutMutant(FAST, "min(1.0, weight * value / left)", "min(1.0, weight * value)", "traversal", CHOSEN, FORK),
+    "tree: weight forgets the prefix": ShortcutMutant(FAST, "min(1.0, weight * value / left)", "min(1.0, value / left)", "traversal", CHOSEN, RAGGED),
+    "tree: weight stays after a rejection": ShortcutMutant(FAST, "weight = spare / total if total else 1.0", "pass", "traversal", CHOSEN, RAGGED),
+    "tree: 1 - w forgotten": ShortcutMutant(FAST, "total = spare + (1.0 - weight)", "total = spare + 1.0", "traversal", CHOSEN, RAGGED),
+    "tree: S without weight": ShortcutMutant(FAST, "spare = weight * rest / left", "spare = rest / left", "traversal", CHOSEN, RAGGED),
+    "tree: nodes in the order of their numbers": ShortcutMutant(FAST, "for node in _post_order(children):", "for node in range(len(children)):", "traversal", CHOSEN, RAGGED),
+    "tree: parents before their children": ShortcutMutant(FAST, "return order[::-1]", "return order", "traversal", CHOSEN, RAGGED),
+    "tree: siblings in the wrong order": ShortcutMutant(FAST, "for node in _post_order(children):", "for node in _post_order([below[::-1] for below in children]):", "traversal", CHOSEN, FORK),
+    "tree: a rejected token may be drawn again": ShortcutMutant(FAST, "mass[token : token + 1] = 0\n", "pass\n", "traversal", CHOSEN, FORK),
+    "tree: tokens beyond the vocabulary accepted": ShortcutMutant(FAST, "if token < size and token not in deleted", "if token not in deleted", "traversal", CHOSEN, FORK, vocabularies=(2, 3)),
+    "tree: next token at the root": ShortcutMutant(FAST, "_without_all(target_probs[row, node]", "_without_all(target_probs[row, 0]", "traversal", CHOSEN, FORK),
     # decide
     "one uniform for node and token, shortcut": ShortcutMutant(DECIDE, "draw(weights, uniforms[:, 1])", "draw(weights, uniforms[:, 0])"),
     "one uniform for node and token": ShortcutMutant(DECIDE, "next_probs(draft, target_probs, node), uniforms[:, 1])", "next_probs(draft, target_probs, node), uniforms[:, 0])", "tree", shape=(0, 0)),

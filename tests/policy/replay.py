@@ -34,6 +34,7 @@ class Machine:
         kernel: from that many positions on a pass takes a quarter longer.
         noise: standard deviation of the measured seconds' logarithms.
         load: how much other work slows everything down at times, as a share.
+        first: how many times as long the first pass or call of a size takes.
     """
 
     overhead: float
@@ -45,6 +46,7 @@ class Machine:
     kernel: int = 1000
     noise: float = 0.1
     load: float = 0.0
+    first: float = 1.0
 
     def target(self, positions: int) -> float:
         slow = 1.25 if positions >= self.kernel else 1.0
@@ -195,12 +197,19 @@ class Engine:
             extends=[name == MODEL_AT for name in self.drafters],
         )
         self.lengths: list[int] = []
+        self.met: set[tuple[str, int]] = set()  # passes and calls of which sizes were run
         self.choices: list[tuple[int, int, int]] = []
 
     def measured(self, milliseconds: float) -> float:
         self.slow += 0.02 * (self.random.normal() * 3 * self.machine.load - self.slow)
         spike = 2.0 if self.random.random() < 0.02 else 1.0
         return milliseconds * spike * float(np.exp(self.random.normal(0.0, self.machine.noise) + self.slow))
+
+    def first(self, kind: str, size: int) -> float:
+        """How many times as long a pass or call takes now as it does later on."""
+        new = (kind, size) not in self.met
+        self.met.add((kind, size))
+        return self.machine.first if new else 1.0
 
     def run(self, batch: list[Output]) -> float:
         """Milliseconds of a batch."""
@@ -246,12 +255,12 @@ class Engine:
                 if LOOKUP_AT in self.drafters:
                     state.request.foreseen = [ahead > 0 for _, ahead in one.lookups[at : at + 1 + right]]
                 done[row] += 1 + right
-            seconds = machine.target(positions)
+            seconds = passed = machine.target(positions) * self.first(LOOKUP_AT, positions)
             calls = []
             if asked:
-                call = machine.draft(longest, asked, lag)
+                call = machine.draft(longest, asked, lag) * self.first(MODEL_AT, longest)
                 seconds += call
                 calls.append((model, longest, asked, lag, self.measured(call)))
             spent += seconds
-            policy.learn(rows, emitted, positions, calls, self.measured(machine.target(positions)))
+            policy.learn(rows, emitted, positions, calls, self.measured(passed))
         return spent

@@ -21,6 +21,9 @@ _OUTLIER = 0.3
 """Most that one measurement may differ from its estimate, as a logarithm (35%); more is cut to this. So a single round
 that other work slowed down rules out no draft length."""
 
+LONGER = exp(_OUTLIER)
+"""Times its estimate that a measured round may count at most."""
+
 _STEADY = 24.0  # measurements over which corrections, shares and the drift are averaged
 
 _FLATTEST = 0.01
@@ -34,7 +37,8 @@ _REUSED = 8  # rounds for which tables of costs are reused: making them is slow 
 _BUCKET = [min(range(len(SIZES)), key=lambda i: abs(log(SIZES[i] / size))) for size in range(1, SIZES[-1] + 1)]
 
 
-def _bucket(size: int) -> int:
+def bucket(size: int) -> int:
+    """Which of `SIZES` is nearest."""
     return _BUCKET[min(max(size, 1), SIZES[-1]) - 1]
 
 
@@ -74,26 +78,26 @@ class Line:
         """The line through (size, seconds); at these sizes, halfway to these seconds. Nothing for no points."""
         line = cls(*fitted(points)) if points else cls(0.0, 0.0)
         for size, seconds in points:
-            at = _bucket(int(size))
+            at = bucket(int(size))
             line._log[at] = 0.5 * log(max(seconds, 1e-9) / (line.fixed + line.each * size))
             line._seen[at] = 1.0
         return line
 
     def __call__(self, size: int) -> float:
         """Seconds, drift left out."""
-        return (self.fixed + self.each * size) * exp(self._log[_bucket(size)])
+        return (self.fixed + self.each * size) * exp(self._log[bucket(size)])
 
     def up_to(self, longest: int, rows: int = 1) -> list[float]:
         """Seconds of the sizes ``rows * 1`` … ``rows * longest``, drift left out."""
         corrections = [exp(value) for value in self._log]
         sizes = range(rows, rows * longest + 1, rows)
-        return [(self.fixed + self.each * size) * corrections[_bucket(size)] for size in sizes]
+        return [(self.fixed + self.each * size) * corrections[bucket(size)] for size in sizes]
 
     def record(self, size: int, seconds: float, drift: Drift) -> None:
         """A measurement."""
         if seconds <= 0.0:
             return
-        surprise, at = log(seconds / self(size)) - drift.value, _bucket(size)
+        surprise, at = log(seconds / self(size)) - drift.value, bucket(size)
         # Where one size alone is measured for long, its correction can't be told from the drift.
         self._recent = [share - share / _STEADY for share in self._recent]
         self._recent[at] += 1.0 / _STEADY

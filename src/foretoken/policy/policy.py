@@ -14,7 +14,9 @@ are, requests that would take T plain rounds lose at most
     SHARE T + CREDIT
 
 plain rounds by each of two accounts: one of free drafters, one of models. This counts the measured time of a round only
-up to twice its planned time: a longer round is put down to other work on the machine.
+up to `LONGER` times its planned time: a longer round is put down to other work on the machine. The first pass or call
+of about a size prepares kernels and memory, once: its time is learnt from only if it is less than expected, and the
+account is charged no more than that. A few such rounds would otherwise use up the account of models before one pays.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
@@ -31,7 +33,7 @@ from typing import Any
 
 from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
 from foretoken.policy.account import FORESEEN, PACE, Guard, Pace, Runs
-from foretoken.policy.costs import Costs
+from foretoken.policy.costs import LONGER, Costs, bucket
 from foretoken.policy.decision import Decision
 from foretoken.policy.request import Request, Row
 
@@ -68,6 +70,7 @@ class Policy:
             for sampled in (False, True)
         }
         self._paces = {sampled: (Pace(4 * PACE, 1.0), Runs(FORESEEN)) for sampled in (False, True)}
+        self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.extends = self.extends or [False] * len(self.kinds)
 
@@ -138,13 +141,17 @@ class Policy:
             seconds: of the round without these calls; None where it did something else too (prefill).
         """
         costs, count = self.costs, len(rows)
-        measured = seconds is not None and not self.given
-        if measured and seconds is not None:
+        total = None if seconds is None or self.given else seconds + sum(call[4] for call in calls)
+        if self._is_first([(-1, positions), *(call[:2] for call in calls)]) and total is not None:
+            expected = costs.target(positions) + sum(costs.draft(*call[:4]) for call in calls)
+            if not costs.anchored or total * exp(-costs.drift.value) > expected:
+                total = None
+        if total is not None and seconds is not None:
             costs.record(positions, seconds, calls)
         plain = costs.target(count)
         took = planned = (costs.target(positions) + sum(costs.draft(*call[:4]) for call in calls)) / plain
-        if measured and seconds is not None:
-            took = min((seconds + sum(call[4] for call in calls)) * exp(-costs.drift.value) / plain, 2.0 * planned)
+        if total is not None:
+            took = min(total * exp(-costs.drift.value) / plain, LONGER * planned)
         shared, looked = [], any(row.request.looking for row in rows if row.request.costs is costs)
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
@@ -164,6 +171,17 @@ class Policy:
         if shared:
             mean = sum(tokens for _, tokens in shared) / len(shared)
             self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked)
+
+    def _is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
+        """Whether a pass or a call is the first one of about its size.
+
+        Args:
+            sizes: of each, whose it is (-1: the target's), and its positions or tokens.
+        """
+        kinds = {(whose, bucket(size)) for whose, size in sizes}
+        first = not kinds <= self._met
+        self._met |= kinds
+        return first
 
     def _settle(
         self, guards: tuple[Guard, Guard], rows: list[Row], took: float, emitted: float, *, looked: bool

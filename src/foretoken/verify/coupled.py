@@ -30,8 +30,8 @@ class SharedNoiseVerifier(CoupledVerifier):
             draft: ``N`` tokens a row.
             picks: ``[B, N+1]`` int64, the token that the target samples after each node.
         """
-        if draft.is_chain and picks.device.type == "cpu":
-            return _follow_chains(draft, picks)
+        if picks.device.type == "cpu":
+            return _follow_in_python(draft, picks)
         rows = torch.arange(draft.batch_size, device=picks.device)
         agrees = (picks[rows[:, None], draft.parents] == draft.tokens) & draft.used()  # [B, N]
         # Siblings may have the same token: the deepest node is taken, and which of the siblings is above it makes no
@@ -41,15 +41,27 @@ class SharedNoiseVerifier(CoupledVerifier):
         return Verdict(path, counts, picks[rows, node])
 
 
-def _follow_chains(draft: Draft, picks: Tensor) -> Verdict:
-    """The same for chains, in plain Python: for so few numbers torch's operators take many times as long."""
-    counts, tokens = [], []
-    rows = zip(draft.tokens.tolist(), draft.counts.tolist(), picks.tolist(), strict=True)
-    for drafted, size, picked in rows:
-        accepted = next((node for node in range(size) if drafted[node] != picked[node]), size)
-        counts.append(accepted)
-        tokens.append(picked[accepted])
-    steps = range(1, max(counts, default=0) + 1)
-    path = [[step if step <= count else 0 for step in steps] for count in counts]
-    nodes = torch.tensor(path, dtype=torch.int64).reshape(len(counts), -1)
-    return Verdict(nodes, torch.tensor(counts, dtype=torch.int64), torch.tensor(tokens, dtype=torch.int64))
+def _follow_in_python(draft: Draft, picks: Tensor) -> Verdict:
+    """The same on a CPU: for so few numbers torch's operators take many times as long."""
+    paths, tokens = [], []
+    rows = zip(draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist(), picks.tolist(), strict=True)
+    for drafted, parents, size, picked in rows:
+        depths, last = [0] + [-1] * size, 0  # -1: not on a path that the target picks
+        for at in range(size):
+            parent = parents[at]
+            if depths[parent] >= 0 and drafted[at] == picked[parent]:
+                depths[at + 1] = depths[parent] + 1
+                if depths[at + 1] > depths[last]:
+                    last = at + 1
+            elif draft.is_chain:
+                break
+        tokens.append(picked[last])
+        path = []
+        while last:
+            path.append(last)
+            last = parents[last - 1]
+        paths.append(path[::-1])
+    depth = max(map(len, paths), default=0)
+    nodes = torch.tensor([path + [0] * (depth - len(path)) for path in paths], dtype=torch.int64)
+    counts = torch.tensor([len(path) for path in paths], dtype=torch.int64)
+    return Verdict(nodes.reshape(len(paths), depth), counts, torch.tensor(tokens, dtype=torch.int64))

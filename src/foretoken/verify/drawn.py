@@ -1,7 +1,7 @@
 """The exact distribution of what `decide` draws for a verifier, shortcuts included.
 
-`Verifier.stop_probs` and `Verifier.next_probs` are the definition. `decide` draws from them with two uniforms, and for
-chains on a CPU it takes shortcuts that never compute them (`foretoken.verify.fast`). For a given draft and target both
+`Verifier.stop_probs` and `Verifier.next_probs` are the definition. `decide` draws from them with two uniforms, and on a
+CPU it takes shortcuts that never compute them (`foretoken.verify.fast`). For a given draft and target both
 outcomes are step functions of the uniforms, and uniforms are multiples of ``2**-53``. So their exact distribution can
 be counted: the steps are found by bisection, to the last of the 53 bits, by calls of `decide` itself. `Drawn` gives
 the result the form of a verifier, so that `foretoken.verify.exact.check` proves it lossless as it does any other.

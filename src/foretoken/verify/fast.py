@@ -1,4 +1,4 @@
-"""Shortcuts for chains on a CPU: the node of a round from a few probabilities, in plain Python.
+"""Shortcuts on a CPU, for chains and for trees of chosen tokens: a round's node from a few probabilities, in Python.
 
 `Verifier.stop_probs` gives the probability of every node, from which one is drawn: that is the definition. A round
 needs only the node that is drawn, which depends on a handful of probabilities; for so few a tensor operation costs a
@@ -8,7 +8,9 @@ equal. Shortcuts are looked up by a verifier's exact class, so that a subclass w
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -17,16 +19,19 @@ from foretoken.draft import Draft
 from foretoken.verify.block import BlockVerifier
 from foretoken.verify.residual import match_vocabulary
 from foretoken.verify.token import TokenVerifier, replacement_probs
+from foretoken.verify.traversal import TraversalVerifier
 
 Shortcut = Callable[[Draft, Tensor, list[float]], tuple[list[int], Tensor]]
-"""Takes a draft of chains with N > 0, target probabilities ``[B, N+1, V]`` and a uniform for each row; returns the node
-where each row stops, and the distribution of the next token up to a factor a row, ``[B, V]``. On the CPU."""
+"""Takes a draft with N > 0, target probabilities ``[B, N+1, V]`` and a uniform for each row; returns the node where
+each row stops, and the distribution of the next token up to a factor a row, ``[B, V]``. On the CPU."""
 
 
 def shortcut(verifier: object, draft: Draft, target_probs: Tensor) -> Shortcut | None:
     """The shortcut for this verifier and draft, or None."""
-    if draft.width == 0 or not draft.is_chain or target_probs.device.type != "cpu":
+    if draft.width == 0 or target_probs.device.type != "cpu":
         return None
+    if not draft.is_chain:
+        return _chosen_tree if type(verifier) is TraversalVerifier and draft.probs is None else None
     return _SHORTCUTS.get(type(verifier))
 
 
@@ -140,6 +145,86 @@ def _next_weights(draft: Draft, target_probs: Tensor, nodes: list[int], weights:
         q = match_vocabulary(draft.probs[:, node], p.shape[-1])
         mass = torch.sub(q, p, alpha=1.0 if weights is None else weights[0]).clamp_(max=0).neg_()
     return mass if bool(mass.any()) else p
+
+
+def _chosen_tree(draft: Draft, target_probs: Tensor, uniforms: list[float]) -> tuple[list[int], Tensor]:
+    """`TraversalVerifier` of chosen tokens: p loses tokens and is renormalised, and nothing else happens to it.
+
+    So all weights follow from p of the draft tokens: ``1 - Σ p`` of the deleted ones is left of a node's p.
+    """
+    size = target_probs.shape[-1]
+    rows = torch.arange(draft.batch_size)[:, None]
+    p = target_probs[rows, draft.parents, draft.tokens.clamp(max=size - 1)].tolist()
+    tokens, parents, counts = draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist()
+    nodes: list[int] = []
+    weights = []
+    for row, u in enumerate(uniforms):
+        children: list[list[int]] = [[] for _ in range(counts[row] + 1)]
+        for child in range(1, counts[row] + 1):
+            children[parents[row][child - 1]].append(child)
+        nodes.append(node := _drawn(_stop_probs(children, tokens[row], p[row], size), u))
+        weights.append(_without_all(target_probs[row, node], [tokens[row][child - 1] for child in children[node]]))
+    return nodes, weights[0][None] if len(weights) == 1 else torch.stack(weights)
+
+
+def _stop_probs(children: list[list[int]], tokens: list[int], p: list[float], size: int) -> list[float]:
+    """`TraversalVerifier.stop_probs` of one row.
+
+    Args:
+        children: of each node, in the order in which they are tried.
+        tokens: of nodes 1, 2, …
+        p: of these tokens, each at its parent.
+        size: of the vocabulary.
+    """
+    starts, accept = [1.0] * len(children), [1.0] * len(children)
+    for node, below in enumerate(children):  # parents come before their children
+        weight, left, deleted = starts[node], 1.0, set[int]()
+        for child in below:
+            token = tokens[child - 1]
+            value = p[child - 1] if token < size and token not in deleted else 0.0
+            starts[child] = min(1.0, weight * value / left)
+            rest = max(left - value, 0.0)
+            spare = weight * rest / left
+            # In this order the sum never rounds below the spare mass; 0/0 counts as 1.
+            total = spare + (1.0 - weight)
+            weight = spare / total if total else 1.0
+            if rest:  # else p stays as it is
+                left = rest
+                deleted.add(token)
+        accept[node] = weight if node else 1.0
+    stop, rejected = [0.0] * len(children), 1.0
+    for node in _post_order(children):
+        stop[node] = accept[node] * rejected
+        rejected *= 1.0 - accept[node]
+    return stop
+
+
+def _post_order(children: list[list[int]]) -> list[int]:
+    """Node numbers in depth-first post-order: the reverse of parents first, last children first."""
+    order, stack = [], [0]
+    while stack:
+        order.append(node := stack.pop())
+        stack += children[node]
+    return order[::-1]
+
+
+def _drawn(probs: list[float], u: float) -> int:
+    """`foretoken.sampling.draw` for one row."""
+    cumulative = list(accumulate(probs))
+    total = cumulative[-1]
+    share = u * total
+    return min(bisect_right(cumulative, share), bisect_left(cumulative, total))
+
+
+def _without_all(p: Tensor, tokens: list[int]) -> Tensor:
+    """``[V]``: p without these tokens, one after another; one that has all that is left stays."""
+    mass = p.clone()
+    for token in tokens:
+        kept = mass[token : token + 1].clone()  # an empty slice where the token lies beyond the vocabulary
+        mass[token : token + 1] = 0
+        if not bool(mass.any()):
+            mass[token : token + 1] = kept
+    return mass
 
 
 _SHORTCUTS: dict[type, Shortcut] = {TokenVerifier: _token, BlockVerifier: _block}
