@@ -78,7 +78,7 @@ def serving(server):
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)  # seconds between looks at its end
     thread.start()
     try:
         yield f"http://127.0.0.1:{http.server_address[1]}"
@@ -155,8 +155,8 @@ def test_down(world):
 
 
 def test_slow(world):
-    with serving(Server(world, wait=3.0)) as url, pytest.raises(AuditError, match=r"within 0.5 seconds.*--timeout"):
-        audit_worlds(lambda _: subject(url, timeout_seconds=0.5), [world], QUICK)
+    with serving(Server(world, wait=3.0)) as url, pytest.raises(AuditError, match=r"within 0.2 seconds.*--timeout"):
+        audit_worlds(lambda _: subject(url, timeout_seconds=0.2), [world], QUICK)
 
 
 def test_refusing(world):

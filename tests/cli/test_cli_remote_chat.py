@@ -141,7 +141,7 @@ def other_server(models: object, *lines: str) -> Iterator[tuple[str, list[dict]]
             return
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=(0.02,))  # seconds between looks at its end
         thread.start()
         yield f"http://127.0.0.1:{running.server_port}/api/v1", bodies
         running.shutdown()
