@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import foretoken
 from foretoken.engine.engine import Engine
-from foretoken.errors import ForetokenError
 from foretoken.serve import body as bodies
 from foretoken.serve.auth import ApiKeys
-from foretoken.serve.errors import CLIENT_GONE, ApiError, ClientGone, error_response, json_response
+from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.gate import Gate
+from foretoken.serve.handlers import METRICS_TYPE, answer_errors, cors_options
 from foretoken.serve.messages import messages_routes
 from foretoken.serve.openai_api import openai_routes
 from foretoken.serve.page_api import page_api_routes
@@ -26,8 +23,6 @@ from foretoken.serve.responses import responses_routes
 from foretoken.serve.schemas import DetokenizeRequest, TokenizeRequest, chat_messages, check_model
 from foretoken.serve.service import Service
 from foretoken.serve.settings import ServeSettings
-
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
@@ -60,47 +55,6 @@ def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **cors_options(settings))
     return app
-
-
-def cors_options(settings: ServeSettings) -> dict[str, Any]:
-    """What web pages of the origins may do, as arguments of `CORSMiddleware`."""
-    return {
-        "allow_origins": settings.cors_origins,
-        "allow_methods": ("GET", "POST"),
-        "allow_headers": ("authorization", "content-type", "x-api-key"),
-        "expose_headers": ("x-request-id", "retry-after"),
-    }
-
-
-def answer_errors(app: Starlette, explain: Callable[[Exception], ApiError]) -> None:
-    """Have errors answered in the API's form.
-
-    Args:
-        app: whose errors.
-        explain: what a client is told of an error of the library.
-    """
-
-    async def library_error(request: Request, error: Exception) -> Response:
-        return error_response(explain(error), request.url.path)
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        message = {
-            404: "there is no such path: /v1/models, /v1/completions and /v1/chat/completions are there",
-            405: "the path is there, but not for this method",
-        }.get(error.status_code, "the request can't be used")
-        return error_response(ApiError(error.status_code, message, headers=error.headers), request.url.path)
-
-    async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=CLIENT_GONE)
-
-    for kind, handler in (
-        (ApiError, library_error),
-        (ForetokenError, library_error),
-        (HTTPException, http_error),
-        (ClientGone, gone),
-    ):
-        app.add_exception_handler(kind, handler)
 
 
 def _status_routes(service: Service) -> APIRouter:

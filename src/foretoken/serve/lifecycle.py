@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI
 
-from foretoken.engine.engine import Engine
 from foretoken.errors import ForetokenError
 from foretoken.sampling import SamplingParams
-from foretoken.serve.service import Service
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from foretoken.engine.engine import Engine
+    from foretoken.serve.service import Service
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048

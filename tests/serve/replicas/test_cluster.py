@@ -23,7 +23,7 @@ import pytest
 
 import tiny
 from byte_tokenizer import byte_tokenizer
-from replica_processes import below, command_line, parents
+from replica_processes import below, command_line, maps, parents
 from serve_harness import Answer, Running, begin, hang_up
 
 pytest.importorskip("ray", reason="needs the extra ray")
@@ -88,6 +88,13 @@ def cluster(tmp_path) -> Iterator[Cluster]:
                         os.kill(one, signal.SIGKILL)
 
 
+def only_replicas_have_loaded_torch(cluster: Cluster) -> None:
+    """Which takes seconds and 200 MB: gateway, proxy and controller pass requests on."""
+    ran = [one for one in [cluster.process.pid, *below(cluster.process.pid)] if maps(one, "libtorch_cpu")]
+    assert sorted(ran) == sorted(cluster.replicas())
+    assert len(ran) == 2
+
+
 def a_seed_gives_the_same_output_on_every_replica(cluster: Cluster) -> None:
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: cluster.ask(prompt="the cat", seed=5), range(4)))
@@ -149,7 +156,7 @@ def full_queues_answer_429_and_errors_have_the_apis_form(cluster: Cluster) -> No
 
 def a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster: Cluster) -> None:
     names = set(cluster.counts("vllm:generation_tokens_total"))
-    streams = [begin(cluster, model="tiny-target", max_tokens=2000, seed=seed) for seed in range(4)]
+    streams = [begin(cluster, model="tiny-target", max_tokens=800, seed=seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         plain = [pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=150) for _ in range(4)]
         until(lambda: cluster.gateway("foretoken:gateway_requests_in_flight") == 8)
@@ -181,6 +188,7 @@ def sigterm_ends_all_processes(cluster: Cluster) -> None:
 
 
 def test_two_replicas_on_one_machine(cluster):
+    only_replicas_have_loaded_torch(cluster)
     a_seed_gives_the_same_output_on_every_replica(cluster)
     the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_all(cluster)
     a_kept_response_is_found_again(cluster)

@@ -1,12 +1,14 @@
-"""The deployments of Ray Serve: a gateway, and replicas behind it."""
+"""The deployments of Ray Serve: a gateway, and replicas behind it.
+
+Every process of the application imports this module, and only replicas need torch: they import it with their engine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -23,8 +25,12 @@ from foretoken.serve.replicas.messages import Part, Question, ReplicaDied
 from foretoken.serve.replicas.replica import answer, check_engine
 from foretoken.serve.replicas.router import DEFAULT_SLACK, PrefixRouter
 from foretoken.serve.replicas.scaling import ReplicaRange
-from foretoken.serve.service import Service
 from foretoken.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from foretoken.serve.service import Service
 
 _METRICS_SECONDS = 10.0
 

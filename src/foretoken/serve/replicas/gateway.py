@@ -15,10 +15,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from foretoken.serve import body as bodies
-from foretoken.serve.app import METRICS_TYPE, answer_errors, cors_options
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.errors import ApiError, ClientGone, api_error
 from foretoken.serve.gate import Gate
+from foretoken.serve.handlers import METRICS_TYPE, answer_errors, cors_options
 from foretoken.serve.replicas.blocks import keeper, prompt_blocks
 from foretoken.serve.replicas.merging import merged
 from foretoken.serve.replicas.messages import Part, Question, ReplicaDied, Replicas

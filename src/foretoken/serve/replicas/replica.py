@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
 from starlette.types import Message
 
 from foretoken.serve.replicas.messages import Part, Question, ReplicaDied
-from foretoken.serve.service import Service
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from foretoken.serve.service import Service
 
 _WAITING_PARTS = 64
 

@@ -1,0 +1,58 @@
+"""What the server and the gateway of replicas answer alike. Imports no torch: gateways run no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foretoken.errors import ForetokenError
+from foretoken.serve.errors import CLIENT_GONE, ApiError, ClientGone, error_response
+from foretoken.serve.settings import ServeSettings
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def cors_options(settings: ServeSettings) -> dict[str, Any]:
+    """What web pages of the origins may do, as arguments of `CORSMiddleware`."""
+    return {
+        "allow_origins": settings.cors_origins,
+        "allow_methods": ("GET", "POST"),
+        "allow_headers": ("authorization", "content-type", "x-api-key"),
+        "expose_headers": ("x-request-id", "retry-after"),
+    }
+
+
+def answer_errors(app: Starlette, explain: Callable[[Exception], ApiError]) -> None:
+    """Have errors answered in the API's form.
+
+    Args:
+        app: whose errors.
+        explain: what a client is told of an error of the library.
+    """
+
+    async def library_error(request: Request, error: Exception) -> Response:
+        return error_response(explain(error), request.url.path)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = {
+            404: "there is no such path: /v1/models, /v1/completions and /v1/chat/completions are there",
+            405: "the path is there, but not for this method",
+        }.get(error.status_code, "the request can't be used")
+        return error_response(ApiError(error.status_code, message, headers=error.headers), request.url.path)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
+    for kind, handler in (
+        (ApiError, library_error),
+        (ForetokenError, library_error),
+        (HTTPException, http_error),
+        (ClientGone, gone),
+    ):
+        app.add_exception_handler(kind, handler)
