@@ -212,9 +212,8 @@ def test_a_browser_can_not_send_a_body_without_asking(small, kind):
 
 def test_a_body_that_claims_to_be_large_is_refused_unread(small):
     for length in (10**7, 10**30):
-        answer = small.send(
-            "POST", "/v1/completions", b"{}", content_type="application/json", content_length=str(length)
-        )
+        # Nothing of it is sent: a connection that is closed over bytes that nobody read is reset.
+        answer = small.send("POST", "/v1/completions", b"", content_type="application/json", content_length=str(length))
         assert answer.status == 413 if length == 10**7 else answer.status >= 400
 
 
