@@ -89,6 +89,7 @@ def call(models: Models, load_copies: Callable[..., LanguageModel], monkeypatch:
     """Call a command with the tiny pair: ``call("generate", "hello", "--json")``."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command line puts in its own
     monkeypatch.setattr(calibration, "SECONDS", 0.0)  # one sweep: every call calibrates anew
+    monkeypatch.setattr(calibration, "_REPEATS", 1)
     for place in ("foretoken.models.load", "foretoken.drafters.factory.load"):
         monkeypatch.setattr(place, load_copies)
     for name in ("NO_COLOR", "FORCE_COLOR"):

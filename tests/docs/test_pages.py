@@ -77,6 +77,7 @@ def workspace(tmp_path, monkeypatch, gguf_file, load_once) -> Path:
     monkeypatch.setattr(models, "load", load_once)
     # A short calibration will do: every command loads its models anew.
     monkeypatch.setattr("foretoken.engine.calibration.SECONDS", 0.0)
+    monkeypatch.setattr("foretoken.engine.calibration._REPEATS", 1)
     monkeypatch.setattr("foretoken.cli.compare.MAX_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -30,7 +30,7 @@ SHAPES = {
     "medusa": DrafterShape(kind="medusa", num_heads=3),
     "draft": DrafterShape(kind="draft", num_layers=1, hidden_size=32),
 }
-STEPS = {"eagle3": 40, "medusa": 100, "draft": 40}
+STEPS = {"eagle3": 30, "medusa": 80, "draft": 30}
 """Of training, until acceptance has clearly risen."""
 
 
@@ -75,8 +75,8 @@ def test_training_raises_acceptance_and_the_engine_takes_the_result(kind, target
 
 
 def test_measured_acceptance_is_what_the_engine_sees(target, data, corpus, tmp_path):
-    course = replace(COURSE, steps=30, depths=5)
-    report = train(target, SHAPES["eagle3"], replace(corpus, num_samples=400, held_out=64), course, tmp_path / "o")
+    course = replace(COURSE, steps=16, evaluate_every=16, depths=5)
+    report = train(target, SHAPES["eagle3"], replace(corpus, num_samples=240, held_out=64), course, tmp_path / "o")
     engine = Engine(target, tmp_path / "o", "token", 5, dtype="float32", max_batch_size=100)
     with np.load(tmp_path / "o" / "training" / "samples" / "00000.npz") as stored:
         samples = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
