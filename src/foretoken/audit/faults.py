@@ -282,7 +282,7 @@ class Directed:
             self.name,
             self.scope,
             self._question,
-            "none: another way of drafting makes this evidence blunter, not wrong",
+            "the distribution computed here is the claim; another way of drafting makes this blunter, not wrong",
             self.log_e,
             self._outputs,
             "sequences",

@@ -93,7 +93,7 @@ class RunOptions:
         typer.Option(
             "--thorough",
             help=f"Fine: --tv {THOROUGH_TV:g}, --max-seconds {THOROUGH_MAX_SECONDS:g}, --max-samples "
-            f"{THOROUGH_MAX_SAMPLES}. About 11 times the samples; the minutes are foretold before it starts.",
+            f"{THOROUGH_MAX_SAMPLES}. About 11 times the samples; in small worlds, the minutes are foretold first.",
             rich_help_panel=_BUDGET,
         ),
     ] = False

@@ -70,9 +70,10 @@ def _progress(screen: Screen, plan: AuditPlan) -> Iterator[Watcher]:
         nonlocal announced
         if not announced and state.wanted and state.seconds_left is not None:
             announced = True
+            left = min(state.seconds_left, plan.max_seconds)
             screen.note(
                 f"about {state.wanted:,} samples, {plan.max_seconds:,.0f} seconds at most; at the speed of the first "
-                f"ones, about {duration(state.seconds_left)} (--tv or --quick for fewer, --max-seconds for the limit)"
+                f"ones, about {duration(left)} (--tv or --quick for fewer, --max-seconds for the limit)"
             )
 
     if not screen.notes.is_terminal:

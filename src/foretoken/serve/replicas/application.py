@@ -6,6 +6,7 @@ Every process of the application imports this module, and only replicas need tor
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +78,11 @@ class Replica:
     async def answer(self, blocks: list[int], question: Question) -> AsyncGenerator[Part, None]:
         """The parts of an answer."""
         check_engine(self._service)
-        async for part in answer(self._app, question):
-            if part.status >= 500:
-                check_engine(self._service)  # then another replica answers instead
-            yield part
+        async with aclosing(answer(self._app, question)) as parts:  # whoever hangs up frees the request at once
+            async for part in parts:
+                if part.status >= 500:
+                    check_engine(self._service)  # then another replica answers instead
+                yield part
 
     async def metrics(self) -> tuple[str, str]:
         """The replica's name, and what it counts."""
