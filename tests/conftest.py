@@ -29,3 +29,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_runtest_logstart() -> None:
+    """Give a test one thread: a run of the benchmark sets torch's threads for all that its process does later."""
+    torch.set_num_threads(1)
