@@ -120,6 +120,7 @@ def test_a_run_goes_on_and_takes_in_further_drafters(folder: Path, tmp_path: Pat
     out, tables = tmp_path / "out.jsonl", tmp_path / "tables.md"
     first = call(folder, out, "prompt-lookup+draft-model")
     assert first.exit_code == 0, first.output
+    assert torch.get_num_threads() == 1  # as before: a run leaves nothing behind
     assert "0 of 4 runs: copy-edit, temperature 0" in first.stderr
     told = [json.loads(line) for line in out.read_text().splitlines()]
     runs = told_runs(out)

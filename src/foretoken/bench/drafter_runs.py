@@ -269,7 +269,17 @@ def measure_drafters(
     Raises:
         ForetokenError: a model or a file can't be used, or the results can't be written.
     """
+    before = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
+    try:
+        _measure(plan, store, progress, leave_out)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(
+    plan: DrafterPlan, store: Store, progress: Progress, leave_out: Callable[[str, ForetokenError], None]
+) -> None:
     words = list(dict.fromkeys([PLAIN, *plan.drafters]))
     engines = _Engines(plan, leave_out)
     prompts = {name: prompts_of(name, plan, engines.target(name)) for name in plan.workloads}
