@@ -3,16 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test tests test-full test-clients test-vllm lint docs page install recipe clean
+.PHONY: demo test test-full test-clients test-vllm lint docs page install recipe clean
 
 demo: $(VENV)/.installed
 	$(BIN)/foretoken demo
 
-# Beside each other: mypy has one process, and takes a third of a minute.
-test: $(VENV)/.installed
-	@$(MAKE) --no-print-directory --jobs=2 lint tests
-
-tests: $(VENV)/.installed
+test: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Everything that `make test` leaves out for time: the whole grid of drafters, verifiers and sampling options.
