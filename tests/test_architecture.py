@@ -51,6 +51,7 @@ FOREIGN = {  # modules that read objects of other libraries, whose attributes de
     "foretoken.models.traits": "transformers modules",
     "foretoken.models.transformers_loading": "transformers configs",
     "foretoken.models.wrapping": "transformers modules",
+    "foretoken.serve.response_template": "tokenizers",
     "foretoken.serve.service": "tokenizers",
     "foretoken.train.learners": "transformers configs",
     "foretoken.train.prompts": "tokenizers",

@@ -18,10 +18,14 @@ class Detokenizer:
         tokenizer: a transformers tokenizer.
         stop: stop strings. Characters that may be the beginning of one are held back.
         prompt: the tokens before; the last few of them are decoded as context.
+        skip_special: leave out special tokens.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = (), skip_special: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._stop = tuple(stop)
         self._tokens = list(prompt[-_CONTEXT:])
         self._start = 0  # first token of the window that is decoded
@@ -71,17 +75,17 @@ class Detokenizer:
         return new
 
     def _decode(self, tokens: list[int]) -> str:
-        return _decode(self._tokenizer, tokens)
+        return _decode(self._tokenizer, tokens, self._skip_special)
 
 
-def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], skip_special: bool = True) -> str:
     """The characters that tokens add to the prompt's: the same as of a `Detokenizer` without stop strings."""
     context = list(prompt[-_CONTEXT:])
-    return _decode(tokenizer, [*context, *tokens])[len(_decode(tokenizer, context)) :]
+    return _decode(tokenizer, [*context, *tokens], skip_special)[len(_decode(tokenizer, context, skip_special)) :]
 
 
-def _decode(tokenizer: Any, tokens: list[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def _decode(tokenizer: Any, tokens: list[int], skip_special: bool) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
 
 _CONTEXT = 6  # tokens of the prompt that the decoding of the next one may depend on

@@ -78,7 +78,8 @@ class Row:
         )
         self._detokenizer: Detokenizer | None = None
         if model.tokenizer is not None and (stream or params.stop):
-            self._detokenizer = Detokenizer(model.tokenizer, params.stop, self._text_context())
+            context, skip = self._text_context(), params.skip_special_tokens
+            self._detokenizer = Detokenizer(model.tokenizer, params.stop, context, skip)
         self._pieces: list[Piece] = []
 
     @property
@@ -173,7 +174,8 @@ class Row:
         if self._detokenizer is not None:
             text = self._detokenizer.text
         elif self._model.tokenizer is not None:
-            text = continuation(self._model.tokenizer, self._text_context(), output)
+            skip = self.sequence.params.skip_special_tokens
+            text = continuation(self._model.tokenizer, self._text_context(), output, skip)
         else:
             text = ""
         return Completion(

@@ -70,6 +70,7 @@ class QuickTokenizer:
         self._backend, self._special_tokens, self._load_whole = backend, special_tokens, load_whole
         self._chat_template = chat_template
         self._whole: Any = None
+        self.response_template: Any = None  # files with one are left to transformers
 
     def __call__(self, text: Any, **options: Any) -> Any:
         """The tokens of a string, as ``input_ids``, and the ``attention_mask``."""

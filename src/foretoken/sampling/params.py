@@ -34,6 +34,7 @@ class SamplingParams:
         stop_token_ids: further tokens that end the output.
         stop: strings that end the output.
         ignore_eos: generate on after an end token.
+        skip_special_tokens: leave special tokens, such as end tokens, out of the text.
         logprobs: report this many most probable tokens with each token; None reports nothing.
         grammar: what the output has to look like (`Grammar`); it is applied to the logits before all else. vLLM calls
             it structured outputs.
@@ -57,6 +58,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     logprobs: int | None = None
     grammar: Grammar | None = None
     max_tokens: InitVar[int | None] = None
@@ -105,8 +107,9 @@ class SamplingParams:
             )
         keep("stop_token_ids", _token_ids(self.stop_token_ids))
         keep("stop", _strings(self.stop))
-        if not isinstance(self.ignore_eos, bool):
-            raise ParameterError(f"ignore_eos is {shown(self.ignore_eos)}: use True or False")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(f"{name} is {shown(getattr(self, name))}: use True or False")
         if self.logprobs is not None:
             keep("logprobs", check_integer("logprobs", self.logprobs, 0, cure="use None to report nothing"))
         if self.grammar is not None and not isinstance(self.grammar, Grammar):

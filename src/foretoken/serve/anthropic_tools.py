@@ -69,6 +69,8 @@ def openai_messages(given: Any) -> Any:
                 found.append(
                     {"role": "tool", "content": block.get("content") or "", "tool_call_id": block["tool_use_id"]}
                 )
+            elif kind == "thinking" and message.get("role") == "assistant":
+                continue  # of earlier turns: as Anthropic's own models, this one does without it
             else:
                 rest.append(block)
         told = {name: value for name, value in message.items() if name != "content"}
@@ -88,12 +90,17 @@ def tool_use(call: Call) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{call.id.removeprefix('call_')}", "name": call.name, "input": arguments}
 
 
+def thinking(text: str) -> dict[str, Any]:
+    """The model's reasoning as a block of an answer."""
+    return {"type": "thinking", "thinking": text, "signature": ""}
+
+
 class Blocks:
-    """The blocks of a streamed answer: text and calls, one after another."""
+    """The blocks of a streamed answer: reasoning, text and calls, one after another."""
 
     def __init__(self) -> None:
         self._index = -1
-        self._open: int | str | None = None  # "text", or the index of a call
+        self._open: int | str | None = None  # "text", "thinking", or the index of a call
 
     def text(self) -> Iterator[Event]:
         """Begin a block of text, unless one is open."""
@@ -102,6 +109,10 @@ class Blocks:
 
     def add(self, parsed: Parsed, last: bool) -> Iterator[Event]:
         """What a part of the output adds; the last one closes what is open."""
+        if parsed.reasoning:
+            if self._open != "thinking":
+                yield from self._begin("thinking", thinking(""))
+            yield self._delta({"type": "thinking_delta", "thinking": parsed.reasoning})
         if parsed.text:
             yield from self.text()
             yield self._delta({"type": "text_delta", "text": parsed.text})

@@ -6,7 +6,7 @@ import json
 import re
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from foretoken.serve.tools import CallForm
 
@@ -42,10 +42,22 @@ class Parsed:
     Attributes:
         text: what is no call.
         calls: each call that it added to, with what it added.
+        reasoning: what the model says to itself.
     """
 
     text: str
     calls: list[Call]
+    reasoning: str = ""
+
+
+class OutputParser(Protocol):
+    """What tells the parts of an answer apart."""
+
+    calls: list[Call]
+
+    def feed(self, text: str, last: bool = False) -> Parsed:
+        """Take in a part of the answer; with the last one, all that was held back comes out."""
+        ...
 
 
 class CallParser:

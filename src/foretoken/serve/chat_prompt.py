@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.sampling import SamplingParams
+from foretoken.serve.calls import CallParser, OutputParser
 from foretoken.serve.errors import ApiError
+from foretoken.serve.response_template import CALLS, TemplateParser
 from foretoken.serve.schemas import Controls, sampling_params
 from foretoken.serve.service import Service
-from foretoken.serve.tools import call_form, written_out
+from foretoken.serve.tools import ToolSet, call_form, written_out
 
 
-async def chat_prompt(
-    service: Service, messages: list[dict[str, Any]], body: Controls
-) -> tuple[list[int], SamplingParams]:
-    """The tokens of a chat, and how its answer is sampled: without a limit of the request's, to the context's end.
+@dataclass(frozen=True)
+class PreparedChat:
+    """A chat that can be answered.
+
+    Attributes:
+        tokens: the prompt.
+        params: how the answer is sampled: without a limit of the request's, to the context's end.
+        parser: makes what tells the parts of one choice apart; None where all of it is text.
+    """
+
+    tokens: list[int]
+    params: SamplingParams
+    parser: Callable[[], OutputParser | None]
+
+
+async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Controls) -> PreparedChat:
+    """A chat's messages as tokens, and how its answer is sampled and read.
 
     Raises:
         ApiError: the target can't chat, or can't use the messages or the parameters.
@@ -36,5 +52,25 @@ async def chat_prompt(
             raise ApiError(400, message, "tool_choice")
         param, params = "tools", replace(params, grammar=tools.grammar(call_form(service.chat_template)))
     await service.tokenizing.compile(params.grammar, param)
+    form = call_form(service.chat_template)
+    parser: Callable[[], OutputParser | None] = (lambda: None) if tools is None else (lambda: CallParser(form))
+    if service.response_template is not None and params.grammar is None:  # a grammar says by itself what comes
+        params = replace(params, skip_special_tokens=False)  # they may be the template's marks
+        parser = await _template_parser(service, tokens, params, tools, knows_tools)
     await service.tokenizing.encode([tokens], params)
-    return tokens, params
+    return PreparedChat(tokens, params, parser)
+
+
+async def _template_parser(
+    service: Service, tokens: list[int], params: SamplingParams, tools: ToolSet | None, knows_tools: bool
+) -> Callable[[], OutputParser]:
+    template, prefix = service.response_template, await service.tokenizing.decode(tokens)
+    ends = [service.token_text(token) for token in (*service.target.eos_token_ids, *params.stop_token_ids)]
+    given = None if tools is None else [tool.for_template() for tool in tools.tools]
+    by_template = knows_tools and CALLS in template.fields  # else calls are as the prompt asks for them
+
+    def make() -> OutputParser:
+        inner = None if given is None or by_template else CallParser(call_form(service.chat_template))
+        return TemplateParser(template, prefix, ends, given, inner)
+
+    return make

@@ -11,15 +11,15 @@ from fastapi import APIRouter, Request, Response
 
 from foretoken.engine.outputs import Completion, DecodeStats
 from foretoken.serve import body as bodies
-from foretoken.serve.anthropic_tools import Blocks, anthropic_tools, openai_messages, tool_use
-from foretoken.serve.calls import CallParser, Parsed
+from foretoken.serve.anthropic_tools import Blocks, anthropic_tools, openai_messages, thinking, tool_use
+from foretoken.serve.calls import OutputParser, Parsed
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params, text_of
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.speculation import Strict
 from foretoken.serve.streaming import EventStream, data, unless_gone
-from foretoken.serve.tools import ToolSet, call_form
+from foretoken.serve.tools import ToolSet
 from foretoken.serve.usage import usage
 
 PATH = "/v1/messages"
@@ -76,16 +76,17 @@ def messages_routes(service: Service) -> APIRouter:
         sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
         with ExitStack() as held:
             held.enter_context(service.admission.admit(1))
-            tokens, params = await unless_gone(request, chat_prompt(service, chat, body))
-            batch = Batch(service, [tokens], params, settings=options)
+            prepared = await unless_gone(request, chat_prompt(service, chat, body))
+            batch = Batch(service, [prepared.tokens], prepared.params, settings=options)
+            parser = prepared.parser()
             if body.stream:
-                return EventStream(_events(batch, body), held.pop_all(), settings.send_seconds)
+                return EventStream(_events(batch, body, parser), held.pop_all(), settings.send_seconds)
             (completion,) = await unless_gone(request, batch.complete())
-            parser = _parser(batch, body)
-            text = completion.text if parser is None else parser.feed(completion.text, last=True).text
+            parsed = Parsed(completion.text, []) if parser is None else parser.feed(completion.text, last=True)
             calls = [] if parser is None else parser.calls
-            content = [{"type": "text", "text": text}] if text or not calls else []
-            message = _message(batch, [*content, *map(tool_use, calls)])
+            thought = [thinking(parsed.reasoning)] if parsed.reasoning else []
+            content = [{"type": "text", "text": parsed.text}] if parsed.text or not (calls or thought) else []
+            message = _message(batch, [*thought, *content, *map(tool_use, calls)])
             told = {**_end(completion, bool(calls)), "usage": _usage(batch, completion.stats, body)}
             return json_response({**message, **told})
 
@@ -93,14 +94,13 @@ def messages_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _events(batch: Batch, body: MessagesRequest) -> AsyncGenerator[str, None]:
+async def _events(batch: Batch, body: MessagesRequest, parser: OutputParser | None) -> AsyncGenerator[str, None]:
     def event(kind: str, **fields: Any) -> str:
         return data({"type": kind, **fields}, event=kind)
 
     try:
         start = {**_message(batch, []), "stop_reason": None, "stop_sequence": None}
         yield event("message_start", message={**start, "usage": _usage(batch, DecodeStats(), body)})
-        parser = _parser(batch, body)
         blocks = Blocks()
         if parser is None:
             for kind, fields in blocks.text():
@@ -128,10 +128,6 @@ def _message(batch: Batch, content: list[dict[str, Any]]) -> dict[str, Any]:
         "model": batch.service.settings.model,
         "content": content,
     }
-
-
-def _parser(batch: Batch, body: MessagesRequest) -> CallParser | None:
-    return None if body.toolset() is None else CallParser(call_form(batch.service.chat_template))
 
 
 def _end(completion: Completion, called: bool) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from time import time
 from typing import Any
@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from foretoken.engine.outputs import Completion, DecodeStats, FinishReason, TokenLogprob
 from foretoken.errors import PromptError
 from foretoken.serve import body as bodies
-from foretoken.serve.calls import CallParser, chat_call
+from foretoken.serve.calls import OutputParser, chat_call
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.logprobs import chat_logprobs, completion_logprobs
@@ -28,7 +28,6 @@ from foretoken.serve.schemas import (
 )
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.streaming import DONE, EventStream, data, unless_gone
-from foretoken.serve.tools import call_form
 from foretoken.serve.usage import usage
 
 COMPLETION_TOKENS = 16
@@ -186,16 +185,17 @@ class _CompletionAnswer(_Answer):
 class _ChatAnswer(_Answer):
     id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, batch: Batch, request: ChatRequest) -> None:
+    def __init__(self, batch: Batch, request: ChatRequest, parser: Callable[[], OutputParser | None]) -> None:
         super().__init__(batch, request)
-        form = call_form(batch.service.chat_template)
-        has_tools = request.toolset() is not None
-        self._parsers = [CallParser(form) for _ in range(batch.size)] if has_tools else []
+        self._parsers = [one for _ in range(batch.size) if (one := parser()) is not None]  # all or none
 
     def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
         if self._parsers:
-            message["content"] = self._parsers[index].feed(completion.text, last=True).text
+            parsed = self._parsers[index].feed(completion.text, last=True)
+            message["content"] = parsed.text
+            if parsed.reasoning:
+                message.update(content=parsed.text or None, reasoning_content=parsed.reasoning)
             calls = self._parsers[index].calls
             if calls:
                 told = [chat_call(call) for call in calls]
@@ -207,6 +207,8 @@ class _ChatAnswer(_Answer):
         if self._parsers:
             parsed = self._parsers[index].feed(text, last)
             text = parsed.text
+            if parsed.reasoning:
+                added["reasoning_content"] = parsed.reasoning
             if parsed.calls:
                 added["tool_calls"] = [{"index": call.index, **chat_call(call)} for call in parsed.calls]
         if text:
@@ -268,9 +270,11 @@ def openai_routes(service: Service) -> APIRouter:
             held.enter_context(service.admission.admit(body.n))
 
             async def prepare() -> _Answer:
-                tokens, params = await chat_prompt(service, messages, body)
+                prepared = await chat_prompt(service, messages, body)
                 await _predict(service, predicted, options)
-                return _ChatAnswer(Batch(service, [tokens], params, body.n, options), body)
+                return _ChatAnswer(
+                    Batch(service, [prepared.tokens], prepared.params, body.n, options), body, prepared.parser
+                )
 
             return await _respond(request, await unless_gone(request, prepare()), held)
 

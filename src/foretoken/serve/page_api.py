@@ -79,7 +79,7 @@ def page_api_routes(service: Service) -> APIRouter:
                 if body.prompt is not None:
                     (tokens,) = await service.tokenizing.encode([body.prompt], params)
                 else:
-                    tokens, _ = await chat_prompt(service, messages, body)
+                    tokens = (await chat_prompt(service, messages, body)).tokens
                 return tokens, body.sampling(service, service.room(tokens))
 
             tokens, sampled = await unless_gone(request, prepare())

@@ -58,6 +58,8 @@ def as_messages(items: list[Any]) -> list[Any]:
             if not isinstance(item.get("output"), str):
                 raise ApiError(400, f"{param}.output is no string: give one", f"{param}.output")
             found.append({"role": "tool", "content": item["output"], "tool_call_id": item.get("call_id")})
+        elif kind == "reasoning" and isinstance(item.get("content"), list):
+            continue  # of an earlier answer of this server; the model does without it
         else:
             raise ApiError(400, f"{param} is no message, call or result, and others are not served", param)
     return found
@@ -68,7 +70,7 @@ class Items:
 
     def __init__(self) -> None:
         self.output: list[dict[str, Any]] = []  # the last one may be open
-        self._open: int | str | None = None  # "text", or the index of a call
+        self._open: int | str | None = None  # "text", "reasoning", or the index of a call
 
     @property
     def text(self) -> str:
@@ -91,6 +93,14 @@ class Items:
 
     def add(self, parsed: Parsed) -> Iterator[Event]:
         """What a part of the output adds."""
+        if parsed.reasoning:
+            if self._open != "reasoning":
+                yield from self._begin(
+                    "reasoning", {"type": "reasoning", "id": f"rs_{uuid.uuid4().hex}", "summary": []}
+                )
+                self.output[-1]["content"] = [{"type": "reasoning_text", "text": ""}]
+            self.output[-1]["content"][0]["text"] += parsed.reasoning
+            yield "response.reasoning_text.delta", {**self._where(), "delta": parsed.reasoning}
         if parsed.text:
             yield from self.message()
             self.output[-1]["content"][0]["text"] += parsed.text
@@ -130,6 +140,8 @@ class Items:
             text = item["content"][0]["text"]
             yield "response.output_text.done", {**where, "text": text, "logprobs": []}
             yield "response.content_part.done", {**where, "part": text_part(text)}
+        elif item["type"] == "reasoning":
+            yield "response.reasoning_text.done", {**where, "text": item["content"][0]["text"]}
         else:
             del where["content_index"]
             told = {"name": item["name"], "arguments": item["arguments"]}

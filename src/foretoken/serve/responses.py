@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from foretoken.engine.outputs import Completion, DecodeStats
 from foretoken.sampling import Grammar
 from foretoken.serve import body as bodies
-from foretoken.serve.calls import CallParser, Parsed
+from foretoken.serve.calls import OutputParser, Parsed
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.response_items import Items, as_messages, calls_of, response_tools
@@ -22,7 +22,7 @@ from foretoken.serve.schemas import Controls, chat_messages, check_model, sampli
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.streaming import EventStream, data, unless_gone
 from foretoken.serve.structured import format_grammar
-from foretoken.serve.tools import ToolSet, call_form, read_calls
+from foretoken.serve.tools import ToolSet, read_calls
 from foretoken.serve.usage import usage
 
 _Chat = list[dict[str, Any]]
@@ -123,9 +123,17 @@ class _Answer:
         body: what was asked.
         conversation: all messages before the answer, but the instructions.
         kept: where it goes when it is complete.
+        parser: tells its parts apart; None where all of it is text.
     """
 
-    def __init__(self, batch: Batch, body: ResponsesRequest, conversation: _Chat, kept: Conversations) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        body: ResponsesRequest,
+        conversation: _Chat,
+        kept: Conversations,
+        parser: OutputParser | None,
+    ) -> None:
         self._batch = batch
         self._body = body
         self._conversation = conversation
@@ -133,8 +141,7 @@ class _Answer:
         replica = batch.service.settings.replica
         self._id = f"resp_{replica}_{uuid.uuid4().hex}" if replica else f"resp_{uuid.uuid4().hex}"
         self._items = Items()
-        form = call_form(batch.service.chat_template)
-        self._parser = None if body.toolset() is None else CallParser(form)
+        self._parser = parser
         self._created = int(time())
         self._sent = 0
 
@@ -240,8 +247,9 @@ def responses_routes(service: Service) -> APIRouter:
             chat = [{"role": "system", "content": body.instructions}, *conversation]
         with ExitStack() as held:
             held.enter_context(service.admission.admit(1))
-            tokens, params = await unless_gone(request, chat_prompt(service, chat, body))
-            answer = _Answer(Batch(service, [tokens], params, settings=options), body, conversation, kept)
+            prepared = await unless_gone(request, chat_prompt(service, chat, body))
+            batch = Batch(service, [prepared.tokens], prepared.params, settings=options)
+            answer = _Answer(batch, body, conversation, kept, prepared.parser())
             if body.stream:
                 return EventStream(answer.events(), held.pop_all(), settings.send_seconds)
             return json_response(await unless_gone(request, answer.whole()))

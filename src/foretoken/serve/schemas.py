@@ -317,7 +317,7 @@ def chat_messages(given: Any) -> list[dict[str, Any]]:
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_FURTHER = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+_FURTHER = {"assistant": ("tool_calls", "reasoning_content"), "tool": ("tool_call_id", "name")}
 """Fields of messages besides role and content, by role."""
 
 
@@ -331,10 +331,14 @@ def _message(message: Any, param: str) -> dict[str, Any]:
         if name not in ("role", "content", *_FURTHER.get(role, ())) and value not in (None, [], ""):
             field = f"{param}.{name[:100]}"
             raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
-    if role == "assistant" and message.get("tool_calls"):
-        calls = read_calls(message["tool_calls"], f"{param}.tool_calls")
-        content = message.get("content") or ""
-        return {"role": role, "content": text_of(content, f"{param}.content"), "tool_calls": calls}
+    calls, reasoning = message.get("tool_calls"), message.get("reasoning_content")
+    if role == "assistant" and (calls or reasoning):
+        told = {"role": role, "content": text_of(message.get("content") or "", f"{param}.content")}
+        if calls:
+            told["tool_calls"] = read_calls(calls, f"{param}.tool_calls")
+        if reasoning:
+            told["reasoning_content"] = text_of(reasoning, f"{param}.reasoning_content")
+        return told
     content = text_of(message.get("content"), f"{param}.content")
     if role == "tool":
         if not isinstance(message.get("tool_call_id"), str):

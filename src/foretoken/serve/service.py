@@ -19,6 +19,7 @@ from foretoken.serve.admission import Admission
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.figures import Figures
 from foretoken.serve.metrics import Metrics, Watch
+from foretoken.serve.response_template import read_template
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.tokenizing import Tokenizing
 
@@ -32,6 +33,9 @@ class Service:
     Args:
         engine: what decodes; it belongs to the service until `aclose`.
         settings: what is allowed.
+
+    Raises:
+        ModelError: the tokenizer's response template can't be used.
     """
 
     def __init__(self, engine: Engine, settings: ServeSettings) -> None:
@@ -39,6 +43,8 @@ class Service:
         self.target = engine.target
         self.drafter = engine.drafter
         self.created = int(time())
+        self.response_template = read_template(self.target.tokenizer)
+        """What answers look like, as transformers' parser takes it; None where the tokenizer does not say."""
         self.tokenizing = Tokenizing(self.target, engine.limits, engine.compile_grammar)
         self.admission = Admission(engine.max_batch_size, settings.max_queue)
         self.engine = AsyncEngine(engine, queue_seconds=settings.queue_seconds, max_events=settings.max_backlog)
