@@ -19,6 +19,7 @@ from byte_tokenizer import byte_tokenizer
 from foretoken.engine.engine import Engine
 from foretoken.models import load
 from foretoken.serve import ServeSettings, create_app
+from foretoken.serve.http_protocol import HttpProtocol
 from foretoken.serve.service import Service
 from tiny import tiny_llama
 
@@ -93,7 +94,7 @@ def serving(engine: Engine, small_buffers: bool = False, **settings: Any) -> Ite
     listener = socket.create_server(("127.0.0.1", 0))
     if small_buffers:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http="h11", loop="asyncio"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http=HttpProtocol, loop="asyncio"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

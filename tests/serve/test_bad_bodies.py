@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 
 import pytest
 
-from serve_harness import MODEL, serving, tiny_engine
+from serve_harness import LONGEST, MODEL, serving, tiny_engine
 
 USER = [{"role": "user", "content": "hi"}]
 SECRET = "my-secret-prompt"
@@ -223,6 +224,30 @@ def test_unknown_paths_methods_and_models(small):
     assert check(small.get("/v1/completions"))
     assert check(small.complete(model="other", prompt="x"), "model")["code"] == "model_not_found"
     assert check(small.get("/v1/models/a/b%20c"), "model")["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "nonsense",
+        "POST /v1/completions HTTP/1.1",
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1",
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2",
+        "GET /v1/models HTTP/1.1\r\nhost: x\r\na b: c",
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        "transfer-encoding: chunked\r\n\r\nno size",
+    ],
+)
+def test_what_is_no_http_is_told_so(small, head):
+    with socket.create_connection(("127.0.0.1", small.port), LONGEST) as connection:
+        connection.sendall(f"{head}\r\n\r\n".encode())
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    status, _, body = answer.decode().partition("\r\n\r\n")
+    error = json.loads(body)["error"]
+    assert status.startswith("HTTP/1.1 400 ")
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "invalid_http")
 
 
 def test_a_stream_that_can_not_begin_has_a_status(small):

@@ -15,6 +15,7 @@ import uvicorn
 
 from foretoken.errors import ForetokenError
 from foretoken.sampling import SamplingParams
+from foretoken.serve.http_protocol import HttpProtocol
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -92,7 +93,7 @@ def serve(
         log_config=None,
         access_log=False,
         lifespan="on",
-        http="h11",  # the same parser, whatever else is installed
+        http=HttpProtocol,
         server_header=False,
         timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # passed on to asyncio, which takes fractions
         ssl_certfile=tls_cert,
