@@ -282,3 +282,15 @@ def test_a_grammar_says_by_itself_what_comes(server):
     answer = server.chat(messages=USER, structured_outputs={"choice": ["<think>", "x"]}, seed=0).json["choices"][0]
     assert answer["message"]["content"] in ("<think>", "x")
     assert "reasoning_content" not in answer["message"]
+
+
+def test_what_the_engine_streams_is_read_as_the_whole(server):
+    marks = {str(token): 4.0 for token in (*range(259, 263), END)}
+    for seed in range(4):
+        fields = {"messages": USER, "tools": [LEGS], "seed": seed, "max_tokens": 60, "logit_bias": marks}
+        message = server.chat(**fields).json["choices"][0]["message"]
+        events = server.chat(**fields, stream=True).events[:-1]
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+        for name in ("reasoning_content", "content"):
+            assert "".join(delta.get(name, "") for delta in deltas) == (message.get(name) or "")
+        assert "<end>" not in f"{message}"
