@@ -61,7 +61,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types her
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A request that was sent has ended, however it did."""
         super().on_request_completed(replica_id, internal_request_id)
-        self._sent[replica_id] = max(self._sent[replica_id] - 1, 0)
+        if self._sent[replica_id]:  # none is known of a replica that is gone
+            self._sent[replica_id] -= 1
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """A replica has taken a request: it has its prefix from now on."""
