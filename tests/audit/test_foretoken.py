@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import product
 
 import pytest
@@ -132,11 +131,14 @@ def test_every_lossy_verifier_fails(worlds, name):
     assert audit(worlds, name, plan=AuditPlan(max_seconds=1800)).verdict == "FAIL"
 
 
+MOST_TOKENS = 400_000
+"""Tokens with which every fault is found; uniforms of eight bits take the most, some 150,000."""
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in MUTANTS if name not in TINY_FAULTS])
 def test_every_mutant_fails(worlds, name):
     mutant = MUTANTS[name]
-    began = time.process_time()
     report = audit(
         worlds,
         Mutated(mutant),
@@ -144,7 +146,7 @@ def test_every_mutant_fails(worlds, name):
         AuditPlan(tv=0.05, max_seconds=1800),
     )
     assert report.verdict == "FAIL", report.summary
-    assert time.process_time() - began < 60  # seconds of one core
+    assert report.tokens < MOST_TOKENS
 
 
 @pytest.mark.full
