@@ -30,6 +30,7 @@ MACHINES = {
     "150M": Machine(0.8, 11.0, 0.35, call=0.8, step=0.8, read=0.02, load=0.1),
     "500M": Machine(1.0, 36.0, 1.2, call=1.5, step=1.2, read=0.03, load=0.1),
     "kernel at 6": Machine(1.0, 20.0, 1.5, call=1.5, step=1.2, read=0.03, kernel=6),
+    "arithmetic": Machine(0.5, 2.0, 0.1, call=0.5, step=0.5, read=0.01, arithmetic=0.43),
     "dear drafter": Machine(1.0, 30.0, 1.0, call=1.5, step=9.0, read=0.3),
     "GPU": Machine(2.0, 12.0, 0.02, call=1.0, step=2.2, read=0.001, noise=0.03),
 }

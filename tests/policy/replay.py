@@ -32,6 +32,7 @@ class Machine:
         call, step: of a call of the draft model, and of each of its tokens.
         read: of each token that the draft model has not seen.
         kernel: from that many positions on a pass takes a quarter longer.
+        arithmetic: of each position, where that takes longer than the weights do: a wide pass of many rows.
         noise: standard deviation of the measured seconds' logarithms.
         load: how much other work slows everything down at times, as a share.
         first: how many times as long the first pass or call of a size takes.
@@ -44,13 +45,14 @@ class Machine:
     step: float = 1.0
     read: float = 0.02
     kernel: int = 1000
+    arithmetic: float = 0.0
     noise: float = 0.1
     load: float = 0.0
     first: float = 1.0
 
     def target(self, positions: int) -> float:
         slow = 1.25 if positions >= self.kernel else 1.0
-        return self.overhead + (self.weights + self.position * positions) * slow
+        return self.overhead + max(self.weights + self.position * positions, self.arithmetic * positions) * slow
 
     def draft(self, tokens: int, rows: int, lag: int) -> float:
         return self.call + tokens * self.step * (1.0 + 0.05 * (rows - 1)) + self.read * lag

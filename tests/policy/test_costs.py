@@ -50,6 +50,26 @@ def test_a_slower_machine_changes_no_ratio():
     assert line(6) / line(1) == pytest.approx(11.2 / 10.2, rel=0.02)
 
 
+def test_a_surprise_far_from_what_was_measured_is_its_size_s_not_the_drift_s():
+    line, drift = Line.through([(1, 10.0), (3, 10.4), (9, 11.6)]), Drift()
+    for _ in range(40):
+        line.record(32, 3.0 * 16.2, drift)  # arithmetic takes longer than reading there, which no narrow pass shows
+    assert line(32) / line(1) == pytest.approx(3.0 * 1.62, rel=0.1)
+    assert line(128) / line(1) > 2.0 * (9.8 + 0.2 * 128) / 10.0  # and all the more beyond
+    assert line(9) / line(1) == pytest.approx(1.16, rel=0.1)
+    assert abs(drift.value) < 0.1
+
+
+def test_a_surprise_where_costs_are_known_is_the_drift_s():
+    line, drift = Line.through([(1, 10.0), (3, 10.4), (9, 11.6)]), Drift()
+    for _ in range(40):
+        line.record(6, 11.0, drift)
+    for _ in range(40):
+        line.record(6, 1.3 * 11.0, drift)
+    assert line(6) / line(1) == pytest.approx(1.1, rel=0.06)
+    assert exp(drift.value) == pytest.approx(1.3, rel=0.06)
+
+
 def test_a_single_outlier_among_many_changes_next_to_nothing():
     line, drift = Line(10.0, 0.2), Drift()
     for _ in range(30):

@@ -1,9 +1,14 @@
 """How long rounds and drafts take: a line for each, measured before the first token and refined by every round.
 
 `Line` is seconds by size: ``fixed + each * size``, the bytes that are read whatever the size, and the arithmetic that
-grows with it; times a correction by size, for what is not linear in size (padded kernels, a full cache). Rounds refine
-the corrections. What makes everything slower for a while, such as other work on the machine, is one factor that all
-lines share (`Drift`): choices go by ratios, which it leaves alone.
+grows with it; times a correction by size, for what is not linear in size (a processor that first waits for memory and
+then for arithmetic, padded kernels, a full cache). What makes everything slower for a while, such as other work on the
+machine, is one factor that all lines share (`Drift`): choices go by ratios, which it leaves alone.
+
+A measured round says something of both, of its size's correction and of the drift. They are told apart as a Kalman
+filter does, by how uncertain each is. Before rounds of them were measured, the logarithms of corrections are a Brownian
+motion in the logarithm of the size: a size far beyond the measured ones is uncertain, so that a surprise there is its
+correction's, and that of all sizes beyond; a surprise at sizes that are known well is the drift's.
 """
 
 from __future__ import annotations
@@ -14,17 +19,23 @@ from math import exp, log
 from statistics import median
 from typing import Any, NamedTuple
 
-SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
+import numpy as np
+
+SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512)
 """Sizes with corrections of their own; other sizes use the nearest one's."""
 
 _OUTLIER = 0.3
-"""Most that one measurement may differ from its estimate, as a logarithm (35%); more is cut to this. So a single round
-that other work slowed down rules out no draft length."""
+"""Difference of a measurement from its estimate, as a logarithm (35%), from which on it counts as less certain, and
+most that one measurement changes an estimate. So a single round that other work slowed down rules out no draft length."""
 
 LONGER = exp(_OUTLIER)
 """Times its estimate that a measured round may count at most."""
 
-_STEADY = 24.0  # measurements over which corrections, shares and the drift are averaged
+_STEADY = 24.0  # measurements over which the drift is averaged, half as many; well known corrections over twice as many
+
+_NOISE = 0.02  # variance of a measurement's logarithm: 14%
+_BEND = 0.16
+"""Variance of a correction's logarithm for each e-fold of size beyond what was measured: 40%."""
 
 _FLATTEST = 0.01
 """Least cost of a further unit of size, as a share of the median measurement: a fitted line is never flat."""
@@ -34,6 +45,8 @@ BYTES_PER_POSITION = 0.04
 
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
 
+_LOGS = np.log(SIZES)
+_PRIOR = _BEND * np.minimum.outer(_LOGS, _LOGS) + _NOISE / 2.0
 _BUCKET = [min(range(len(SIZES)), key=lambda i: abs(log(SIZES[i] / size))) for size in range(1, SIZES[-1] + 1)]
 
 
@@ -47,14 +60,21 @@ def _cut(value: float, most: float = _OUTLIER) -> float:
 
 
 class Drift:
-    """How much longer everything takes than its line says, lately; a logarithm."""
+    """How much longer everything takes than its line says, lately; a logarithm.
+
+    Attributes:
+        value: the estimate.
+        variance: of it.
+    """
 
     def __init__(self) -> None:
-        self.value = 0.0
+        self.value, self.variance = 0.0, _NOISE
 
-    def follow(self, surprise: float) -> None:
-        """A measurement differed by this logarithm from its line with this drift."""
-        self.value += 2.0 / _STEADY * _cut(surprise)
+    def follow(self, change: float, variance: float) -> None:
+        """A measurement changed the estimate; until the next one, other work may begin or end."""
+        gain = 2.0 / _STEADY
+        self.value += change
+        self.variance = variance + gain * gain * _NOISE / (1.0 - gain)
 
 
 class Line:
@@ -69,18 +89,21 @@ class Line:
         self.fixed, self.each = max(fixed, 0.0), max(each, 0.0)
         if self.fixed + self.each <= 0.0:
             self.fixed = 1e-6
-        self._log = [0.0] * len(SIZES)  # corrections
-        self._seen = [0.0] * len(SIZES)
-        self._recent = [0.0] * len(SIZES)  # shares of the last measurements
+        self._log = np.zeros(len(SIZES))  # corrections
+        self._covariance = _PRIOR.copy()
+        self._with_drift = np.zeros(len(SIZES))  # covariance of corrections and drift, when that had this variance:
+        self._drift_variance = 0.0
+        self._seen = [0] * len(SIZES)
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Line:
-        """The line through (size, seconds); at these sizes, halfway to these seconds. Nothing for no points."""
+        """The line through (size, seconds), corrected towards these seconds. Nothing for no points."""
         line = cls(*fitted(points)) if points else cls(0.0, 0.0)
         for size, seconds in points:
             at = bucket(int(size))
-            line._log[at] = 0.5 * log(max(seconds, 1e-9) / (line.fixed + line.each * size))
-            line._seen[at] = 1.0
+            expected = (line.fixed + line.each * size) * exp(line._log[at])
+            line._update(at, log(max(seconds, 1e-9) / expected), line._covariance[at], 0.0)
+            line._seen[at] += 1
         return line
 
     def __call__(self, size: int) -> float:
@@ -89,7 +112,7 @@ class Line:
 
     def up_to(self, longest: int, rows: int = 1) -> list[float]:
         """Seconds of the sizes ``rows * 1`` … ``rows * longest``, drift left out."""
-        corrections = [exp(value) for value in self._log]
+        corrections = np.exp(self._log).tolist()
         sizes = range(rows, rows * longest + 1, rows)
         return [(self.fixed + self.each * size) * corrections[bucket(size)] for size in sizes]
 
@@ -97,22 +120,41 @@ class Line:
         """A measurement."""
         if seconds <= 0.0:
             return
-        surprise, at = log(seconds / self(size)) - drift.value, bucket(size)
-        # Where one size alone is measured for long, its correction can't be told from the drift.
-        self._recent = [share - share / _STEADY for share in self._recent]
-        self._recent[at] += 1.0 / _STEADY
-        gain = max(1.0 / (2.0 + self._seen[at]), 1.0 / _STEADY) * (1.0 - self._recent[at])
-        # What was not measured of late fades: a size that one slow round ruled out is tried again.
-        for other, share in enumerate(self._recent):
-            if share < 0.5 / _STEADY:
-                self._log[other] -= self._log[other] / (4.0 * _STEADY)
-        self._log[at] += gain * _cut(surprise)
-        self._seen[at] += 1.0
-        drift.follow(surprise)
+        at = bucket(size)
+        if drift.variance < self._drift_variance:  # other lines' measurements made it more certain
+            self._with_drift *= drift.variance / self._drift_variance
+        shared = self._with_drift[at] + drift.variance
+        surprise = log(seconds / self(size)) - drift.value
+        spread = self._update(at, surprise, self._covariance[at] + self._with_drift, shared)
+        drift.follow(shared / spread * surprise, drift.variance - shared * shared / spread)
+        self._drift_variance = drift.variance
+        self._covariance[np.diag_indices(len(SIZES))] += _NOISE / (2.0 * _STEADY) ** 2
+        self._seen[at] += 1
+
+    def _update(self, at: int, surprise: float, own: Any, shared: float) -> float:
+        """A measurement of a size differed by this logarithm from its estimate.
+
+        Args:
+            at: its place in `SIZES`.
+            surprise: the difference.
+            own: covariances of all corrections and the size's seconds.
+            shared: covariance of the drift and the size's seconds.
+
+        Returns:
+            Variance of the difference.
+        """
+        outlying = max(abs(surprise) / _OUTLIER, 1.0)
+        known = float(own[at]) + shared
+        spread = max(known + outlying * _NOISE, outlying * known)
+        gains = own / spread
+        self._log += gains * surprise
+        self._covariance -= np.outer(gains, own)
+        self._with_drift -= gains * shared
+        return spread
 
     def as_json(self) -> list[float]:
         """What another process starts from: the line through the corrected sizes that were measured."""
-        points = [(float(size), self(size)) for size, seen in zip(SIZES, self._seen, strict=True) if seen >= 3.0]
+        points = [(float(size), self(size)) for size, seen in zip(SIZES, self._seen, strict=True) if seen >= 3]
         fixed, each = fitted(points) if len(points) > 1 else (self.fixed, self.each)
         return [float(f"{fixed:.4g}"), float(f"{each:.4g}")]
 
