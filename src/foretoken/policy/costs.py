@@ -26,7 +26,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512)
 
 _OUTLIER = 0.3
 """Difference of a measurement from its estimate, as a logarithm (35%), from which on it counts as less certain, and
-most that one measurement changes an estimate. So a single round that other work slowed down rules out no draft length."""
+most that one measurement changes an estimate. So a single round that other work slows down rules out no length."""
 
 LONGER = exp(_OUTLIER)
 """Times its estimate that a measured round may count at most."""
