@@ -126,8 +126,28 @@ def test_a_stream_whose_replica_dies_ends_with_an_error(path, event):
     assert "foretoken:replica_broken_streams_total 1.0" in exchange(app, "/metrics", False)[2].decode()
 
 
-def test_half_an_answer_that_is_no_stream_is_cut_off():
-    replicas = Played([Part(b'{"a":', 200, (*JSON, (b"content-length", b"7"))), ReplicaDied()])
+ANY_ERROR = [
+    (ApiError(429, "all full", code="queue_full"), "queue_full"),
+    (ValueError("secret"), "internal_error"),
+    (TimeoutError("secret"), "internal_error"),
+]
+
+
+@pytest.mark.parametrize(("path", "event"), [("/v1/chat/completions", b""), ("/v1/messages", b"event: error\n")])
+@pytest.mark.parametrize(("error", "code"), ANY_ERROR)
+def test_a_stream_that_has_begun_ends_with_whatever_error_came(error, code, path, event):
+    status, _, body, whole = exchange(
+        create_gateway(Played([Part(b"data: 1\n\n", 200, EVENTS), error]), settings()), path
+    )
+    assert (status, whole) == (200, True)
+    assert body.startswith(b"data: 1\n\n" + event + b"data: {")
+    assert json.loads(body.rpartition(b"data: ")[2])["error"]["code"] == code
+    assert b"secret" not in body
+
+
+@pytest.mark.parametrize("error", [ReplicaDied(), *(error for error, _ in ANY_ERROR)])
+def test_half_an_answer_that_is_no_stream_is_cut_off(error):
+    replicas = Played([Part(b'{"a":', 200, (*JSON, (b"content-length", b"7"))), error])
     status, _, body, whole = exchange(create_gateway(replicas, settings()))
     assert (status, body, whole) == (200, b'{"a":', False)
 
@@ -157,6 +177,20 @@ def test_metrics_are_those_of_all_and_can_be_left_out():
     assert b'a{engine="one"} 1.0' in body
     replicas = Played([Part(b"{}", 404, JSON)])
     assert exchange(create_gateway(replicas, settings(expose_metrics=False)), "/metrics", False)[0] == 404
+
+
+def test_counters_of_a_replica_that_has_ended_stay_on_the_page():
+    pages = [("one", "# TYPE a counter\na 3.0\n")]
+
+    class Ending(Played):
+        async def metrics(self):
+            return pages
+
+    app = create_gateway(Ending(), settings())
+    first = exchange(app, "/metrics", False)[2]
+    pages.clear()
+    assert b'a{engine="one"} 3.0' in first
+    assert b'a{engine="one"} 3.0' in exchange(app, "/metrics", False)[2]
 
 
 def test_hanging_up_ends_the_question():

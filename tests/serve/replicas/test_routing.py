@@ -1,4 +1,4 @@
-"""Blocks of prompts, the choice of a replica, numbers of replicas and metrics of all: what needs no Ray."""
+"""Blocks of prompts, the choice of a replica, and numbers of replicas: what needs no Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from foretoken.errors import ParameterError
 from foretoken.serve.replicas.affinity import PrefixIndex, ranked
 from foretoken.serve.replicas.blocks import keeper, prompt_blocks
-from foretoken.serve.replicas.merging import merged
 from foretoken.serve.replicas.scaling import ReplicaRange, replica_range, wanted
 
 
@@ -134,23 +133,3 @@ def test_auto_has_one_replica_where_none_fits():
 def test_replicas_follow_what_runs_and_waits():
     limits = ReplicaRange(2, 6)
     assert [wanted(ongoing, 4, limits) for ongoing in (0, 8, 8.1, 12, 13, 24, 25, 1000)] == [2, 2, 3, 3, 4, 6, 6, 6]
-
-
-def test_metrics_of_replicas_are_one_page():
-    from prometheus_client.parser import text_string_to_metric_families
-
-    page = (
-        "# HELP a_total Of a.\n# TYPE a_total counter\n"
-        'a_total{{engine="0",model_name="m, engine=\\"0\\""}} {}\n'
-        '# HELP b Of b.\n# TYPE b gauge\nb{{engine="0",model_name="m"}} 1.0\n'
-    )
-    text = merged([("x", page.format(1.0)), ("y", page.format(2.0))])
-    assert text.count("# HELP a_total") == text.count("# TYPE a_total") == 1
-    samples = {
-        (one.name, one.labels["engine"]): one.value
-        for family in text_string_to_metric_families(text)
-        for one in family.samples
-    }
-    assert samples == {("a_total", "x"): 1.0, ("a_total", "y"): 2.0, ("b", "x"): 1.0, ("b", "y"): 1.0}
-    assert 'engine=\\"0\\"' in text
-    assert merged([]) == ""

@@ -19,8 +19,9 @@ from foretoken.serve.auth import ApiKeys
 from foretoken.serve.errors import ApiError, ClientGone, api_error
 from foretoken.serve.gate import Gate
 from foretoken.serve.handlers import METRICS_TYPE, answer_errors, cors_options
+from foretoken.serve.logs import log_failure
 from foretoken.serve.replicas.blocks import keeper, prompt_blocks
-from foretoken.serve.replicas.merging import merged
+from foretoken.serve.replicas.merging import MetricsPages
 from foretoken.serve.replicas.messages import Part, Question, ReplicaDied, Replicas
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.streaming import data, unless_gone
@@ -80,10 +81,10 @@ def create_gateway(replicas: Replicas, settings: ServeSettings) -> Starlette:
         replicas: what answers.
         settings: of the server; the replicas have the same, but for keys and origins.
     """
-    metrics = GatewayMetrics()
+    metrics, pages = GatewayMetrics(), MetricsPages()
 
     async def show_metrics(request: Request) -> Response:
-        text = metrics.text() + merged(await replicas.metrics())
+        text = metrics.text() + pages.merged(await replicas.metrics())
         return Response(text, media_type=METRICS_TYPE)
 
     routes = [Route("/metrics", show_metrics)] if settings.expose_metrics else []
@@ -99,7 +100,8 @@ class Forwarder:
     """Has replicas answer requests.
 
     A request whose replica ends before the first byte of its answer is here is sent to another one: nobody has seen
-    anything of it. One that streams already ends with an error.
+    anything of it. One that streams already ends with an error, whatever went wrong; an answer in one piece that has
+    begun is cut off.
 
     Args:
         replicas: what answers.
@@ -133,6 +135,12 @@ class Forwarder:
             except ClientGone:
                 if not answer.begun:
                     raise
+            except Exception as error:
+                if not answer.is_stream:  # of one in one piece, the length was told: cutting it off says it
+                    raise
+                if not isinstance(error, ApiError):
+                    log_failure(request.state.request_id)
+                await answer.fail(api_error(error, self._settings.model, self._settings.model))
 
     async def _answer(self, question: Question, answer: _Answer) -> None:
         blocks = prompt_blocks(question.body)
@@ -150,10 +158,12 @@ class Forwarder:
             except ReplicaDied:
                 if answer.begun:
                     self._metrics.broken.inc()
-                    await answer.fail()
-                    return
+                    message = "the replica that wrote this has ended: what came is not the whole, ask again"
+                    raise ApiError(503, message, code="replica_died") from None
                 self._metrics.retried.inc()
             except TimeoutError:
+                if answer.begun:
+                    raise
                 raise ApiError(504, "no replica answered in time: ask again later", code="request_timeout") from None
         raise ApiError(
             503,
@@ -180,14 +190,14 @@ class _Answer:
     def __init__(self, send: Send, path: str) -> None:
         self._send = send
         self._path = path
-        self._is_stream = False
+        self.is_stream = False
         self.begun = False
 
     async def add(self, part: Part) -> None:
         """Send a part."""
         if part.status:
             headers = [(name, value) for name, value in part.headers if name != b"x-request-id"]
-            self._is_stream = Headers(raw=headers).get("content-type", "").startswith("text/event-stream")
+            self.is_stream = Headers(raw=headers).get("content-type", "").startswith("text/event-stream")
             self.begun = True
             await self._send({"type": "http.response.start", "status": part.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": part.body, "more_body": True})
@@ -196,13 +206,8 @@ class _Answer:
         """Nothing follows."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def fail(self) -> None:
-        """Say that nothing will follow, though the answer is not whole."""
-        if not self._is_stream:  # its length was told: cutting it off says it
-            raise ReplicaDied
-        error = ApiError(
-            503, "the replica that wrote this has ended: what came is not the whole, ask again", code="replica_died"
-        )
+    async def fail(self, error: ApiError) -> None:
+        """Have a stream that has begun end with an error: nothing will follow, though it is not whole."""
         event = "error" if self._path.startswith("/v1/messages") else None
         body = data(error.body(self._path), event).encode()
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
