@@ -241,6 +241,7 @@ def serve(*, models: ModelOptions, options: ServeOptions, scaling: ReplicaOption
 
     Without --target it serves the shipped pair. SIGTERM and Ctrl-C let the requests end that run.
     """
+    scaling.check()
     run = partial(run_replicas, scaling=scaling) if scaling.any else run_server
     if not run(models, options):
         Screen(options.no_color).error("the engine has ended with an error, and with it the server")

@@ -78,6 +78,20 @@ class ReplicaOptions:
         """Whether replicas are asked for."""
         return self.replicas is not None or self.ray is not None
 
+    def check(self) -> None:
+        """See to it that no option is given that means nothing.
+
+        Raises:
+            ParameterError: one is, for there are no replicas.
+        """
+        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        if given and not self.any:
+            option = f"--{given[0].replace('_', '-')}"
+            raise ParameterError(
+                f"{option} is {getattr(self, given[0])}, and there are no replicas: give --replicas N or "
+                f"--ray ADDRESS, too, or leave {option} out"
+            )
+
 
 @dataclass(frozen=True)
 class ReplicaApp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from foretoken.serve.settings import ServeSettings
 
 KEY_VARIABLE = "FORETOKEN_API_KEY"
+RAY = "2.60"
+"""The release of Ray that replicas and batches on a cluster were written for."""
+
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 _SERVER, _ACCESS, _LIMITS = "Server", "Access", "Limits"
 
@@ -237,13 +241,18 @@ def check_packages() -> None:
 
 
 def check_ray() -> None:
-    """See to it that Ray is installed.
+    """See to it that Ray is installed, in the release that this was written for.
 
     Raises:
         ForetokenError: it is not.
     """
-    if find_spec("ray") is None:
-        raise ForetokenError("this needs ray: pip install 'foretoken[ray]'")
+    try:
+        found = version("ray")
+    except PackageNotFoundError:
+        raise ForetokenError(f"this needs ray {RAY}, which is not installed: {install_extra('ray')}") from None
+    if not found.startswith(f"{RAY}."):
+        # Choosing a replica is in its hands, by an interface that it does not call stable.
+        raise ForetokenError(f"ray is {found}, and this needs {RAY}: {install_extra('ray')}")
 
 
 def _keys(options: ServeOptions) -> tuple[str, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import socket
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,12 @@ import yaml
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.errors import ParameterError
+from foretoken.cli.replicas import ReplicaOptions
+from foretoken.errors import ForetokenError, ParameterError
 
 pytest.importorskip("ray", reason="needs the extra ray")
+
+from foretoken.serve.replicas.cluster import check_address, cluster
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "replicas.yaml"
 
@@ -74,9 +80,82 @@ def test_wrong_options_are_told_before_a_cluster_starts(options, said, monkeypat
     assert said in result.output
 
 
-@pytest.mark.parametrize("command", [["serve", "--replicas", "2"], ["batch", __file__, "-o", "x", "--ray", "local"]])
+COMMANDS = [["serve", "--replicas", "2"], ["batch", __file__, "-o", "x", "--ray", "local"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_missing_ray_is_told(command, monkeypatch):
-    monkeypatch.setattr("foretoken.cli.serve.find_spec", lambda name: None if name == "ray" else name)
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("foretoken.cli.serve.version", missing)
+    said = told(command, monkeypatch)
+    assert "this needs ray 2.60, which is not installed: run pip install '.[ray]'" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("found", ["2.59.1", "2.600.0", "3.0.0"])
+def test_another_release_of_ray_is_told(command, found, monkeypatch):
+    monkeypatch.setattr("foretoken.cli.serve.version", lambda name: found)
+    assert f"ray is {found}, and this needs 2.60: run pip install '.[ray]'" in told(command, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--replica-cpus", "2.0"), ("--replica-gpus", "0.5"), ("--gateways", "3"), ("--prefix-slack", "0")],
+)
+def test_options_that_mean_nothing_without_replicas_are_told(option, value, monkeypatch):
+    monkeypatch.setattr("foretoken.cli.app.run_server", lambda *_: pytest.fail("a server was started"))
+    said = told(["serve", option, value], monkeypatch)
+    assert f"{option} is {value}, and there are no replicas: give --replicas N or --ray ADDRESS, too" in said
+    ReplicaOptions(replicas="2", replica_cpus=2.0, replica_gpus=0.5, gateways=3, prefix_slack=0).check()
+    ReplicaOptions(ray="auto", gateways=3).check()
+    ReplicaOptions().check()
+
+
+def told(command: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a command that is wrong says, in one line."""
+    monkeypatch.setenv("COLUMNS", "1000")
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
-    assert "foretoken[ray]" in result.output
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "127.0.0.1", "127.0.0.1:x", ":6379", "127.0.0.1:0", "a:70000"])
+def test_what_is_no_address_of_a_cluster_is_told(address):
+    with pytest.raises(
+        ForetokenError, match=re.escape(f"ray is {address!r}, which is no address: give --ray HOST:PORT")
+    ):
+        check_address(address)
+
+
+def test_an_address_where_nothing_answers_is_told_before_ray_tries(monkeypatch):
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray tried"))
+    with socket.socket() as bound:  # nobody else can take the port, and it does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        said = f"nothing answers at '{address}' within 5 s .*: give --ray HOST:PORT"
+        with pytest.raises(ForetokenError, match=said), cluster(address, 1.0):
+            pass
+        bound.listen()
+        check_address(address)
+        check_address(f"ray://{address}")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("none found"), r"no Ray cluster at 'auto' \(none found\): give --ray"),
+        (
+            RuntimeError("Version mismatch"),
+            r"Version mismatch\): this is ray 2\.60\.\d+ and Python 3\..*each node needs",
+        ),
+    ],
+)
+def test_a_cluster_that_can_not_be_joined_is_told(error, said, monkeypatch):
+    def init(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ForetokenError, match=said), cluster("auto", 1.0):
+        pass

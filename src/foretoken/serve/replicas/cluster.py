@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import socket
 import threading
@@ -22,9 +23,17 @@ from foretoken.errors import ForetokenError
 from foretoken.serve.lifecycle import listen
 
 LOCAL = "local"
+AUTO = "auto"
 APPLICATION = "foretoken"
 _OBJECT_STORE = 100 * 2**20
 """Bytes of shared memory of a cluster of one's own: answers are small."""
+
+_CURE = (
+    "give --ray HOST:PORT, as `ray start --head` says it (its port is 6379), auto on a machine of the cluster, or local"
+)
+
+_REACH_SECONDS = 5.0
+"""For which a cluster's address has time to answer; Ray itself tries for minutes, and says nothing."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -57,6 +66,27 @@ def free_port(host: str, port: int) -> int:
         return int(listener.getsockname()[1])
 
 
+def check_address(address: str, seconds: float = _REACH_SECONDS) -> None:
+    """See to it that something answers at a cluster's address.
+
+    Args:
+        address: as `cluster` takes it.
+        seconds: for which it has time to answer.
+
+    Raises:
+        ForetokenError: it is no address, or nothing does.
+    """
+    if address in (LOCAL, AUTO):
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        raise ForetokenError(f"ray is {address!r}, which is no address: {_CURE}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except (OSError, UnicodeError) as error:
+        raise ForetokenError(f"nothing answers at {address!r} within {seconds:g} s ({error}): {_CURE}") from error
+
+
 @contextmanager
 def cluster(address: str, cpus: float) -> Iterator[None]:
     """Be part of a cluster until the block ends.
@@ -67,8 +97,9 @@ def cluster(address: str, cpus: float) -> Iterator[None]:
         cpus: that a cluster of one's own needs; they are counted, not measured, and may be more than there are.
 
     Raises:
-        ForetokenError: there is none at the address.
+        ForetokenError: there is none at the address, or this process can't be part of it.
     """
+    check_address(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -82,9 +113,12 @@ def cluster(address: str, cpus: float) -> Iterator[None]:
         }
     try:
         ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except ConnectionError as error:
+        raise ForetokenError(f"no Ray cluster at {address!r} ({error}): {_CURE}") from error
+    except (ValueError, RuntimeError) as error:
+        here = f"ray {ray.__version__} and Python {platform.python_version()}"
         raise ForetokenError(
-            f"no Ray cluster at {address!r} ({error}): give --ray HOST:PORT of one, or local"
+            f"can't be part of the Ray cluster at {address!r} ({error}): this is {here}, and each node needs the same"
         ) from error
     try:
         yield
