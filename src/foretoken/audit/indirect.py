@@ -9,6 +9,7 @@ import numpy as np
 
 from foretoken.audit.endpoint import EndpointSubject, plain, reported_probs
 from foretoken.audit.errors import AuditError
+from foretoken.audit.forecast import check_drawn, check_open
 from foretoken.audit.pair import views
 from foretoken.audit.report import Report
 from foretoken.audit.sequential import AuditPlan, Ledger, Watcher
@@ -69,6 +70,7 @@ def audit_pair(
         if ledger.failed:
             break
         if looks[0].pairs >= wanted:
+            check_open(looks[0], reference.name, params)
             reach = looks[0].detectable_tv(ledger.threshold, plan.power)
             enough = reach <= plan.tv
             wanted *= 2
@@ -134,6 +136,8 @@ def audit_own_logprobs(
         if int(tokens.likely.counts.sum()) >= 200:
             reach = tokens.likely.detectable_tv(ledger.threshold, plan.power)
             enough = reach <= plan.tv
+            if enough:
+                check_drawn(tokens, subject.model, params)
         run.progress(min(1.0, (plan.tv / reach) ** 2) if reach < 1 else 0.0)
         if time.monotonic() - began < SECONDS_PER_BATCH:
             count = min(2 * count, 64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -18,6 +18,10 @@ PRIOR = 2.0
 """Imaginary sightings that a ratio starts with."""
 
 
+Key = tuple[int, ...]
+"""The number of a prompt, and tokens."""
+
+
 class View:
     """Evidence from one way of looking at a sequence: its first token, its first two, …, or each token by itself.
 
@@ -27,12 +31,12 @@ class View:
     def __init__(self, name: str, scope: str, question: str, length: int, joint: bool) -> None:
         self.name, self.scope, self.question = name, scope, question
         self.length, self._joint = length, joint
-        self._first: Counter[Hashable] = Counter()
-        self._second: Counter[Hashable] = Counter()
+        self._first: Counter[Key] = Counter()
+        self._second: Counter[Key] = Counter()
         self._logs = np.zeros(len(SHARPNESS))
         self.pairs = 0
 
-    def _keys(self, prompt: int, sequence: Sequence[int]) -> list[Hashable]:
+    def _keys(self, prompt: int, sequence: Sequence[int]) -> list[Key]:
         if self._joint:
             return [(prompt, *sequence[: self.length])]
         return [(prompt, position, token) for position, token in enumerate(sequence[: self.length])]
@@ -58,7 +62,7 @@ class View:
         """See `evidence.Evidence`."""
         return st.log_mean_exp(self._logs)
 
-    def shares(self) -> list[tuple[Hashable, float, float]]:
+    def shares(self) -> list[tuple[Key, float, float]]:
         """Outcomes with their share in the one sample and in the other."""
         total = max(self._first.total(), 1), max(self._second.total(), 1)
         keys = sorted(set(self._first) | set(self._second), key=lambda key: -(self._first[key] + self._second[key]))
@@ -100,7 +104,7 @@ class View:
             "rows": [
                 {
                     "prompt": 0,
-                    "label": " ".join(map(str, key[1:])) if isinstance(key, tuple) else str(key),
+                    "label": " ".join(map(str, key[1:])),
                     "expected": b,
                     "observed": a,
                     "sd": float(np.sqrt(max((a + b) * (1 - (a + b) / 2), 0.0) / max(self.pairs, 1))),

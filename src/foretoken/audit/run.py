@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -13,24 +12,22 @@ from foretoken.audit.cells import Positions, SequenceCounts, drafter_cells, join
 from foretoken.audit.errors import AuditError
 from foretoken.audit.evidence import Evidence
 from foretoken.audit.faults import Nodes, stacked
+from foretoken.audit.forecast import LONG, Wanted, check_drawn, wanted, wanted_tokens
 from foretoken.audit.greedy import greedy_model, greedy_world
 from foretoken.audit.reference import ReferenceModel, contexts, kept_mass, probabilities, shape
 from foretoken.audit.report import Report
 from foretoken.audit.sequential import AuditPlan, Ledger, Watcher
-from foretoken.audit.session import SECONDS_PER_BATCH, Run
+from foretoken.audit.session import FIRST_PIECE, SECONDS_PER_BATCH, Run
 from foretoken.audit.shared import Shared, WorldOutputs
-from foretoken.audit.statistics import Floats, Ints, detectable_tv
+from foretoken.audit.statistics import Floats, Ints
 from foretoken.audit.subjects import Sample, SampleRequest, Subject
-from foretoken.audit.tokens import BINS, Tokens
+from foretoken.audit.tokens import Tokens
 from foretoken.audit.worlds import World, describe, make_worlds
 from foretoken.peers.scratch import scratch_folder
 from foretoken.sampling.params import SamplingParams
 
 Factory = Callable[[World], Subject]
 """Makes the subject for a world: loads ``world.target_path`` and ``world.drafter_path``, or takes ``world.target``."""
-
-LONG = 24
-"""Tokens of the longer samples of a small world."""
 
 ROUNDS_SAMPLES = 48
 """Most longer samples of a world that rounds are asked for: many subjects tell them for one sample at a time only, and
@@ -39,8 +36,8 @@ they say where a deviation sits rather than whether there is one."""
 MOST_NEIGHBOURS = 64
 """Most requests with successive seeds, after each prompt of a small world."""
 
-REHEARSAL = 32
-"""Samples that the time of an audit is foretold from."""
+REHEARSAL, REHEARSAL_SHARE = 32, 0.02
+"""Samples that the time of an audit is foretold from, at least; and the part of its time limit that they may take."""
 
 AT_ONCE = 1 << 22
 """Probabilities that known faults are compared with at once (32 MiB)."""
@@ -50,6 +47,9 @@ USUAL_K = 4
 
 SLACK = 0.02
 """How much filters are loosened before a token counts as impossible, in logits and in probability."""
+
+MODEL_BATCH = 8
+"""Samples of a real model at once, to begin with."""
 
 PICTURE_SAMPLES, PICTURE_SECONDS = 1500, 8.0
 """How much more is drawn, at most, once the answer is FAIL: it changes nothing but shows more clearly where."""
@@ -83,7 +83,8 @@ def audit_worlds(
     # Cells, positions, drafter's cells, four kinds on longer samples, positions in the round; greedy; and shared ones.
     common = Shared.planned(drafter=True) if sampled else 0
     ledger = Ledger(plan, planned=max(1, 8 * len(sampled) + len(worlds) + common))
-    run = Run(ledger, watch, len(worlds), sum(sum(_wanted(world, ledger)) for world in sampled))
+    needs = {world.name: wanted(world, ledger) for world in sampled}
+    run = Run(ledger, watch, len(worlds), sum(one.short + one.long for one in needs.values()))
     shared = Shared(plan.seed, sampled[0].num_speculative_tokens, drafter=True) if sampled else None
     if shared is not None:
         ledger.add(shared.parts)
@@ -99,13 +100,12 @@ def audit_worlds(
             subject = subjects[key]
             run.meet(subject)
             if number == 0 and not world.params.greedy:
-                request = SampleRequest(world.prompts[0], REHEARSAL, world.depth, world.params)
-                run.rehearse(subject, request, world.vocab_size, sum(map(_wanted_tokens, sampled, repeat(ledger))))
+                _rehearse(run, subject, world, list(needs.values()))
             if greedy or world.params.greedy:
                 greedy_world(run, subject, world)
             if shared is not None and not world.params.greedy:
                 share = (number + 1) / len(worlds)
-                enough &= _sample_world(run, subject, world, shared, share * plan.max_seconds)
+                enough &= _sample_world(run, subject, world, needs[world.name], shared, share * plan.max_seconds)
             if ledger.failed or ledger.out_of_time:
                 enough &= number == len(worlds) - 1
                 break
@@ -153,7 +153,7 @@ def audit_model(
     scope = reference.name
     known = drafter_reference is not None
     ledger = Ledger(plan, planned=7 + Shared.planned(known))
-    run = Run(ledger, watch, 1)
+    run = Run(ledger, watch, 1, 0 if params.greedy else wanted_tokens(ledger) // num_tokens + 1)
     run.begin(scope, 0)
     run.meet(subject)
     if greedy or params.greedy:
@@ -184,18 +184,28 @@ def _close(subjects: dict[tuple[Path, int], Subject]) -> None:
         subjects.popitem()[1].close()
 
 
-def _wanted(world: World, ledger: Ledger) -> tuple[int, int]:
-    """About how many short and how many longer samples of a world reach the wanted power.
+def _rehearse(run: Run, subject: Subject, world: World, worlds: Sequence[Wanted]) -> None:
+    """Sample and judge a fiftieth of what a world wants, as it will be done, and foretell the whole audit from it."""
+    ledger, params = run.ledger, world.params
+    first = worlds[0]
+    run.until = ledger.seconds + REHEARSAL_SHARE * ledger.plan.max_seconds
+    prompt = world.prompts[0]
+    run.ask(subject, SampleRequest(prompt, FIRST_PIECE, world.depth, params), world.vocab_size)  # caches are filled
 
-    Worked out for a number that is likely to be near: distances fall with the root of it.
-    """
-    plan, assumed = ledger.plan, 4000
-    reach = detectable_tv(
-        [(p, assumed // len(world.joint_probs)) for p in world.joint_probs], ledger.threshold, plan.power
-    )
-    short = min(max(500, int(1.15 * assumed * (reach / plan.tv) ** 2)), plan.max_samples)
-    reach = detectable_tv([(np.full(BINS, 1 / BINS), assumed)], ledger.threshold, plan.power)
-    return short, int(1.15 * assumed * (reach / plan.tv) ** 2 / LONG) + 1
+    began = ledger.seconds
+    outputs = WorldOutputs(Shared(ledger.plan.seed, world.num_speculative_tokens, drafter=True), world)
+    request = SampleRequest(prompt, max(REHEARSAL, first.short // 50), world.depth, params)
+    short = run.ask(subject, request, world.vocab_size)
+    outputs.add(0, np.array([sample.tokens for sample in short]), run.calls)
+    short_seconds = (ledger.seconds - began) / len(short)
+
+    began = ledger.seconds
+    tokens = Tokens(world.name, ledger.plan.seed, True, world.num_speculative_tokens + 1)
+    shared = Shared(ledger.plan.seed, world.num_speculative_tokens, drafter=True)
+    long = run.ask(subject, SampleRequest(prompt, max(2, first.long // 50), LONG, params), world.vocab_size)
+    _add_tokens(tokens, shared, run.calls, world.target_reference, world.drafter_reference, prompt, long, params)
+    long_seconds = (ledger.seconds - began) / len(long)
+    run.foretell(sum(short_seconds * one.short + long_seconds * one.long for one in worlds))
 
 
 def _ask_neighbours(
@@ -209,18 +219,14 @@ def _ask_neighbours(
         yield run.ask(subject, request, world.vocab_size)
 
 
-def _wanted_tokens(world: World, ledger: Ledger) -> int:
-    short, long = _wanted(world, ledger)
-    return short * world.depth + long * LONG
-
-
-def _sample_world(run: Run, subject: Subject, world: World, shared: Shared, until: float) -> bool:
+def _sample_world(run: Run, subject: Subject, world: World, need: Wanted, shared: Shared, until: float) -> bool:
     """Gather all statistical evidence of a world; whether the wanted power was reached.
 
     Args:
         run: the audit.
         subject: the system.
         world: what to ask it.
+        need: how much of it.
         shared: evidence that goes on from world to world.
         until: seconds of the audit after which it is the next world's turn.
     """
@@ -233,7 +239,7 @@ def _sample_world(run: Run, subject: Subject, world: World, shared: Shared, unti
     tokens = Tokens(world.name, plan.seed, True, world.num_speculative_tokens + 1)
     evidence: list[Evidence] = [cells, positions, leaning, *tokens.parts()]
     ledger.add(evidence)
-    wanted, long_wanted = _wanted(world, ledger)
+    short_wanted, long_wanted = need.short, need.long
     run.until = until
     batch, done, long_done = 64, 0, 0
     refuted: float | None = None
@@ -251,12 +257,12 @@ def _sample_world(run: Run, subject: Subject, world: World, shared: Shared, unti
             request = SampleRequest(prompt, batch // len(prompts), world.depth, params)
             done += take(number, run.ask(subject, request, size))
         if long_done == 0 and not ledger.failed:
-            count = min(max(wanted // 64, 4), MOST_NEIGHBOURS)
+            count = min(max(short_wanted // 64, 4), MOST_NEIGHBOURS)
             for number, prompt in enumerate(prompts):
                 for samples in _ask_neighbours(run, subject, world, prompt, count):
                     done += take(number, samples)
         if long_done < long_wanted:
-            share = max(2, min(long_wanted - long_done, long_wanted * batch // wanted + 1))
+            share = max(2, min(long_wanted - long_done, long_wanted * batch // short_wanted + 1))
             for prompt in prompts:
                 rounds = long_done < ROUNDS_SAMPLES
                 request = SampleRequest(prompt, max(1, share // len(prompts)), LONG, params, rounds=rounds)
@@ -264,22 +270,24 @@ def _sample_world(run: Run, subject: Subject, world: World, shared: Shared, unti
                 references = world.target_reference, world.drafter_reference
                 _add_tokens(tokens, shared, run.calls, *references, prompt, samples, params)
                 long_done += len(samples)
-        run.progress(done / wanted)
+        run.progress(done / short_wanted)
         if ledger.failed:
             refuted = refuted or time.monotonic()
             if done >= PICTURE_SAMPLES or time.monotonic() - refuted > PICTURE_SECONDS or ledger.out_of_time:
                 return True
         out_of_budget = ledger.seconds >= until or done >= plan.max_samples
-        if out_of_budget or (done >= wanted and long_done >= long_wanted):
+        if out_of_budget or (done >= short_wanted and long_done >= long_wanted):
             reached = cells.detectable_tv(ledger.threshold, plan.power)
             reached = max(reached, tokens.likely.detectable_tv(ledger.threshold, plan.power))
             if reached <= plan.tv or out_of_budget:
                 return reached <= plan.tv
-            wanted = int(wanted * max(1.1, min((reached / plan.tv) ** 2, 2.0)))
+            short_wanted = int(short_wanted * max(1.1, min((reached / plan.tv) ** 2, 2.0)))
             long_wanted = int(long_wanted * 1.2)
         seconds = max(time.monotonic() - began, 1e-3)
         batch = int(min(2 * batch, max(16, batch * SECONDS_PER_BATCH / seconds), 4096))
-        batch = max(2 * len(prompts), min(batch, max(wanted, plan.max_samples) - done, max(wanted - done, 64)))
+        batch = max(
+            2 * len(prompts), min(batch, max(short_wanted, plan.max_samples) - done, max(short_wanted - done, 64))
+        )
 
 
 def _add_tokens(
@@ -345,10 +353,12 @@ def _sample_model(
     ends: Sequence[int],
 ) -> bool:
     ledger, plan = run.ledger, run.ledger.plan
-    count, done, turn = 1, 0, 0
+    need = wanted_tokens(ledger)
+    # So many at once that all prompts get a turn; from the second turn on, time is told by the one before.
+    count, done, turn = min(max(need // (2 * num_tokens * len(prompts)), 1), MODEL_BATCH), 0, 0
     reach = 1.0
     while True:
-        began = time.monotonic()
+        began, before = ledger.seconds, int(tokens.likely.counts.sum())
         prompt = tuple(prompts[turn % len(prompts)])
         turn += 1
         request = SampleRequest(prompt, count, num_tokens, params, rounds=wants_rounds)
@@ -356,12 +366,18 @@ def _sample_model(
         _add_tokens(tokens, shared, run.calls, reference, drafter_reference, prompt, samples, params)
         done += len(samples)
         seen = int(tokens.likely.counts.sum())
+        if turn == 2 and seen > before:
+            run.foretell((ledger.seconds - began) * max(need - seen, 0) / (seen - before))
         if seen >= 200:
             reach = tokens.likely.detectable_tv(ledger.threshold, plan.power)
-        run.progress(min(1.0, (plan.tv / reach) ** 2) if reach < 1 else 0.0)
-        if ledger.failed or reach <= plan.tv:
+        run.progress(min(1.0, seen / need))
+        if ledger.failed:
+            return True
+        if reach <= plan.tv or turn == len(prompts):
+            check_drawn(tokens, reference.name, params)
+        if reach <= plan.tv:
             return True
         if ledger.out_of_time or done >= plan.max_samples:
             return False
-        if turn >= len(prompts) and time.monotonic() - began < SECONDS_PER_BATCH / 2:
+        if turn >= len(prompts) and ledger.seconds - began < SECONDS_PER_BATCH / 2:
             count = min(2 * count, 64)

@@ -61,7 +61,9 @@ class Run:
         self._tokens_per_second = 0.0
         self._seeds: list[int] = []
         self._exact = int(np.random.default_rng([ledger.plan.seed, 23]).integers(0, FIRST_SEED))
-        self._expected: float | None = None
+        self._done = 0.0
+        self._foretold: tuple[float, float] | None = None
+        """When something was foretold, in seconds of the audit, and for how long from then."""
 
     def begin(self, scope: str, part: int) -> None:
         """Turn to the next part."""
@@ -72,25 +74,30 @@ class Run:
         """Note who is audited."""
         self.subject, self.details = subject.name, dict(subject.details)
 
-    def rehearse(self, subject: Subject, request: SampleRequest, vocab_size: int, tokens: int) -> None:
-        """Sample a little, and tell from it how long that many tokens will take."""
-        self.ask(subject, request, vocab_size)
-        self._expected = tokens / max(self._tokens_per_second, 1e-9)
-        self.progress(0.0)
+    def foretell(self, seconds: float) -> None:
+        """Tell that all that is left will take so long."""
+        self._foretold = self.ledger.seconds, seconds
+        self.progress(self._done)
 
     def progress(self, fraction: float) -> None:
-        """Tell whoever watches."""
+        """Tell whoever watches how much of this part is done."""
+        self._done = fraction
         if self._watch is not None:
             share = (self._part + min(fraction, 1.0)) / self._parts
             odds, limit = self.ledger.log_e * PER_DECIMAL, self.ledger.limit * PER_DECIMAL
             self._watch(Progress(self._scope, share, self.samples, odds, limit, self._wanted, self._left(share)))
 
     def _left(self, share: float) -> float | None:
-        """Seconds that the rest takes, if it goes on like this."""
+        """Seconds that the rest takes: as foretold, and later as the part that is done took."""
         seconds, plan = self.ledger.seconds, self.ledger.plan
-        if share < 0.01 or self.samples == 0:
-            return self._expected
-        return max(0.0, min(seconds * (1 - share) / share, plan.max_seconds - seconds))
+        if share >= 0.1 and self.samples:
+            left = seconds * (1 - share) / share
+        elif self._foretold is not None:
+            at, left = self._foretold
+            left -= seconds - at
+        else:
+            return None
+        return max(0.0, min(left, plan.max_seconds - seconds))
 
     def ask(
         self, subject: Subject, request: SampleRequest, vocab_size: int | None, ends: Sequence[int] = ()

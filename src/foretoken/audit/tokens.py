@@ -194,6 +194,8 @@ class Tokens:
         self.offsets = Offsets(scope, width) if width else None
         self.possible = Possible(scope)
         self.ends = Ends(ends) if ends else None
+        self.largest_rest = 0.0
+        """Over all tokens, the largest probability of any but the most probable one."""
         self._rng = np.random.default_rng([seed, 7])
 
     def add(
@@ -214,6 +216,7 @@ class Tokens:
             loose: ``[T, V]``, distributions with limits loosened by more than rounding (`reference.probabilities`).
         """
         rows = np.arange(len(tokens))
+        self.largest_rest = max(self.largest_rest, 1.0 - float(probs.max(axis=1).min()))
         good = probs[rows, tokens] > 0
         border = ~good if loose is None else ~good & (loose[rows, tokens] > 0)
         if loose is None:
