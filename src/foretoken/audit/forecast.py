@@ -97,8 +97,8 @@ def check_open(first: View, name: str, params: SamplingParams) -> None:
 def _needed(probs: Sequence[Floats], ledger: Ledger, most: int) -> int:
     """Samples, evenly of these distributions, that reach the wanted power; `most` if they are more.
 
-    Distances fall with the root of the number: from a number that is a little less than that says, it is raised until it
-    is enough.
+    Distances fall with the root of the number: from a number that is a little less than that says, it is raised until
+    it is enough.
     """
     plan, count = ledger.plan, 4000
 
