@@ -7,7 +7,8 @@ import json
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -132,6 +133,20 @@ class GatedEngine(Engine):
     def open(self) -> None:
         self.gated = False
         self._let.release()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread or process is about to do."""
+    end = time.monotonic() + LONGEST
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def occupied(running: Running) -> tuple[int, int]:
+    """How many choices run, and how many wait."""
+    found = running.service.engine.occupancy()
+    return found.running, found.waiting
 
 
 ENDLESS = {"model": MODEL, "prompt": "the cat", "max_tokens": 400, "ignore_eos": True}

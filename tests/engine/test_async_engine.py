@@ -78,8 +78,16 @@ def run(main):
     return asyncio.run(asyncio.wait_for(main, LONGEST))
 
 
+@pytest.fixture
 def engine_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "foretoken-engine"]
+    """The engines' threads that the test has started: those of other tests may be there, too."""
+
+    def found():
+        return [one for one in threading.enumerate() if one.name == "foretoken-engine" and one not in before]
+
+    before = ()
+    before = found()
+    return found
 
 
 # --- results ------------------------------------------------------------------------------------------------------
@@ -218,7 +226,7 @@ def test_settings_reach_submit():
         assert completion.token_ids == engine.generate([1, 2], sampling(1)).token_ids
 
 
-def test_two_event_loops_share_one_engine():
+def test_two_event_loops_share_one_engine(engine_threads):
     engine = make(max_batch_size=4)
     wanted = {seed: engine.generate([seed], sampling(seed, 25)).token_ids for seed in range(1, 9)}
     served = AsyncEngine(engine)
@@ -415,7 +423,7 @@ def test_no_memory_ends_those_that_run_and_not_those_that_wait(monkeypatch):
     assert later.token_ids == engine.generate([1], sampling(1)).token_ids
 
 
-def test_an_engine_that_cannot_go_on_ends_everybody(monkeypatch):
+def test_an_engine_that_cannot_go_on_ends_everybody(monkeypatch, engine_threads):
     engine = make()
 
     def broken():
@@ -440,7 +448,7 @@ def test_an_engine_that_cannot_go_on_ends_everybody(monkeypatch):
 # --- the end ------------------------------------------------------------------------------------------------------
 
 
-def test_closing_ends_requests_as_cancelled():
+def test_closing_ends_requests_as_cancelled(engine_threads):
     engine = make(GatedEngine, k=0, max_batch_size=1)
 
     async def main():
@@ -469,7 +477,7 @@ def test_closing_ends_requests_as_cancelled():
     assert not engine_threads()
 
 
-def test_a_closed_engine_says_so():
+def test_a_closed_engine_says_so(engine_threads):
     engine = make()
 
     async def main():
@@ -490,7 +498,7 @@ def test_a_closed_engine_says_so():
     assert run(main()).token_ids == engine.generate([1], sampling(1)).token_ids
 
 
-def test_it_ends_with_its_last_reference():
+def test_it_ends_with_its_last_reference(engine_threads):
     served = AsyncEngine(make())
     run(served.generate([1], sampling(1)))
     (thread,) = engine_threads()

@@ -17,7 +17,7 @@ from foretoken.engine.row import Row
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.lifecycle import listen, serve
 from serve.test_bad_bodies import NESTED, RAW, cases
-from serve_harness import LONGEST, MODEL, GatedEngine, Running, numbers, serving, tiny_engine
+from serve_harness import LONGEST, MODEL, GatedEngine, Running, numbers, occupied, serving, tiny_engine, until
 
 AT_ONCE = 24
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -168,8 +168,8 @@ async def storm(port: int, numbers_: range, seed: int) -> dict[str, int]:
 
 def settled(running: Running) -> None:
     """Wait until the server has seen that everybody is gone."""
-    while running.service.admission.in_flight or running.service.engine.occupancy().running:
-        assert running.get("/health").status == 200
+    until(lambda: running.service.admission.in_flight == 0 and occupied(running) == (0, 0))
+    assert running.get("/health").status == 200
 
 
 def requests_in_memory() -> list[_Call | Row]:

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,19 @@ from foretoken.errors import ParameterError
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.lifecycle import listen, serve
 from foretoken.serve.logs import MOST_LOGGED, JsonLines
-from serve_harness import LONGEST, MODEL, Ends, GatedEngine, Running, begin, hang_up, serving, tiny_engine
+from serve_harness import (
+    LONGEST,
+    MODEL,
+    Ends,
+    GatedEngine,
+    Running,
+    begin,
+    hang_up,
+    occupied,
+    serving,
+    tiny_engine,
+    until,
+)
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "foretoken.json"
 
@@ -36,14 +49,16 @@ def test_who_waits_for_too_long_is_told(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("foretoken.engine.async_engine.monotonic", lambda: now[0])
     engine = tiny_engine(GatedEngine, max_batch_size=1)
-    with serving(engine, queue_seconds=5.0) as running, ThreadPoolExecutor(1) as pool:
+    with serving(engine, queue_seconds=5.0) as running, ThreadPoolExecutor(2) as pool:
         engine.let()
         stream = begin(running)
-        submitted = threading.Event()
+        submitted = threading.Semaphore(0)
         submit = engine.submit
-        monkeypatch.setattr(engine, "submit", lambda *a, **k: (submit(*a, **k), submitted.set())[0])
+        monkeypatch.setattr(engine, "submit", lambda *a, **k: (submit(*a, **k), submitted.release())[0])
         second = pool.submit(running.complete, prompt="a dog", max_tokens=2)
-        assert submitted.wait(LONGEST)
+        assert submitted.acquire(timeout=LONGEST)
+        pool.submit(running.complete, prompt="a third", max_tokens=2)
+        assert submitted.acquire(timeout=LONGEST)  # by now the second one's time runs
         engine.let(1)
         assert not second.done()
         now[0] = 5.0
@@ -66,6 +81,7 @@ def test_a_request_that_takes_too_long_is_told(monkeypatch):
             assert answer.status == (200 if streams else 504)
             assert (error["type"], error["code"]) == ("timeout_error", "request_timeout")
             assert ends.next() == "error"
+        monkeypatch.setattr(running.service, "settings", replace(running.service.settings, request_seconds=None))
         engine.open()
         assert running.complete(prompt="x", max_tokens=1).status == 200
         assert [request.completion.finish_reason for request in engine.requests[:2]] == ["cancelled"] * 2
@@ -90,8 +106,7 @@ def test_a_reader_that_stalls_is_cut_off_and_holds_up_nobody(monkeypatch):
         reasons = [ends.next() for _ in range(9)]
         assert reasons.count("length") < 9
         connection.close()
-        while running.service.admission.in_flight:
-            running.get("/health")  # the server's turn
+        until(lambda: running.service.admission.in_flight == 0)
         assert running.complete(prompt="x", max_tokens=1).status == 200
 
 
@@ -114,6 +129,7 @@ def test_what_an_engine_takes_up_is_shown():
     with serving(engine) as running:
         engine.let()
         stream = begin(running, n=3)
+        until(lambda: occupied(running) == (2, 1))  # the first one's token may come before the others have rows
         text = running.get("/metrics").text
         shown = {name: float(value) for name, value in re.findall(r"^([\w:]+)\{[^}]*\} (\S+)$", text, re.MULTILINE)}
         assert (shown["vllm:num_requests_running"], shown["vllm:num_requests_waiting"]) == (2, 1)
@@ -122,7 +138,7 @@ def test_what_an_engine_takes_up_is_shown():
         engine.open()
         stream[1].read()
         hang_up(*stream)
-        assert running.service.engine.occupancy().running == 0
+        until(lambda: occupied(running) == (0, 0))
 
 
 def test_kv_usage_is_of_the_limit():
