@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import threading
 
 import pytest
 from openai import BadRequestError, OpenAI
 
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, load
+from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.calls import CallParser
+from foretoken.serve.in_process import post
 from foretoken.serve.tools import Tool, ToolSet, call_form, written_out
-from serve_harness import END, MODEL, serving
+from serve_harness import END, LONGEST, MODEL, serving
 from tiny import tiny_llama
 
 USER = [{"role": "user", "content": "the cat?"}]
@@ -343,3 +347,44 @@ def test_the_grammar_of_calls_in_llamas_form():
     assert '{\\"name\\": \\"a\\", \\"parameters\\": ' in tools.grammar("llama").source
     assert "more call" not in tools.grammar("llama").source
     assert "more call" in tools.grammar("hermes").source
+
+
+# --- long answers ---------------------------------------------------------------------------------------------------
+
+MESSAGES_TOOL = {"name": "legs_of", "input_schema": LEGS["function"]["parameters"]}
+RESPONSES_TOOL = {"type": "function", **LEGS["function"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": USER, "tools": [LEGS], "max_tokens": 4}),
+        ("/v1/messages", {"messages": USER, "tools": [MESSAGES_TOOL], "max_tokens": 4}),
+        ("/v1/responses", {"input": "the cat?", "tools": [RESPONSES_TOOL], "max_output_tokens": 4}),
+    ],
+)
+def test_a_whole_answer_is_parsed_while_others_are_answered(path, body, monkeypatch):
+    """It takes a second for 100,000 characters."""
+    begun, other_is_done = threading.Event(), threading.Event()
+    feed = CallParser.feed
+
+    def waits(self, text, last=False):
+        begun.set()
+        assert other_is_done.wait(LONGEST)
+        return feed(self, text, last)
+
+    monkeypatch.setattr(CallParser, "feed", waits)
+    target = load(tiny_llama(vocab_size=259, seed=1, max_position_embeddings=4096), tokenizer=byte_tokenizer())
+    app = create_app(Engine(target, None), ServeSettings(model=MODEL))
+
+    async def main():
+        long = asyncio.create_task(post(app, path, {"model": MODEL, "ignore_eos": True, **body}))
+        assert await asyncio.to_thread(begun.wait, LONGEST)
+        other = await post(app, "/v1/completions", {"model": MODEL, "prompt": "x", "max_tokens": 4})
+        assert not long.done()
+        other_is_done.set()
+        answers = await long, other
+        await app.state.service.aclose()
+        return answers
+
+    assert [answer.status for answer in asyncio.run(main())] == [200, 200]

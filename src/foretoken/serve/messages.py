@@ -81,8 +81,7 @@ def messages_routes(service: Service) -> APIRouter:
             parser = prepared.parser()
             if body.stream:
                 return EventStream(_events(batch, body, parser), held.pop_all(), settings.send_seconds)
-            (completion,) = await unless_gone(request, batch.complete())
-            parsed = Parsed(completion.text, []) if parser is None else parser.feed(completion.text, last=True)
+            completion, parsed = await unless_gone(request, _whole(batch, parser))
             calls = [] if parser is None else parser.calls
             thought = [thinking(parsed.reasoning)] if parsed.reasoning else []
             content = [{"type": "text", "text": parsed.text}] if parsed.text or not (calls or thought) else []
@@ -92,6 +91,13 @@ def messages_routes(service: Service) -> APIRouter:
 
     router.add_api_route(PATH, messages, methods=["POST"])
     return router
+
+
+async def _whole(batch: Batch, parser: OutputParser | None) -> tuple[Completion, Parsed]:
+    (completion,) = await batch.complete()
+    if parser is None:
+        return completion, Parsed(completion.text, [])
+    return completion, await batch.service.tokenizing.parse(parser, completion.text)
 
 
 async def _events(batch: Batch, body: MessagesRequest, parser: OutputParser | None) -> AsyncGenerator[str, None]:

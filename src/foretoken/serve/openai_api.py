@@ -52,7 +52,7 @@ class _Answer(ABC):
         self._head = {"id": f"{self.id_prefix}-{uuid.uuid4().hex}", "created": int(time())}
 
     @abstractmethod
-    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+    async def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         """A whole choice, without its index and its reason to finish."""
 
     @abstractmethod
@@ -78,7 +78,8 @@ class _Answer(ABC):
         completions = await self.batch.complete()
         choices = []
         for index, completion in enumerate(completions):
-            choice = self._choice(index, self.choice(index, completion), self.reason(index, completion.finish_reason))
+            content = await self.choice(index, completion)
+            choice = self._choice(index, content, self.reason(index, completion.finish_reason))
             choice["stop_reason"] = completion.stop_reason
             choices.append(self._with_ids(choice, index, completion.token_ids, first=True))
         stats = [completion.stats for completion in completions]
@@ -149,7 +150,7 @@ class _CompletionAnswer(_Answer):
         self._scores = scores
         self._offsets = [0 if scores else len(self._echo(index)) for index in range(batch.size)]
 
-    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+    async def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         echo = self._echo(index)
         logprobs = self._prompt_logprobs(index)
         own = self._logprobs(index, completion.logprobs)
@@ -189,10 +190,10 @@ class _ChatAnswer(_Answer):
         super().__init__(batch, request)
         self._parsers = [one for _ in range(batch.size) if (one := parser()) is not None]  # all or none
 
-    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+    async def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
         if self._parsers:
-            parsed = self._parsers[index].feed(completion.text, last=True)
+            parsed = await self.batch.service.tokenizing.parse(self._parsers[index], completion.text)
             message["content"] = parsed.text
             if parsed.reasoning:
                 message.update(content=parsed.text or None, reasoning_content=parsed.reasoning)

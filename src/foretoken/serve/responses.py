@@ -148,7 +148,11 @@ class _Answer:
     async def whole(self) -> dict[str, Any]:
         """In one piece."""
         (completion,) = await self._batch.complete()
-        for _ in (*self._items.add(self._parsed(completion.text, True)), *self._items.end(_status(completion))):
+        if self._parser is None:
+            parsed = Parsed(completion.text, [])
+        else:
+            parsed = await self._batch.service.tokenizing.parse(self._parser, completion.text)
+        for _ in (*self._items.add(parsed), *self._items.end(_status(completion))):
             pass  # the events of a stream
         return self._finished(completion)
 

@@ -1,4 +1,4 @@
-"""Tokenizing beside the engine's thread, so that a long prompt holds up no round."""
+"""Tokenizing beside the engine's thread, so that a long prompt holds up no round; and parsing beside the event loop."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from foretoken.errors import GrammarError
 from foretoken.limits import Limits
 from foretoken.models import LanguageModel
 from foretoken.sampling import Grammar, SamplingParams
+from foretoken.serve.calls import OutputParser, Parsed
 from foretoken.serve.errors import ApiError
 
 _THREADS = 2
 
 
 class Tokenizing:
-    """Prompts to tokens, on threads that have a copy of the tokenizer each: one can't be shared.
+    """Prompts to tokens, on threads that have a copy of the tokenizer each: one can't be shared. And whole answers to
+    their parts, which takes seconds where they are long.
 
     Args:
         model: the target.
@@ -67,6 +69,15 @@ class Tokenizing:
     async def decode(self, tokens: Sequence[int]) -> str:
         """The string that tokens stand for, special tokens included."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._decode, tokens)
+
+    async def parse(self, parser: OutputParser, text: str) -> Parsed:
+        """The parts of a whole answer.
+
+        Args:
+            parser: of this answer alone.
+            text: all of it.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._pool, parser.feed, text, True)
 
     async def compile(self, grammar: Grammar | None, param: str) -> None:
         """Compile a request's grammar, so that the engine's thread need not.
