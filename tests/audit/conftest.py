@@ -26,6 +26,8 @@ def fake(tmp_path_factory):
 def batches_by_number(monkeypatch):
     """Batches grow by number alone, not by how busy the machine is."""
     monkeypatch.setattr("foretoken.audit.run.SECONDS_PER_BATCH", 60.0)
+    monkeypatch.setattr("foretoken.audit.indirect.SECONDS_PER_BATCH", 60.0)
+    monkeypatch.setattr("foretoken.audit.session.PIECE_SECONDS", 1e6)
 
 
 @pytest.fixture

@@ -323,6 +323,7 @@ def test_the_time_limit_is_kept(world, monkeypatch):
     """A batch of 64 samples is not waited for: what is there when the time is up counts."""
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("foretoken.audit.session.PIECE_SECONDS", 2.0)
     report = audit_worlds(
         lambda _: CallableSubject(Slow(world, clock), "slow"), [world], AuditPlan(max_seconds=40), greedy=False
     )
