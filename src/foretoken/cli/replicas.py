@@ -152,7 +152,7 @@ def run_replicas(models: ModelOptions, options: ServeOptions, scaling: ReplicaOp
         limits = replica_range(text, fitting(scaling.replica_cpus, scaling.replica_gpus))
         how = _deployment(models, options, scaling, keys, limits)
         door = Door(host=options.host, port=port, tls_cert=options.tls_cert, tls_key=options.tls_key)
-        with served(build(how), door, address == LOCAL):
+        with served(build(how), door, address == LOCAL, how.grace):
             note_open_door(options, keys, screen)
             count = f"{limits.low:,}" if limits.is_fixed else f"{limits.low:,} to {limits.high:,}"
             screen.note(f"{how.settings.model} at {addresses(options, port)}, {count} replicas; Ctrl-C ends")

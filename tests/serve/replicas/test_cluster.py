@@ -68,7 +68,7 @@ def cluster(tmp_path) -> Iterator[Cluster]:
     tiny.tiny_llama(vocab_size=259, seed=1, eos_token_id=258, max_position_embeddings=4096).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     command = [sys.executable, "-m", "foretoken", "serve", "--target", str(folder), "--port", "0", "--replicas", "2"]
-    command += ["--max-batch-size", str(ROWS), "--max-queue", str(QUEUE), "--eager", "--grace", "5"]
+    command += ["--max-batch-size", str(ROWS), "--max-queue", str(QUEUE), "--eager", "--grace", "60"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment) as it:
         try:
@@ -179,10 +179,20 @@ def a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(clus
     assert all(after[replica] >= count for replica, count in before.items())  # of the one that has ended, too
 
 
-def sigterm_ends_all_processes(cluster: Cluster) -> None:
+def a_reader_that_takes_nothing_holds_up_no_replica(cluster: Cluster) -> None:
+    connection, response = begin(cluster, model="tiny-target", max_tokens=1500)
+    until(lambda: not sum(cluster.counts("vllm:num_requests_running").values()))
+    assert response.read().endswith(b"data: [DONE]\n\n")  # it has waited on its way
+    connection.close()
+
+
+def sigterm_lets_a_stream_end_and_ends_all_processes(cluster: Cluster) -> None:
     started = below(cluster.process.pid)
     assert len(started) > 3
+    connection, response = begin(cluster, model="tiny-target", max_tokens=1000)
     cluster.process.send_signal(signal.SIGTERM)
+    assert response.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
     _, said = cluster.process.communicate(timeout=LONGEST)
     assert cluster.process.returncode == 0
     assert "the cat" not in said
@@ -197,4 +207,5 @@ def test_two_replicas_on_one_machine(cluster):
     hanging_up_ends_a_request(cluster)
     full_queues_answer_429_and_errors_have_the_apis_form(cluster)
     a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster)
-    sigterm_ends_all_processes(cluster)
+    a_reader_that_takes_nothing_holds_up_no_replica(cluster)
+    sigterm_lets_a_stream_end_and_ends_all_processes(cluster)

@@ -8,6 +8,7 @@ import platform
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ _CURE = (
 
 _REACH_SECONDS = 5.0
 """For which a cluster's address has time to answer; Ray itself tries for minutes, and says nothing."""
+
+_END_SECONDS = 10.0
+"""For which deployments have time to end beyond that of their requests."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -139,13 +143,14 @@ def fitting(cpus: float, gpus: float) -> int:
 
 
 @contextmanager
-def served(application: serve.Application, door: Door, own: bool) -> Iterator[None]:
-    """Serve an application until the block ends, and let its requests end.
+def served(application: serve.Application, door: Door, own: bool, grace: float) -> Iterator[None]:
+    """Serve an application until the block ends, and let its requests end, unless it ends with an error.
 
     Args:
         application: of `foretoken.serve.replicas.application.build`.
         door: where clients come in. Where Serve runs on the cluster already, it stays as it was started.
         own: the cluster is one's own: Serve ends, too.
+        grace: seconds that running requests have to end, as the application's deployments were told.
 
     Raises:
         ForetokenError: the replicas did not start.
@@ -161,12 +166,25 @@ def served(application: serve.Application, door: Door, own: bool) -> Iterator[No
         except RuntimeError as error:
             raise ForetokenError(f"the replicas did not start: {error}") from error
         yield
+        with suppress(Exception):
+            _drain(grace)
     finally:
         with suppress(Exception):  # the cluster may be gone
             if own:
                 serve.shutdown()
             else:
                 serve.delete(APPLICATION)
+
+
+def _drain(grace: float) -> None:
+    """Take the application from the proxies, which go on with the requests that are there, and wait for its end."""
+    end = time.monotonic() + grace + _END_SECONDS
+    while time.monotonic() < end:
+        try:
+            serve.delete(APPLICATION)
+            return
+        except TimeoutError:  # it waits for a minute
+            continue
 
 
 def wait_for_signal(tick: Callable[[], bool], seconds: float = 1.0) -> bool:
