@@ -142,8 +142,10 @@ def hanging_up_ends_a_request(cluster: Cluster) -> None:
 
 def full_queues_answer_429_and_errors_have_the_apis_form(cluster: Cluster) -> None:
     many = 2 * (ROWS + QUEUE) + QUEUE + 8
-    with ThreadPoolExecutor(many) as pool:
-        answers = list(pool.map(lambda _: cluster.ask(prompt="the cat", max_tokens=100), range(many)))
+    with ThreadPoolExecutor(many + 1) as pool:
+        answering = [pool.submit(cluster.ask, prompt="the cat", max_tokens=100) for _ in range(many)]
+        assert pool.submit(cluster.get, "/health").result(LONGEST).status == 200  # however full the queues are
+        answers = [one.result(LONGEST) for one in answering]
     statuses = [one.status for one in answers]
     assert set(statuses) == {200, 429}
     assert statuses.count(200) >= 2 * ROWS

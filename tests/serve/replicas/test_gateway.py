@@ -179,6 +179,19 @@ def test_metrics_are_those_of_all_and_can_be_left_out():
     assert exchange(create_gateway(replicas, settings(expose_metrics=False)), "/metrics", False)[0] == 404
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_health_is_not_a_matter_of_queues_but_of_replicas(path):
+    full = ApiError(429, "all full: ask again", code="queue_full")
+    assert exchange(create_gateway(Played([full]), settings(api_keys=("k",))), path, False)[0] == 200
+
+    class Nobody(Played):
+        async def metrics(self):
+            return []
+
+    status, headers, body, _ = exchange(create_gateway(Nobody(), settings()), path, False)
+    assert (status, headers[b"retry-after"], json.loads(body)["error"]["code"]) == (503, b"5", "no_replica")
+
+
 def test_counters_of_a_replica_that_has_ended_stay_on_the_page():
     pages = [("one", "# TYPE a counter\na 3.0\n")]
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from foretoken.serve import body as bodies
 from foretoken.serve.auth import ApiKeys
-from foretoken.serve.errors import ApiError, ClientGone, api_error
+from foretoken.serve.errors import ApiError, ClientGone, api_error, json_response
 from foretoken.serve.gate import Gate
 from foretoken.serve.handlers import METRICS_TYPE, answer_errors, cors_options
 from foretoken.serve.logs import log_failure
@@ -87,7 +87,14 @@ def create_gateway(replicas: Replicas, settings: ServeSettings) -> Starlette:
         text = metrics.text() + pages.merged(await replicas.metrics())
         return Response(text, media_type=METRICS_TYPE)
 
-    routes = [Route("/metrics", show_metrics)] if settings.expose_metrics else []
+    async def show_health(request: Request) -> Response:
+        if not await replicas.metrics():  # past all queues: a replica whose queue is full is well
+            raise ApiError(503, "no replica answers: ask again later", code="no_replica", headers={"retry-after": "5"})
+        return json_response({"status": "ok"})
+
+    routes = [Route(path, show_health) for path in ("/health", "/ready")]
+    if settings.expose_metrics:
+        routes.append(Route("/metrics", show_metrics))
     app = Starlette(routes=[*routes, Route("/{path:path}", Forwarder(replicas, settings, metrics))])
     answer_errors(app, lambda error: api_error(error, settings.model, settings.model))
     app.add_middleware(Gate, keys=ApiKeys(settings.api_keys), count=metrics.response)
