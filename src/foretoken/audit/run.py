@@ -99,10 +99,10 @@ def audit_worlds(
                 subjects[key] = factory(world)
             subject = subjects[key]
             run.meet(subject)
-            if number == 0 and not world.params.greedy:
-                _rehearse(run, subject, world, list(needs.values()))
             if greedy or world.params.greedy:
                 greedy_world(run, subject, world)
+            if number == 0 and not world.params.greedy:
+                _rehearse(run, subject, world, list(needs.values()), (len(worlds) - 1) * ledger.seconds)
             if shared is not None and not world.params.greedy:
                 share = (number + 1) / len(worlds)
                 enough &= _sample_world(run, subject, world, needs[world.name], shared, share * plan.max_seconds)
@@ -184,8 +184,16 @@ def _close(subjects: dict[tuple[Path, int], Subject]) -> None:
         subjects.popitem()[1].close()
 
 
-def _rehearse(run: Run, subject: Subject, world: World, worlds: Sequence[Wanted]) -> None:
-    """Sample and judge a fiftieth of what a world wants, as it will be done, and foretell the whole audit from it."""
+def _rehearse(run: Run, subject: Subject, world: World, worlds: Sequence[Wanted], others: float) -> None:
+    """Sample and judge a fiftieth of what a world wants, as it will be done, and foretell the whole audit from it.
+
+    Args:
+        run: the audit.
+        subject: the system.
+        world: the first one.
+        worlds: what each wants.
+        others: seconds of the other worlds before they are sampled.
+    """
     ledger, params = run.ledger, world.params
     first = worlds[0]
     run.until = ledger.seconds + REHEARSAL_SHARE * ledger.plan.max_seconds
@@ -205,7 +213,7 @@ def _rehearse(run: Run, subject: Subject, world: World, worlds: Sequence[Wanted]
     long = run.ask(subject, SampleRequest(prompt, max(2, first.long // 50), LONG, params), world.vocab_size)
     _add_tokens(tokens, shared, run.calls, world.target_reference, world.drafter_reference, prompt, long, params)
     long_seconds = (ledger.seconds - began) / len(long)
-    run.foretell(sum(short_seconds * one.short + long_seconds * one.long for one in worlds))
+    run.foretell(others + sum(short_seconds * one.short + long_seconds * one.long for one in worlds))
 
 
 def _ask_neighbours(
