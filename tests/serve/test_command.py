@@ -21,7 +21,7 @@ from byte_tokenizer import byte_tokenizer
 from foretoken.cli.app import app
 from serve_harness import until
 
-LONGEST = 120
+LONGEST = 240
 ADDRESS = re.compile(r"(\S+) at http://([\d.]+):(\d+)/v1")
 
 

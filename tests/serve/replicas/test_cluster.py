@@ -68,7 +68,7 @@ def cluster(tmp_path) -> Iterator[Cluster]:
     tiny.tiny_llama(vocab_size=259, seed=1, eos_token_id=258, max_position_embeddings=4096).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     command = [sys.executable, "-m", "foretoken", "serve", "--target", str(folder), "--port", "0", "--replicas", "2"]
-    command += ["--max-batch-size", str(ROWS), "--max-queue", str(QUEUE), "--eager", "--grace", "60"]
+    command += ["--max-batch-size", str(ROWS), "--max-queue", str(QUEUE), "--eager", "--grace", "240"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment) as it:
         try:
@@ -158,9 +158,9 @@ def full_queues_answer_429_and_errors_have_the_apis_form(cluster: Cluster) -> No
 
 def a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster: Cluster) -> None:
     before = cluster.counts("vllm:generation_tokens_total")
-    streams = [begin(cluster, model="tiny-target", max_tokens=1500, seed=seed) for seed in range(4)]
-    with ThreadPoolExecutor(4) as pool:  # long enough that all are seen at once, however slow the machine is
-        plain = [pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=400) for _ in range(4)]
+    streams = [begin(cluster, model="tiny-target", max_tokens=800, seed=seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        plain = [pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=150) for _ in range(4)]
         until(lambda: cluster.gateway("foretoken:gateway_requests_in_flight") == 8)
         os.kill(cluster.replicas()[0], signal.SIGKILL)
         answers = [one.result(LONGEST) for one in plain]
@@ -182,7 +182,7 @@ def a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(clus
 
 
 def a_reader_that_takes_nothing_holds_up_no_replica(cluster: Cluster) -> None:
-    connection, response = begin(cluster, model="tiny-target", max_tokens=1500)
+    connection, response = begin(cluster, model="tiny-target", max_tokens=400)
     until(lambda: not sum(cluster.counts("vllm:num_requests_running").values()))
     assert response.read().endswith(b"data: [DONE]\n\n")  # it has waited on its way
     connection.close()
@@ -191,7 +191,7 @@ def a_reader_that_takes_nothing_holds_up_no_replica(cluster: Cluster) -> None:
 def sigterm_lets_a_stream_end_and_ends_all_processes(cluster: Cluster) -> None:
     started = below(cluster.process.pid)
     assert len(started) > 3
-    connection, response = begin(cluster, model="tiny-target", max_tokens=1000)
+    connection, response = begin(cluster, model="tiny-target", max_tokens=200)
     cluster.process.send_signal(signal.SIGTERM)
     assert response.read().endswith(b"data: [DONE]\n\n")
     connection.close()
