@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from foretoken.models.native.widths import PassWidths
 from foretoken.policy.acceptance import LOOKUP, MODEL, Kind
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
@@ -36,6 +37,8 @@ class Machine:
         noise: standard deviation of the measured seconds' logarithms.
         load: how much other work slows everything down at times, as a share.
         first: how many times as long the first pass or call of a size takes.
+        change: of a pass that is not as wide as the one before.
+        patience: of `PassWidths`, which pads passes where a change costs anything.
     """
 
     overhead: float
@@ -49,6 +52,8 @@ class Machine:
     noise: float = 0.1
     load: float = 0.0
     first: float = 1.0
+    change: float = 0.0
+    patience: int = 0
 
     def target(self, positions: int) -> float:
         slow = 1.25 if positions >= self.kernel else 1.0
@@ -56,6 +61,34 @@ class Machine:
 
     def draft(self, tokens: int, rows: int, lag: int) -> float:
         return self.call + tokens * self.step * (1.0 + 0.05 * (rows - 1)) + self.read * lag
+
+
+class Passes:
+    """The target's passes, one after the other: how wide they are.
+
+    Args:
+        machine: where they run.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._widths = machine, PassWidths(machine.patience)
+
+    def prefill(self, batch: list[Output]) -> None:
+        """A pass over the prompts."""
+        self._widths.fit(sum(len(one.prompt) for one in batch))
+
+    def spare(self, rows: int) -> int | None:
+        """What `Policy.choose` is told."""
+        width, changed = self._widths.peek(rows)
+        return None if changed or not self._machine.change else width - rows
+
+    def run(self, positions: int) -> tuple[int, bool, float]:
+        """A pass: its width, whether that is another one than before, and its milliseconds."""
+        if not self._machine.change:
+            return positions, False, self._machine.target(positions)
+        _, changed = self._widths.peek(positions)
+        width = self._widths.fit(positions)
+        return width, changed, self._machine.target(width) + self._machine.change * changed
 
 
 @dataclass
@@ -136,10 +169,14 @@ def outputs(workload: str, rate: float, length: int, count: int, seed: int) -> l
 
 def fixed(machine: Machine, batches: list[list[Output]], drafter: str, k: int) -> list[float]:
     """Milliseconds of each batch with k tokens a round; plain decoding with 0."""
-    return [_run(machine, batch, lambda rows, k=k: [(drafter, k)] * len(rows)) for batch in batches]
+    passes = Passes(machine)
+    return [_run(machine, passes, batch, lambda rows, k=k: [(drafter, k)] * len(rows)) for batch in batches]
 
 
-def _run(machine: Machine, batch: list[Output], choose: Callable[[list[int]], list[tuple[str, int]]]) -> float:
+def _run(
+    machine: Machine, passes: Passes, batch: list[Output], choose: Callable[[list[int]], list[tuple[str, int]]]
+) -> float:
+    passes.prefill(batch)
     done, spent, unseen = [1] * len(batch), 0.0, [len(one.prompt) + 1 for one in batch]
     while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
         positions, asked, lag, longest = 0, 0, 0, 0
@@ -154,7 +191,7 @@ def _run(machine: Machine, batch: list[Output], choose: Callable[[list[int]], li
                 right, drafted = min(one.lookups[at][1], k), k
             positions += 1 + drafted
             done[row] += 1 + right
-        spent += machine.target(positions) + (machine.draft(longest, asked, lag) if asked else 0.0)
+        spent += passes.run(positions)[2] + (machine.draft(longest, asked, lag) if asked else 0.0)
     return spent
 
 
@@ -198,6 +235,7 @@ class Engine:
             Costs.by_bytes(machine.weights, steps),
             extends=[name == MODEL_AT for name in self.drafters],
         )
+        self.passes = Passes(machine)
         self.lengths: list[int] = []
         self.met: set[tuple[str, int]] = set()  # passes and calls of which sizes were run
         self.choices: list[tuple[int, int, int]] = []
@@ -217,6 +255,7 @@ class Engine:
         """Milliseconds of a batch."""
         machine, policy = self.machine, self.policy
         requests = [policy.open(sampled=False, reproducible=self.reproducible) for _ in batch]
+        self.passes.prefill(batch)
         done, spent, unseen = [1] * len(batch), 0.0, [len(one.prompt) + 1 for one in batch]
         followed = [False] * len(batch)
         while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
@@ -230,7 +269,7 @@ class Engine:
                     offers.append(Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match))
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
                 rows.append(Row(requests[row], room, lags, offers))
-            policy.choose(rows)
+            policy.choose(rows, self.passes.spare(len(rows)))
             positions, asked, lag, longest, emitted = 0, 0, 0, 0, []
             model = self.drafters.index(MODEL_AT) if MODEL_AT in self.drafters else -2
             for row, state in zip(live, rows, strict=True):
@@ -257,12 +296,13 @@ class Engine:
                 if LOOKUP_AT in self.drafters:
                     state.request.foreseen = [ahead > 0 for _, ahead in one.lookups[at : at + 1 + right]]
                 done[row] += 1 + right
-            seconds = passed = machine.target(positions) * self.first(LOOKUP_AT, positions)
+            width, changed, passed = self.passes.run(positions)
+            seconds = passed = passed * self.first(LOOKUP_AT, width)
             calls = []
             if asked:
                 call = machine.draft(longest, asked, lag) * self.first(MODEL_AT, longest)
                 seconds += call
                 calls.append((model, longest, asked, lag, self.measured(call)))
             spent += seconds
-            policy.learn(rows, emitted, positions, calls, self.measured(passed))
+            policy.learn(rows, emitted, width, calls, self.measured(passed), changed=changed)
         return spent

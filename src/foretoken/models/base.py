@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,20 @@ class Scores:
 
     logits: Tensor | None
     hidden: tuple[Tensor, ...] = ()
+
+
+class PassWidth(NamedTuple):
+    """How wide a pass is; see `LanguageModel.pass_width`.
+
+    Attributes:
+        width: positions, padding included.
+        padded: it is wider than its positions need, for the sake of the passes before it.
+        changed: it is not as wide as the pass before, and takes longer for that.
+    """
+
+    width: int
+    padded: bool = False
+    changed: bool = False
 
 
 class Cache(ABC):
@@ -221,6 +235,18 @@ class LanguageModel(ABC):
             drawn: for chains of drawn tokens; else for chains of most probable ones.
         """
         return
+
+    def pass_width(self, positions: int, hidden_layers: Sequence[int] = ()) -> PassWidth:
+        """How wide the next pass over so many positions would be.
+
+        For the speculation policy; nothing is changed by asking. A runtime may prepare its kernels anew whenever a
+        pass is not as wide as the one before, and a model may pad passes for that reason.
+
+        Args:
+            positions: of all rows.
+            hidden_layers: as in `forward`.
+        """
+        return PassWidth(positions)
 
     @property
     def drafts_chains(self) -> bool:

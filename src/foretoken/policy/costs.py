@@ -206,6 +206,9 @@ class Costs:
     Args:
         target: seconds of a round by positions of the pass, over all rows; drafters left out.
         drafters: in their order.
+
+    Attributes:
+        change: seconds that a pass takes longer if it is not as wide as the one before; drift left out.
     """
 
     def __init__(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
@@ -216,6 +219,7 @@ class Costs:
         self.target, self.drafters = target, list(drafters)
         self.drift = Drift()
         self.anchored = False
+        self.change, self._changes = 0.0, 0
         self._tables: dict[int, tuple[int, Table]] = {}
         self._rounds = 0
 
@@ -249,15 +253,32 @@ class Costs:
             self._tables[rows] = self._rounds, found
         return found
 
-    def record(self, positions: int, seconds: float, calls: Sequence[tuple[int, int, int, int, float]]) -> None:
+    def round(self, positions: int, changed: bool) -> float:
+        """Seconds of a round with a pass over so many positions, its width changed or not."""
+        return self.target(positions) + self.change * changed
+
+    def record(
+        self,
+        positions: int,
+        seconds: float,
+        calls: Sequence[tuple[int, int, int, int, float]],
+        *,
+        changed: bool = False,
+    ) -> None:
         """A round's pass over so many positions, and its calls of drafters: index, tokens, rows, lag in all, seconds.
 
-        The first round of a process sets the drift, which saved costs and costs by bytes do not know.
+        Where the pass was not as wide as the one before, only what that costs is learnt from it. The first other round
+        of a process sets the drift, which saved costs and costs by bytes do not know.
         """
         self._rounds += 1
-        if not self.anchored and seconds > 0.0:
-            self.drift.value, self.anchored = log(seconds / self.target(positions)), True
-        self.target.record(positions, seconds, self.drift)
+        if changed:
+            if self.anchored:
+                self._changes += 1
+                usual = self.target(positions)
+                more = min(seconds * exp(-self.drift.value) - usual, LONGER * usual)
+                self.change = max(self.change + (more - self.change) / min(self._changes, _STEADY), 0.0)
+        else:
+            self._record_pass(positions, seconds)
         for drafter, tokens, rows, lag, took in calls:
             costs, now = self.drafters[drafter], took * exp(-self.drift.value)
             usual = self.draft(drafter, tokens, rows, 0)
@@ -270,10 +291,15 @@ class Costs:
             else:
                 costs.call.record(tokens, took, self.drift)
 
+    def _record_pass(self, positions: int, seconds: float) -> None:
+        if not self.anchored and seconds > 0.0:
+            self.drift.value, self.anchored = log(seconds / self.target(positions)), True
+        self.target.record(positions, seconds, self.drift)
+
     def as_json(self) -> dict[str, Any]:
         """These costs as JSON values, as `read` takes them."""
         drafters = [[*one.call.as_json(), round(one.row, 3), float(f"{one.lag:.3g}")] for one in self.drafters]
-        return {"target": self.target.as_json(), "drafters": drafters}
+        return {"target": self.target.as_json(), "drafters": drafters, "change": float(f"{self.change:.3g}")}
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Costs:
@@ -287,4 +313,6 @@ class Costs:
             for fixed, each, row, lag in saved["drafters"]
         ]
         fixed, each = saved["target"]
-        return cls(Line(float(fixed), float(each)), drafters)
+        costs = cls(Line(float(fixed), float(each)), drafters)
+        costs.change, costs._changes = max(float(saved["change"]), 0.0), 1
+        return costs

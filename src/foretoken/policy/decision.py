@@ -12,6 +12,10 @@ from foretoken.policy.costs import Costs, Table
 from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Offer, Row
 
 
+import os
+FACTOR = float(os.environ.get("FACTOR", "1"))
+
+
 class Copies(NamedTuple):
     """An offer with what is expected of it.
 
@@ -53,10 +57,21 @@ class Decision:
         kinds: of the drafters.
         models: indices of those that are not free.
         extends: of each drafter, whether it can extend a copy.
+        spare: draft tokens, over all rows, for which the pass needs no other width; None if any number is alike.
+        missed: tokens that earlier rounds missed because another width would have cost too much.
+
+    Attributes:
+        missed: the same with this round; 0 if its pass gets another width.
     """
 
     def __init__(
-        self, rows: Sequence[Row], kinds: Sequence[Kind], models: Sequence[int], extends: Sequence[bool]
+        self,
+        rows: Sequence[Row],
+        kinds: Sequence[Kind],
+        models: Sequence[int],
+        extends: Sequence[bool],
+        spare: int | None = None,
+        missed: float = 0.0,
     ) -> None:
         self.rows, self.kinds, self.extends = rows, kinds, extends
         self.costs: Costs = rows[0].request.costs
@@ -77,20 +92,35 @@ class Decision:
         self.rho = pace * count / plain  # ρ
         alone = run / (1.0 + count * self.table.extra[round(run)] / plain)
         self.rho_model = max(pace, alone) * count / plain
-        guards = rows[0].request.guards
-        self._copy(guards[0].balance / count)
-        self._affordable = guards[1].balance * self.table.plain
-        alone = most = sum(row.gain for row in rows)
-        for drafter, each in options.items():
-            found, value = self._with_model(drafter, each, alone)
-            if value > most:
-                most = value
-                for row, choice in zip(rows, found, strict=True):
-                    row.chosen = choice or row.alone
-        if most == alone:
+        self._affordable = rows[0].request.guards[1].balance * self.table.plain
+        value, charge = self._choose(options, LARGEST * count), FACTOR * self.rho * self.costs.change
+        self.missed = 0.0
+        if spare is not None and charge > 0.0 and sum(row.chosen.total for row in rows) > spare:
+            wide = [row.chosen for row in rows]
+            self.missed = missed + value - self._choose(options, spare)
+            if self.missed > charge:
+                self.missed = 0.0
+                for row, choice in zip(rows, wide, strict=True):
+                    row.chosen = choice
+        elif spare is not None:
+            self.missed = missed
+        if not any(row.chosen.tokens and row.chosen.drafter in models for row in rows):
             for drafter, each in options.items():
                 if self._look(drafter, each):
                     return
+
+    def _choose(self, options: dict[int, list[list[Option]]], spare: int) -> float:
+        """Fill in the best choices with so many draft tokens in all; what they gain."""
+        count = len(self.rows)
+        self._copy(self.rows[0].request.guards[0].balance / count, spare)
+        alone = most = sum(row.gain for row in self.rows)
+        for drafter, each in options.items():
+            found, value = self._with_model(drafter, each, alone, spare // count)
+            if value > most:
+                most = value
+                for row, choice in zip(self.rows, found, strict=True):
+                    row.chosen = choice or row.alone
+        return most
 
     def _options(self, row_at: int, row: Row, drafter: int) -> list[Option]:
         """Draft lengths, and accepted tokens of each."""
@@ -120,19 +150,20 @@ class Decision:
             best = max(best, pace)
         return best
 
-    def _copy(self, budget: float) -> None:
-        """Each row's best use of the drafts that are made already; `budget` is in plain rounds."""
+    def _copy(self, budget: float, spare: int) -> None:
+        """Each row's best use of the drafts that are made already; `budget` is in plain rounds, `spare` in tokens."""
         extra, limit, rho = self.table.extra, budget * self.table.plain, self.rho
         for row, copies in zip(self.rows, self.copies, strict=True):
             row.alone, row.gain = PLAIN, 0.0
             for offer, _, expected in copies:
-                for tokens in range(1, min(offer.size, row.most, LARGEST) + 1):
+                for tokens in range(1, min(offer.size, row.most, LARGEST, spare) + 1):
                     if extra[tokens] > limit:
                         break
                     value = expected[tokens] - rho * extra[tokens]
                     if value > row.gain:
                         row.alone, row.gain = Choice(offer.drafter, tokens), value
             row.chosen = row.alone
+            spare -= row.alone.total
 
     def _prefixes(self, row: int, drafter: int, first: float) -> list[tuple[int, int, float, float, float]]:
         """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
@@ -153,8 +184,12 @@ class Decision:
                     found.append((size, offer.drafter, expected[size], before, next_right))
         return found
 
-    def _with_model(self, drafter: int, options: list[list[Option]], alone: float) -> tuple[list[Choice | None], float]:
+    def _with_model(
+        self, drafter: int, options: list[list[Option]], alone: float, longest: int
+    ) -> tuple[list[Choice | None], float]:
         """What each row does where a model drafts in some of them, at best, and what that gains.
+
+        Drafts have `longest` tokens at most, copies included.
 
         Rows share its calls, which take as long as the longest draft does. So all rows get longer drafts together, and
         each takes the length that is best for itself on the way.
@@ -176,7 +211,7 @@ class Decision:
                     continue
                 length, right, foreseen, value, behind = each[at]
                 for copied, source, before, reached, copies_on in prefixes[index]:
-                    if copied and copied + length > min(row.room, row.most, LARGEST):
+                    if copied + length > longest or (copied and copied + length > min(row.room, row.most, LARGEST)):
                         continue
                     unforeseen = behind if copied else value
                     gained = before + reached * (unforeseen + copies_on * (foreseen - unforeseen))

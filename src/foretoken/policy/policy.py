@@ -71,6 +71,7 @@ class Policy:
         }
         self._paces = {sampled: (Pace(4 * PACE, 1.0), Runs(FORESEEN)) for sampled in (False, True)}
         self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
+        self._missed = 0.0  # tokens, for want of a wider pass, since passes have had this width
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.extends = self.extends or [False] * len(self.kinds)
 
@@ -101,12 +102,25 @@ class Policy:
         shared = map(Acceptance, self._engine[sampled])
         return Request(list(shared), self.costs, self.guards, self._paces[sampled])
 
-    def choose(self, rows: Sequence[Row]) -> None:
-        """Fill in the rows' choices. Rows whose requests are reproducible are decided each by itself."""
+    def choose(self, rows: Sequence[Row], spare: int | None = None) -> None:
+        """Fill in the rows' choices. Rows whose requests are reproducible are decided each by itself.
+
+        A pass that is not as wide as the one before may cost `Costs.change`. Drafts that need a wider one are made as
+        soon as what they would have gained, this round included, is more than that: with hindsight, too, a change was
+        worth its price by then, or nothing much was missed. When passes become narrower again is the model's decision.
+
+        Args:
+            rows: of the round.
+            spare: draft tokens, over all rows, that fit into a pass as wide as the last one; None if the pass gets
+                another width anyway, or any width costs the same.
+        """
         groups = [[row] for row in rows if row.request.costs is not self.costs]
-        groups.append([row for row in rows if row.request.costs is self.costs])
-        for group in filter(None, groups):
+        for group in groups:
             Decision(group, self.kinds, self._models, self.extends)
+        shared = [row for row in rows if row.request.costs is self.costs]
+        if shared:
+            decision = Decision(shared, self.kinds, self._models, self.extends, spare, self._missed)
+            self._missed = decision.missed
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
@@ -130,26 +144,29 @@ class Policy:
         positions: int,
         calls: Sequence[tuple[int, int, int, int, float]],
         seconds: float | None,
+        *,
+        changed: bool = False,
     ) -> None:
         """A round is over.
 
         Args:
             rows: as in `choose`.
             emitted: tokens of each row.
-            positions: of the target's pass, over all rows.
+            positions: of the target's pass, over all rows, with padding for the sake of earlier passes.
             calls: of drafters that are not free: index, most tokens, rows, tokens of lag in all, seconds.
             seconds: of the round without these calls; None where it did something else too (prefill).
+            changed: the pass was not as wide as the one before, and took longer for that.
         """
         costs, count = self.costs, len(rows)
         total = None if seconds is None or self.given else seconds + sum(call[4] for call in calls)
         if self._is_first([(-1, positions), *(call[:2] for call in calls)]) and total is not None:
-            expected = costs.target(positions) + sum(costs.draft(*call[:4]) for call in calls)
+            expected = costs.round(positions, changed) + sum(costs.draft(*call[:4]) for call in calls)
             if not costs.anchored or total * exp(-costs.drift.value) > expected:
                 total = None
         if total is not None and seconds is not None:
-            costs.record(positions, seconds, calls)
+            costs.record(positions, seconds, calls, changed=changed)
         plain = costs.target(count)
-        took = planned = (costs.target(positions) + sum(costs.draft(*call[:4]) for call in calls)) / plain
+        took = planned = (costs.round(positions, changed) + sum(costs.draft(*call[:4]) for call in calls)) / plain
         if total is not None:
             took = min(total * exp(-costs.drift.value) / plain, LONGER * planned)
         shared, looked = [], any(row.request.looking for row in rows if row.request.costs is costs)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.limits import current_limits
+from foretoken.models.base import PassWidth
 from foretoken.models.chain import Chains, Draws, placed
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.chaining import (
@@ -143,6 +144,13 @@ class OpenVinoBackend:
             arrays["picks"] = _int32([begins[feed] + node for feed, node in picks] or [0])
             logits, *hidden = graph.run(arrays)
         return logits[: len(picks)], [states[: len(picks)] for states in hidden]
+
+    def pass_width(self, positions: int, hidden_layers: Sequence[int]) -> PassWidth:
+        """See `LanguageModel.pass_width`."""
+        widths = self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers)).widths
+        needed = fastest_rows(positions) if self.pads else positions
+        width, changed = widths.peek(needed)
+        return PassWidth(width, width != needed, changed)
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""

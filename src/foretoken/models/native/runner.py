@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.limits import current_limits
-from foretoken.models.base import Cache, Keep, LanguageModel, Scores
+from foretoken.models.base import Cache, Keep, LanguageModel, PassWidth, Scores
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import expected_shapes
@@ -50,6 +50,9 @@ class Backend(Protocol):
 
     def exit_after(self, layers: int) -> Backend:
         """What runs the first layers alone, with the last norm and the output layer, over the same caches."""
+
+    def pass_width(self, positions: int, hidden_layers: Sequence[int]) -> PassWidth:
+        """See `LanguageModel.pass_width`."""
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
@@ -146,6 +149,10 @@ class NativeModel(LanguageModel):
     def drafts_chains(self) -> bool:
         """Whether it has a `chain`, and gains by it."""
         return self.backend.chains and self._switch is None
+
+    def pass_width(self, positions: int, hidden_layers: Sequence[int] = ()) -> PassWidth:
+        """See `LanguageModel.pass_width`."""
+        return self.backend.pass_width(positions, hidden_layers)
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""

@@ -163,6 +163,10 @@ class TorchBackend:
             logits = self._decoder.head(_pick(states, indices))
             return logits, [_pick(layer, indices) for layer in hidden]
 
+    def pass_width(self, positions: int, hidden_layers: Sequence[int]) -> PassWidth:
+        """See `LanguageModel.pass_width`: no padding."""
+        return PassWidth(positions)
+
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """Nothing to do: layers are compiled when the model is loaded."""
 

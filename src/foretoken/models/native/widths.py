@@ -51,12 +51,21 @@ class PassWidths:
 
     def fit(self, tokens: int) -> int:
         """The width of the next pass, over so many tokens."""
-        if tokens >= self._width:
-            self._width, self._spent, self._most = tokens, 0, 0
-            return tokens
-        self._spent += self._width - tokens
-        self._most = max(self._most, tokens)
-        if self._spent > self._patience:
-            width = self._most if self._most - tokens <= self._patience else tokens
+        width, _ = self.peek(tokens)
+        if tokens >= self._width or self._would_spend(tokens) > self._patience:
             self._width, self._spent, self._most = width, 0, 0
-        return self._width
+        else:
+            self._spent, self._most = self._would_spend(tokens), max(self._most, tokens)
+        return width
+
+    def peek(self, tokens: int) -> tuple[int, bool]:
+        """What `fit` would return, and whether that is another width than the last one; nothing changes."""
+        width = max(self._width, tokens)
+        if self._would_spend(tokens) > self._patience:
+            most = max(self._most, tokens)
+            width = most if most - tokens <= self._patience else tokens
+        return width, width != self._width
+
+    def _would_spend(self, tokens: int) -> int:
+        """Padding since the last pass that filled the width, that of a pass over so many tokens included."""
+        return self._spent + self._width - tokens if tokens < self._width else 0
