@@ -68,10 +68,15 @@ class Passes:
 
     Args:
         machine: where they run.
+
+    Attributes:
+        tells: the policy is told how wide they are.
+        changes: passes so far that were not as wide as the one before.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._widths = machine, PassWidths(machine.patience)
+        self.tells, self.changes = machine.change > 0.0, 0
 
     def prefill(self, batch: list[Output]) -> None:
         """A pass over the prompts."""
@@ -80,7 +85,7 @@ class Passes:
     def spare(self, rows: int) -> int | None:
         """What `Policy.choose` is told."""
         width, changed = self._widths.peek(rows)
-        return None if changed or not self._machine.change else width - rows
+        return None if changed or not self.tells else width - rows
 
     def run(self, positions: int) -> tuple[int, bool, float]:
         """A pass: its width, whether that is another one than before, and its milliseconds."""
@@ -88,7 +93,9 @@ class Passes:
             return positions, False, self._machine.target(positions)
         _, changed = self._widths.peek(positions)
         width = self._widths.fit(positions)
-        return width, changed, self._machine.target(width) + self._machine.change * changed
+        self.changes += changed
+        seconds = self._machine.target(width) + self._machine.change * changed
+        return (width, changed, seconds) if self.tells else (positions, False, seconds)
 
 
 @dataclass

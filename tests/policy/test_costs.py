@@ -18,6 +18,19 @@ def test_a_line_interpolates_and_extrapolates():
     assert line(16) == pytest.approx(16.0, rel=0.02)
 
 
+def test_passes_of_another_width_teach_what_a_change_costs():
+    costs = Costs(Line(10.0, 1.0), [])
+    costs.record(6, 19.0, [], changed=True)  # nothing is known of the machine yet
+    assert costs.change == 0.0
+    for _ in range(20):
+        costs.record(1, 11.0, [])
+        costs.record(6, 21.0, [], changed=True)
+    assert costs.change == pytest.approx(5.0, rel=0.02)
+    assert costs.target(6) == pytest.approx(16.0, rel=0.02)  # such passes say nothing of others
+    assert costs.round(6, changed=True) == pytest.approx(21.0, rel=0.02)
+    assert Costs.read(costs.as_json()).change == pytest.approx(5.0, rel=0.02)
+
+
 def test_one_slow_measurement_does_not_bend_a_line():
     assert fitted([(1, 10.4), (2, 10.8), (3, 30.0), (6, 12.4), (9, 13.6)])[1] == pytest.approx(0.4, rel=0.05)
 

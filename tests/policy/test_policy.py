@@ -51,6 +51,44 @@ def test_the_policy_is_near_the_best_fixed_draft_length(machine, size, drafter):
     assert exp(statistics.fmean(map(log, shares))) > 0.93, shares
 
 
+WIDTHS = replace(SMALL, change=1.2, patience=28)
+
+
+@pytest.mark.parametrize("drafters", [(LOOKUP_AT,), (LOOKUP_AT, MODEL_AT)])
+def test_where_a_pass_of_another_width_costs_extra_widths_change_less_often(drafters, monkeypatch):
+    spent, changes = {}, {}
+    for told in (False, True):
+        engines = []
+        for workload, rate in [("copy", 0.5), ("code", 0.6), ("period", 0.6)]:
+            engine = Engine(WIDTHS, drafters, seed=1, error=1.15)
+            monkeypatch.setattr(engine.passes, "tells", told)
+            for batch in batches(workload, rate, 128, 4, 1):
+                spent[told] = spent.get(told, 0.0) + engine.run(batch)
+            engines.append(engine)
+        changes[told] = sum(engine.passes.changes for engine in engines)
+    assert spent[True] < spent[False]
+    assert changes[True] < changes[False]
+
+
+def test_a_wider_pass_is_run_once_what_was_missed_pays_for_it():
+    costs = Costs(Line(1.0, 0.01), [DrafterCosts(Line(0.0, 0.0))])
+    policy = Policy([LOOKUP], [True], costs, Costs.by_bytes(1.0, [0.0]), given=True)
+    request = policy.open(sampled=False)
+
+    def drafted(spare):
+        row = Row(request, 100, [0], [Offer(0, 4, 1, (0.5, 0.4, 0.3, 0.2))])
+        policy.choose([row], spare)
+        return row.chosen.total
+
+    assert drafted(0) == drafted(None) == 4  # a change costs nothing
+    costs.change = 1.0
+    assert drafted(None) == 4  # or as much in any case
+    assert drafted(3) == 3
+    taken = [drafted(0) for _ in range(3)]
+    assert taken[0] == 0
+    assert 4 in taken
+
+
 def test_what_is_slow_at_first_is_not_taken_for_slow():
     """Kernels and memory are prepared by the first pass and call of a size: no evidence against later drafts."""
     machine, shares = replace(SMALL, step=0.6, first=4.0), []

@@ -16,10 +16,10 @@ from foretoken.drafters.chains import extended, joined
 from foretoken.drafters.judging import follow, verdict_of
 from foretoken.drafters.prediction import Prediction
 from foretoken.errors import ParameterError
-from foretoken.models.base import LanguageModel
+from foretoken.models.base import LanguageModel, PassWidth
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES
-from foretoken.policy.costs import Costs, DrafterCosts, Line
+from foretoken.policy.costs import Costs
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, PLAIN, Choice, Offer, Request, Row
 from foretoken.sequence import Sequence
@@ -27,9 +27,6 @@ from foretoken.verify.base import Verdict
 
 _STEP = 0.15
 """Target passes that a drafter with weights is assumed to take for a token where their size is not known."""
-
-_LAG_SHARE = 0.05
-"""Cost of a token of lag, as a share of a draft token's, until rounds measure it; assumed."""
 
 _SAVE_ROUNDS = 64  # after which costs and rates are stored, and again whenever the rounds have doubled
 
@@ -59,6 +56,7 @@ class _Round:
     turns: list[list[bool]]  # of each drafter: the rows whose draft is its own
     calls: list[tuple[int, int, int, int, float]] = field(default_factory=list)
     positions: int = 0
+    changed: bool = False  # the pass is not as wide as the one before
     emitted: list[int] = field(default_factory=list)
 
 
@@ -108,6 +106,7 @@ class Cascade(Drafter):
         self.reads_cache = any(drafter.reads_cache for drafter in drafters)
         self.free = [drafter.matches is not None or drafter.estimates is not None for drafter in self._sources]
         self._given, self.measured = costs, costs is not None
+        self._width: Callable[[int, AbstractSequence[int]], PassWidth] = lambda positions, _: PassWidth(positions)
         self._key: str | None = None
         self._rounds = 0
         self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
@@ -127,6 +126,7 @@ class Cascade(Drafter):
 
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter check the target, and compare the sizes of their weights."""
+        self._width = target.pass_width
         for drafter in self.drafters:
             drafter.check_target(target)
         if target.weight_bytes:
@@ -159,12 +159,8 @@ class Cascade(Drafter):
             target: positions of passes, and seconds of rounds with them, drafters left out.
             drafters: of each drafter, draft lengths and seconds of calls.
         """
-        calls = []
-        for points in drafters:
-            line = Line.through(points)
-            calls.append(DrafterCosts(line, lag=_LAG_SHARE * line.each))
         self.measured = True
-        self.policy.costs.become(Line.through(target), calls)
+        self.policy.costs.measure(target, drafters)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""
@@ -190,7 +186,8 @@ class Cascade(Drafter):
             for row, (state, sequence, limit) in enumerate(zip(states, batch.sequences, limits, strict=True))
         ]
         self.policy.extends = [drafter.extends for drafter in self._sources]
-        self.policy.choose([row for row in rows if row.room > 0])
+        plain = self._width(size, self.hidden_layers)
+        self.policy.choose([row for row in rows if row.room > 0], None if plain.changed else plain.width - size)
         if len(self.drafters) < 2 and batch.exact:
             for row, exact, limit in zip(rows, batch.exact, limits, strict=True):
                 if exact:
@@ -204,6 +201,8 @@ class Cascade(Drafter):
             min(row.chosen.total, int(drafts[row.chosen.drafter].counts[index])) if row.chosen.tokens else 0
             for index, row in enumerate(rows)
         ]
+        ran = self._width(size + sum(used), self.hidden_layers)
+        current.positions, current.changed = ran.width if ran.padded else size + sum(used), ran.changed
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
         last = len(self.drafters)
         predicted = tuple(
@@ -295,7 +294,6 @@ class Cascade(Drafter):
         paths, counts, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
         if current is not None:
             tokens, sizes = draft.tokens.tolist(), draft.counts.tolist()
-            current.positions = sum(sizes) + len(sizes)
             for index, row in enumerate(current.rows):
                 emitted = [*(tokens[index][node - 1] for node in paths[index][: counts[index]]), following[index]]
                 current.emitted.append(len(emitted))
@@ -330,12 +328,12 @@ class Cascade(Drafter):
 
     def observe_seconds(self, seconds: float | None) -> None:
         """Give the policy the round's seconds."""
-        current, self._round = self._round, None
-        if current is None or not current.emitted:
+        now, self._round = self._round, None
+        if now is None or not now.emitted:
             return
         if seconds is not None:
-            seconds = max(seconds - sum(call[4] for call in current.calls), 0.0)
-        self.policy.learn(current.rows, current.emitted, current.positions, current.calls, seconds)
+            seconds = max(seconds - sum(call[4] for call in now.calls), 0.0)
+        self.policy.learn(now.rows, now.emitted, now.positions, now.calls, seconds, changed=now.changed)
         self._rounds += 1
         if self._key is not None and self._rounds >= _SAVE_ROUNDS and self._rounds & (self._rounds - 1) == 0:
             store.write(self._key, self.policy.as_json())
@@ -386,14 +384,13 @@ class Cascade(Drafter):
         return len(sequence.tokens) - state.lengths[at]
 
     def _new_policy(self, costs: Costs | None, rates: dict[str, list[list[float]]] | None = None) -> Policy:
-        fixed = Costs.by_bytes(1.0, self._bytes if self._given is None else self._given)
+        given = self._bytes if self._given is None else self._given
         kinds = [
             LOOKUP if free else TREES if self.trees and drafter.trees else MODEL
             for drafter, free in zip(self.drafters, self.free, strict=False)
         ]
         kinds.append(PREDICTION)
-        if costs is None:
-            costs = Costs.by_bytes(1.0, self._bytes if self._given is None else self._given)
+        costs, fixed = costs or Costs.by_bytes(1.0, given), Costs.by_bytes(1.0, given)
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()

@@ -43,6 +43,9 @@ _FLATTEST = 0.01
 BYTES_PER_POSITION = 0.04
 """Cost of a further position where costs must not depend on the clock, as a share of a pass; assumed."""
 
+_LAG_SHARE = 0.05
+"""Cost of a token of lag, as a share of a draft token's, until rounds measure it; assumed."""
+
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
 
 _LOGS = np.log(SIZES)
@@ -222,6 +225,12 @@ class Costs:
         self.change, self._changes = 0.0, 0
         self._tables: dict[int, tuple[int, Table]] = {}
         self._rounds = 0
+
+    def measure(self, target: Sequence[tuple[int, float]], drafters: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Take over what calibration found, given as for `Cascade.measure`."""
+        lines = [Line.through(points) for points in drafters]
+        calls = [DrafterCosts(line, lag=_LAG_SHARE * line.each) for line in lines]
+        self.become(Line.through(target), calls)
 
     @classmethod
     def by_bytes(cls, target: float, drafters: Sequence[float]) -> Costs:

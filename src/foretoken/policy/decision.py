@@ -12,10 +12,6 @@ from foretoken.policy.costs import Costs, Table
 from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Offer, Row
 
 
-import os
-FACTOR = float(os.environ.get("FACTOR", "1"))
-
-
 class Copies(NamedTuple):
     """An offer with what is expected of it.
 
@@ -93,7 +89,8 @@ class Decision:
         alone = run / (1.0 + count * self.table.extra[round(run)] / plain)
         self.rho_model = max(pace, alone) * count / plain
         self._affordable = rows[0].request.guards[1].balance * self.table.plain
-        value, charge = self._choose(options, LARGEST * count), FACTOR * self.rho * self.costs.change
+        value = self._choose(options, LARGEST * count)
+        charge = 2.0 * self.rho * self.costs.change  # for this width, and for a narrower one later on
         self.missed = 0.0
         if spare is not None and charge > 0.0 and sum(row.chosen.total for row in rows) > spare:
             wide = [row.chosen for row in rows]

@@ -105,9 +105,9 @@ class Policy:
     def choose(self, rows: Sequence[Row], spare: int | None = None) -> None:
         """Fill in the rows' choices. Rows whose requests are reproducible are decided each by itself.
 
-        A pass that is not as wide as the one before may cost `Costs.change`. Drafts that need a wider one are made as
-        soon as what they would have gained, this round included, is more than that: with hindsight, too, a change was
-        worth its price by then, or nothing much was missed. When passes become narrower again is the model's decision.
+        A pass that is not as wide as the one before may cost `Costs.change`. Drafts that need a wider pass are made as
+        soon as what they would have gained since the last change, this round included, is more than two changes, there
+        and back: the rule of ski rental. When passes become narrower is the model's choice.
 
         Args:
             rows: of the round.

@@ -16,6 +16,7 @@ import tiny
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError
 from foretoken.models import load
+from foretoken.models.base import PassWidth
 from foretoken.models.chain import Draws
 from foretoken.models.feed import feed
 from foretoken.randomness import uniforms
@@ -387,6 +388,29 @@ def test_passes_keep_their_width_until_that_costs_more_than_another():
     widths = PassWidths(8)
     assert [widths.fit(size) for size in (3, 6, 4, 5, 6, 2, 1, 1)] == [3, 6, 6, 6, 6, 6, 2, 2]
     assert [widths.fit(size) for size in (100, 95, 1, 1)] == [100, 100, 1, 1]
+
+
+def test_the_width_of_the_next_pass_is_told_without_a_change():
+    widths, last = PassWidths(8), 0
+    for size in (3, 6, 4, 5, 6, 2, 1, 1, 9, 100, 95, 1, 1):
+        for other in (1, 7, 50):
+            widths.peek(other)
+        told = widths.peek(size)
+        width = widths.fit(size)
+        assert told == (width, width != last)
+        last = width
+    torch_model = load(tiny.tiny_llama(), runner="native", backend="torch")
+    assert torch_model.pass_width(5) == PassWidth(5)  # no padding
+
+
+def test_a_model_tells_how_wide_its_next_pass_is():
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    cache = filled(texts_of(6), model)
+    assert model.pass_width(6) == model.pass_width(6) == PassWidth(6)
+    assert model.pass_width(2) == PassWidth(6, padded=True)
+    assert model.pass_width(7) == PassWidth(7, changed=True)
+    next_logits(model, cache, [7])
+    assert model.pass_width(1) == PassWidth(6, padded=True)
 
 
 @pytest.mark.parametrize("draws", [False, True])

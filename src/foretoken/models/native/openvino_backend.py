@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import accumulate
 from threading import Lock
@@ -135,7 +135,7 @@ class OpenVinoBackend:
         self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]]:
         """See `TorchBackend.score`."""
-        if any(self._bends(feed) for feed in feeds):
+        if any(_bends(feed, self._windows) for feed in feeds):
             return self._score_by_path(cache, feeds, picks, hidden_layers)
         graph = self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
         with self._lock:
@@ -224,11 +224,6 @@ class OpenVinoBackend:
             return Chains(chains)
         drawn = probs_of(torch.cat(probs, dim=1)[:, :steps])
         return Chains(chains, placed(drawn, [feed.row for feed in feeds], rows))
-
-    def _bends(self, feed: Feed) -> bool:
-        """Whether a tree reaches beyond a window, which OpenVINO counts in slots, and not in positions."""
-        end = feed.start + len(feed.tokens)
-        return feed.parents is not None and any(window is not None and end > window for window in self._windows)
 
     def _score_by_path(
         self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
@@ -324,6 +319,12 @@ class OpenVinoBackend:
             "tree_begins": tree_begins,
             **self._network.arrays(feeds),
         }
+
+
+def _bends(feed: Feed, windows: Iterable[int | None]) -> bool:
+    """Whether a tree reaches beyond a window, which OpenVINO counts in slots, and not in positions."""
+    end = feed.start + len(feed.tokens)
+    return feed.parents is not None and any(window is not None and end > window for window in windows)
 
 
 def _trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:

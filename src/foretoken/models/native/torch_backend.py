@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.models.base import PassWidth
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.masks import MaskBuilder, Pattern
 from foretoken.models.native.cache import Feed, NativeCache
