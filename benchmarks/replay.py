@@ -32,7 +32,7 @@ MACHINES = {
     "kernel at 6": Machine(1.0, 20.0, 1.5, call=1.5, step=1.2, read=0.03, kernel=6),
     "arithmetic": Machine(0.5, 2.0, 0.1, call=0.5, step=0.5, read=0.01, arithmetic=0.43),
     "dear drafter": Machine(1.0, 30.0, 1.0, call=1.5, step=9.0, read=0.3),
-    "8.7M, widths": Machine(0.5, 1.5, 0.06, call=0.3, step=0.45, read=0.01, change=1.2, patience=28),
+    "8.7M, widths": Machine(0.5, 1.5, 0.06, call=0.3, step=0.45, read=0.01, change=1.2, patience=28, free=0.01),
     "500M, widths": Machine(1.0, 36.0, 1.2, call=1.5, step=1.2, read=0.03, load=0.1, change=5.0, patience=4),
     "GPU": Machine(2.0, 12.0, 0.02, call=1.0, step=2.2, read=0.001, noise=0.03),
 }

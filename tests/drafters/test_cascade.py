@@ -147,7 +147,7 @@ def test_a_drafter_that_does_not_pay_is_looked_at_again_at_growing_intervals():
     Engine(tiny_llama(seed=1), cascade, num_speculative_tokens=4).generate(NEW, params)
     waits = [after - before for before, after in pairwise(rounds)]
     assert 3 < len(rounds) < 25, rounds
-    assert waits == sorted(waits)
+    assert all(later > 0.9 * earlier for earlier, later in pairwise(waits)), waits  # what a look may cost is saved up
     assert waits[-1] > 5 * waits[0]
 
 

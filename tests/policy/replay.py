@@ -39,6 +39,7 @@ class Machine:
         first: how many times as long the first pass or call of a size takes.
         change: of a pass that is not as wide as the one before.
         patience: of `PassWidths`, which pads passes where a change costs anything.
+        free: of making and judging a token of the drafts that cost no model's call, and as much for each row.
     """
 
     overhead: float
@@ -54,6 +55,7 @@ class Machine:
     first: float = 1.0
     change: float = 0.0
     patience: int = 0
+    free: float = 0.0
 
     def target(self, positions: int) -> float:
         slow = 1.25 if positions >= self.kernel else 1.0
@@ -186,7 +188,7 @@ def _run(
     passes.prefill(batch)
     done, spent, unseen = [1] * len(batch), 0.0, [len(one.prompt) + 1 for one in batch]
     while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
-        positions, asked, lag, longest = 0, 0, 0, 0
+        positions, asked, lag, longest, copies = 0, 0, 0, 0, 0
         for row, (drafter, k) in zip(live, choose(live), strict=True):
             one, at = batch[row], done[row]
             k = min(k, len(one.tokens) - at - 1)
@@ -196,9 +198,11 @@ def _run(
                 asked, lag, longest, unseen[row] = asked + 1, lag + unseen[row], max(longest, k), 0
             elif k and one.lookups[at][0]:
                 right, drafted = min(one.lookups[at][1], k), k
+            copies += (drafter != MODEL_AT and k > 0) * (1 + drafted)
             positions += 1 + drafted
             done[row] += 1 + right
-        spent += passes.run(positions)[2] + (machine.draft(longest, asked, lag) if asked else 0.0)
+        spent += passes.run(positions)[2] + machine.free * copies
+        spent += machine.draft(longest, asked, lag) if asked else 0.0
     return spent
 
 
@@ -224,9 +228,10 @@ class Engine:
         machine = self.machine
         self.random = np.random.default_rng(self.seed)
         self.slow = 0.0
-        each = (machine.target(6) - machine.target(1)) / 5 * self.error
+        plain = machine.target(1)
+        points = [(size, plain + (machine.target(size) - plain) * self.error) for size in (1, 9, 33)]
         costs = Costs(
-            Line(machine.target(1) - each, each),
+            Line.through(points),
             [
                 DrafterCosts(Line(machine.call, machine.step), lag=machine.read)
                 if name == MODEL_AT
@@ -267,12 +272,14 @@ class Engine:
         followed = [False] * len(batch)
         while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
             rows = []
+            policy.ask([requests[row] for row in live])
             for row in live:
                 one, at = batch[row], done[row]
                 room = len(one.tokens) - at - 1
                 offers = []
                 match, _ = one.lookups[at]
-                if LOOKUP_AT in self.drafters and match and room:
+                wanted = LOOKUP_AT in self.drafters and requests[row].asked
+                if wanted and match and room:
                     offers.append(Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match))
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
                 rows.append(Row(requests[row], room, lags, offers))
@@ -300,16 +307,20 @@ class Engine:
                 for offer in state.offers:
                     tried = min(offer.size, 1 + right)
                     policy.judge(state.request, offer.drafter, tried, min(one.lookups[at][1], tried), offer.match)
-                if LOOKUP_AT in self.drafters:
+                if LOOKUP_AT in self.drafters and state.request.asked:
                     state.request.foreseen = [ahead > 0 for _, ahead in one.lookups[at : at + 1 + right]]
                 done[row] += 1 + right
             width, changed, passed = self.passes.run(positions)
-            seconds = passed = passed * self.first(LOOKUP_AT, width)
+            passed *= self.first(LOOKUP_AT, width)
+            made = sum(state.request.asked + sum(offer.size for offer in state.offers) for state in rows)
+            copied = machine.free * made * (LOOKUP_AT in self.drafters)
+            seconds = passed + copied
             calls = []
             if asked:
                 call = machine.draft(longest, asked, lag) * self.first(MODEL_AT, longest)
                 seconds += call
                 calls.append((model, longest, asked, lag, self.measured(call)))
             spent += seconds
-            policy.learn(rows, emitted, width, calls, self.measured(passed), changed=changed)
+            took = self.measured(passed)
+            policy.learn(rows, emitted, width, calls, took, self.measured(copied), changed=changed)
         return spent

@@ -116,3 +116,16 @@ def test_costs_by_bytes_are_in_passes_of_the_target():
     assert costs.target(1) == pytest.approx(1.0)
     assert costs.draft(0, 4, 1, 0) == pytest.approx(0.4)
     assert costs.draft(1, 16, 1, 0) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_the_time_of_free_drafts_is_told_by_rows_and_tokens():
+    costs = Costs(Line(10.0, 0.1), [DrafterCosts(Line(0.0, 0.0))])
+    assert costs.copy(5) == 0.0
+    for at in range(300):
+        rows, drafted = ((1, 0), (1, 15), (4, 0), (32, 64))[at % 4]
+        costs.record(rows, 10.0 + 0.1 * rows, [], (rows, drafted, 0.2 + 0.03 * (rows + drafted)))
+    for units in (1, 16, 96):
+        assert costs.copy(units) == pytest.approx(0.2 + 0.03 * units, rel=0.1)
+    before = costs.copy(4)
+    costs.record(1, 10.1, [], (1, 3, 100.0))  # other work on the machine
+    assert costs.copy(4) < 1.05 * before

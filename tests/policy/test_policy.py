@@ -327,3 +327,48 @@ def test_a_useless_drafter_of_trees_costs_next_to_nothing_after_the_first_reques
     speed, sizes = machine.run(policy, 20)
     assert speed > 0.975 * machine.fixed(0) / 1.05  # rounds take 5% longer than their least
     assert sum(nodes > 0 for nodes in sizes) > 5  # it looks again
+
+
+def request_beside(policy: Policy, asked: list[bool], gain: float, rounds: int) -> None:
+    """Rounds of one plain row whose free drafts would gain so many tokens; whether they were asked for."""
+    request = policy.open(sampled=False)
+    for _ in range(rounds):
+        policy.ask([request])
+        row = Row(request, 16, [0])
+        policy.choose([row])
+        row.gain = gain
+        policy.learn([row], [1], 1, [], 10.0, 2.0 * request.asked)
+        asked.append(request.asked)
+
+
+@pytest.mark.parametrize(("gain", "least", "most"), [(0.0, 1, 30), (0.1, 1, 30), (0.5, 200, 200)])
+def test_free_drafters_are_asked_as_long_as_their_drafts_gain_what_they_cost(gain, least, most):
+    """They take a fifth of a round here; where they gain less, they are asked so rarely that it is next to nothing."""
+    policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), Costs.by_bytes(1.0, [0.0]))
+    asked: list[bool] = []
+    request_beside(policy, asked, gain, 200)
+    assert least <= sum(asked) <= most
+    asked.clear()
+    request_beside(policy, asked, 0.5, 200)  # the next request's passage can be copied
+    assert sum(asked) > 150
+
+
+def test_a_reproducible_request_asks_free_drafters_always():
+    policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), Costs.by_bytes(1.0, [0.0]))
+    asked: list[bool] = []
+    request_beside(policy, asked, 0.0, 100)
+    request = policy.open(sampled=True, reproducible=True)
+    assert policy.ask([request, policy.open(sampled=True)])[0] == 0.0
+    assert request.asked
+
+
+def test_tokens_that_are_not_worth_a_position_are_left_out():
+    """Of a batch, whose positions cost arithmetic, more than of one row, which waits for memory."""
+    line = Line.through([(1, 10.0), (9, 10.2), (33, 20.0), (128, 80.0)])
+    policy = Policy([LOOKUP], [True], Costs(line, [DrafterCosts(Line(0.0, 0.0))]), Costs.by_bytes(1.0, [0.0]))
+    (one,) = policy.ask([policy.open(sampled=False)])
+    many = policy.ask([policy.open(sampled=False) for _ in range(32)])
+    assert one is not None
+    assert many[0] is not None
+    assert 0.0 <= one < 0.05
+    assert 0.5 < many[0] < 1.5

@@ -47,6 +47,9 @@ class Batch:
             other row.
         begun: of each row, tokens of another drafter that its draft begins with: a drafter that `extends` such drafts
             proposes what follows them; empty where there are none.
+        least: of each row, the probability of being accepted, with all before it, below which a token is not worth its
+            verification: drafters that know it (`Drafter.estimates`) leave such tokens out; empty where it is not
+            known.
         exact: of each row, whether its limit is the draft length that was asked for, and not the most that the policy
             may choose; empty where there is no such row.
     """
@@ -63,6 +66,7 @@ class Batch:
     slots: tuple[int, ...] = ()
     drawn_only: tuple[bool, ...] = ()
     reproducible: tuple[bool, ...] = ()
+    least: tuple[float, ...] = ()
     exact: tuple[bool, ...] = ()
     drafters: tuple[frozenset[str] | None, ...] = ()
     begun: tuple[tuple[int, ...], ...] = ()

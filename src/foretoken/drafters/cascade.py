@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.chains import extended, joined
+from foretoken.drafters.given_length import of_length
 from foretoken.drafters.judging import follow, verdict_of
 from foretoken.drafters.prediction import Prediction
 from foretoken.errors import ParameterError
@@ -21,7 +22,7 @@ from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES
 from foretoken.policy.costs import Costs
 from foretoken.policy.policy import Policy
-from foretoken.policy.request import LARGEST, LONGEST, PLAIN, Choice, Offer, Request, Row
+from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -57,6 +58,7 @@ class _Round:
     calls: list[tuple[int, int, int, int, float]] = field(default_factory=list)
     positions: int = 0
     changed: bool = False  # the pass is not as wide as the one before
+    copied: float = 0.0  # seconds that free drafters took
     emitted: list[int] = field(default_factory=list)
 
 
@@ -170,9 +172,12 @@ class Cascade(Drafter):
         states = [self._state(batch, row) for row in range(size)]
         drafts = [Draft.empty(size, batch.device)] * len(self._sources)
         offered: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in limits]
+        start = self.clock()
+        wanted, batch = self._wanted(batch, limits, [state.request for state in states])
         for at, drafter in enumerate(self._sources):
             if self.free[at] and (at < len(self.drafters) or any(one.prediction for one in batch.sequences)):
-                drafts[at] = self._offers(at, drafter, batch, limits, offered)
+                drafts[at] = self._offers(at, drafter, batch, wanted, offered)
+        copied = self.clock() - start
         rows = [
             Row(
                 state.request,
@@ -191,9 +196,9 @@ class Cascade(Drafter):
         if len(self.drafters) < 2 and batch.exact:
             for row, exact, limit in zip(rows, batch.exact, limits, strict=True):
                 if exact:
-                    row.chosen = self._of_length(row, limit)
+                    row.chosen = of_length(row, limit, self.policy.kinds, self.free)
         turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self._sources))]
-        current = self._round = _Round(list(batch.sequences), rows, offered, turns)
+        current = self._round = _Round(list(batch.sequences), rows, offered, turns, copied=copied)
         for at, drafter in enumerate(self.drafters):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
@@ -211,30 +216,17 @@ class Cascade(Drafter):
         )
         return replace(draft, predicted=predicted) if any(predicted) else draft
 
-    def _of_length(self, row: Row, tokens: int) -> Choice:
-        """A given draft length, of the only drafter or the prediction, whichever gets more tokens accepted."""
-        last = len(self.drafters)
-        predicted = next((offer for offer in row.offers if offer.drafter == last), None)
-        may_draft = bool(self.drafters) and 0 not in row.barred
-        if not tokens or (predicted is None and not may_draft):
-            return PLAIN
-        if predicted is None:
-            return Choice(0, tokens)
-        size = min(predicted.size, tokens)
-        expected = sum(row.request.acceptance[last].reach(size, predicted.match))
-        return Choice(0, tokens) if may_draft and self._expected(row, tokens) > expected else Choice(last, tokens)
-
-    def _expected(self, row: Row, tokens: int) -> float:
-        """Accepted tokens that are expected of the only drafter's draft of a given length."""
-        acceptance = row.request.acceptance[0]
-        if not self.free[0]:
-            trees = self.policy.kinds[0].trees and row.trees
-            return acceptance.tree(tokens) if trees else sum(acceptance.reach(tokens))
-        offer = next((offer for offer in row.offers if offer.drafter == 0), None)
-        if offer is None:
-            return 0.0
-        size = min(offer.size, tokens)
-        return sum(offer.reach[:size] or acceptance.reach(size, offer.match))
+    def _wanted(self, batch: Batch, limits: AbstractSequence[int], requests: list[Request]) -> tuple[list[int], Batch]:
+        """Most tokens that free drafters draft in each row, and the batch that says which are worth it."""
+        if not any(self.free[:-1]) and not any(sequence.prediction for sequence in batch.sequences):
+            return list(limits), batch
+        exact = batch.exact or (False,) * len(limits)
+        least = self.policy.ask(requests)
+        for row, is_exact in enumerate(exact):
+            if is_exact:
+                requests[row].asked, least[row] = True, 0.0
+        wanted = [limit if request.asked else 0 for limit, request in zip(limits, requests, strict=True)]
+        return wanted, replace(batch, least=tuple(one or 0.0 for one in least))
 
     def _offers(
         self,
@@ -305,12 +297,14 @@ class Cascade(Drafter):
             part = verdict if whole else verdict_of(verdict, draft, turns)
             start = self.clock()
             drafter.observe(batch, draft, part, logits)
-            if current is not None and any(turns):
-                spent = self.clock() - start
+            spent = self.clock() - start
+            if current is not None and self.free[at]:
+                current.copied += spent
+            elif current is not None and any(turns):
                 current.calls = [(*call[:4], call[4] + spent) if call[0] == at else call for call in current.calls]
             if current is not None and drafter.foreseen is not None:
                 for row, sequence in zip(current.rows, current.sequences, strict=True):
-                    row.request.foreseen = drafter.foreseen[sequence]
+                    row.request.foreseen = drafter.foreseen[sequence] if row.request.asked else ()
 
     def observe_hidden(
         self,
@@ -332,8 +326,8 @@ class Cascade(Drafter):
         if now is None or not now.emitted:
             return
         if seconds is not None:
-            seconds = max(seconds - sum(call[4] for call in now.calls), 0.0)
-        self.policy.learn(now.rows, now.emitted, now.positions, now.calls, seconds, changed=now.changed)
+            seconds = max(seconds - sum(call[4] for call in now.calls) - now.copied, 0.0)
+        self.policy.learn(now.rows, now.emitted, now.positions, now.calls, seconds, now.copied, changed=now.changed)
         self._rounds += 1
         if self._key is not None and self._rounds >= _SAVE_ROUNDS and self._rounds & (self._rounds - 1) == 0:
             store.write(self._key, self.policy.as_json())
@@ -352,7 +346,7 @@ class Cascade(Drafter):
             longest = max(longest, right)
             if not offer.reach:
                 self.policy.judge(row.request, offer.drafter, right + missed, right, offer.match)
-        if any(self.free[:-1]) or offered:
+        if (any(self.free[:-1]) or offered) and row.request.asked:
             row.request.foreseen = [True] * longest + [False] * (longest < len(emitted))
         drafter, copied = row.chosen.drafter, row.chosen.copied
         if drafter >= 0 and not self.free[drafter] and drafted > copied and accepted >= copied:

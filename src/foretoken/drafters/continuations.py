@@ -161,8 +161,8 @@ class Continuations:
     def __len__(self) -> int:
         return self.automaton.size
 
-    def read_prompt(self, tokens: Iterable[int]) -> None:
-        """Append tokens that the target did not choose: nothing is learnt from them but what followed what."""
+    def read(self, tokens: Iterable[int]) -> None:
+        """Append tokens by which no candidates are judged, such as a prompt: only what followed what is learnt."""
         for token in tokens:
             if self._last >= 0:
                 known = [token, *(one for one in self._successors.get(self._last, ()) if one != token)]

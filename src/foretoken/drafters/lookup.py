@@ -54,13 +54,19 @@ class Lookup(Drafter):
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The most probable chain or tree; empty where nothing like the end of the sequence occurred before."""
-        rows, parents = [], []
+        rows: list[list[int]] = []
+        parents: list[list[int]] = []
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
-            known = self._continuations(batch, row)
+            self._sequences[sequence].asked = limit > 0
+            if limit <= 0:  # looked at when it is asked for again
+                rows.append([])
+                parents.append([])
+                continue
+            known, least = self._continuations(batch, row), batch.least[row] if batch.least else 0.0
             if batch.takes_chosen_trees(row):
-                tokens, links, reached = known.tree(known.here(), limit)
+                tokens, links, reached = known.tree(known.here(), limit, least)
             else:
-                tokens, reached = known.chain(known.here(), limit)
+                tokens, reached = known.chain(known.here(), limit, least)
                 links = list(range(len(tokens)))
             # A draft ends before a token that the target has no logit for; what stands behind it may be its child.
             usable = next((n for n, token in enumerate(tokens) if token >= batch.vocab_size), len(tokens))
@@ -72,12 +78,17 @@ class Lookup(Drafter):
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Judge what could have been drafted by what is emitted, then keep the most probable tokens of every node.
 
-        In this order: candidates that come from these very logits would be right all the time.
+        In this order: candidates that come from these very logits would be right all the time. Rows for which no draft
+        was wanted are left alone.
         """
-        likeliest = logits.topk(min(SUCCESSORS, logits.shape[-1]), dim=-1).indices.tolist()
+        asked = [row for row, sequence in enumerate(batch.sequences) if self._sequences[sequence].asked]
+        if not asked:
+            return
+        likeliest = dict(zip(asked, _likeliest(logits, asked), strict=True))
         tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
         paths, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
-        for row, sequence in enumerate(batch.sequences):
+        for row in asked:
+            sequence = batch.sequences[row]
             known = self._continuations(batch, row)
             nodes = [sequence.tokens[-1], *tokens[row][: counts[row]]]
             path = [0, *paths[row][: accepted[row]]]
@@ -95,15 +106,28 @@ class Lookup(Drafter):
             shared = not apart and self._participants.takes_part(sequence, batch.shared_noise[row])
             rates = AcceptanceRates(self._engine[sequence.params.greedy]) if shared else AcceptanceRates()
             state.known = Continuations(rates, self._others if shared else None)
-            state.known.read_prompt(sequence.context)
+            state.known.read(sequence.context)
         else:
             seen = len(state.known) - len(sequence.source or ())
-            state.known.extend(sequence.tokens[seen:])
+            state.known.read(sequence.tokens[seen:])
         return state.known
 
 
 class _State:
-    """What is kept of one sequence; made when it is first drafted for."""
+    """What is kept of one sequence; made when it is first drafted for.
+
+    Attributes:
+        known: its tokens.
+        asked: the last proposal asked for a draft; before the first one, too.
+    """
 
     def __init__(self) -> None:
         self.known: Continuations | None = None
+        self.asked = True
+
+
+def _likeliest(logits: Tensor, rows: AbstractSequence[int]) -> list[list[list[int]]]:
+    """The most probable tokens after each node of these rows."""
+    if len(rows) < len(logits):
+        logits = logits[rows]
+    return logits.topk(min(SUCCESSORS, logits.shape[-1]), dim=-1).indices.tolist()

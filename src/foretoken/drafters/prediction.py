@@ -103,7 +103,7 @@ class Prediction(Drafter):
         """The prediction from the cursor on; nothing at its end and where there is none."""
         rows: list[list[int]] = []
         for sequence, limit in zip(batch.sequences, limits, strict=True):
-            if not sequence.prediction:
+            if not sequence.prediction or limit <= 0:
                 rows.append([])
                 continue
             state, output = self._states[sequence], len(sequence.tokens) - sequence.prompt_length

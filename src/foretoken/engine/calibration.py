@@ -19,6 +19,8 @@ from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.row import Row
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models.base import LanguageModel
+from foretoken.policy.costs import Line
+from foretoken.policy.request import LARGEST
 from foretoken.sampling import SamplingParams
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
@@ -26,7 +28,10 @@ from foretoken.verify import AnyVerifier
 SECONDS = 0.5
 """Half of this, and no second sweep begins: a budget, by hand. First rounds of a kind, which may compile, count too."""
 
-_WIDE = 8  # draft tokens of the widest pass; below it the line is interpolated, beyond it extrapolated
+_WIDE = 8  # draft tokens of the widest pass that is always measured
+_WIDEST = LARGEST
+"""Those of the widest pass, where it takes no longer than the budget: rows of a batch come to as many positions, whose
+arithmetic may take longer than what narrow passes wait for. Beyond it costs are extrapolated."""
 _DRAFTED = (1, 5)  # draft lengths with which drafters are measured
 _REPEATS, _SWEEPS = 2, 2  # rounds of each kind that are measured, and how often
 _WIDTH_KEPT = 5  # rounds after wide ones that may still be padded (`foretoken.models.native.widths`)
@@ -90,6 +95,10 @@ def calibrate(
                 calls[at].append((length, min(drafting for _, drafting in rounds)))
             if at < 0 or not cascade.drafters[at].trees:
                 points.append((length + 1, min(seconds - drafting for seconds, drafting in rounds)))
+    if (1 + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS / 2:
+        rounds = [*_rounds(target, _Filler(), _WIDEST, verifier, params, limits, 1 + _REPEATS)][1:]
+        if rounds:
+            points.append((1 + _WIDEST, min(seconds - drafting for seconds, drafting in rounds)))
     cascade.measure(points, calls)
 
 

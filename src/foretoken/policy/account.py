@@ -39,7 +39,7 @@ class Guard:
         """A round took so many plain rounds and emitted so many tokens a row."""
         share, gain = SHARE * min(took, emitted), emitted - took
         self.balance = min(self.balance + share + gain, CREDIT)
-        self.spare = min(self.spare + share + gain * looked, CREDIT)
+        self.spare = min(self.spare + 2.0 * share + gain * looked, CREDIT)
 
 
 class Look:

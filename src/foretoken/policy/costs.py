@@ -223,6 +223,8 @@ class Costs:
         self.drift = Drift()
         self.anchored = False
         self.change, self._changes = 0.0, 0
+        self.copying: Line | None = None
+        self.copies = 1.0
         self._tables: dict[int, tuple[int, Table]] = {}
         self._rounds = 0
 
@@ -249,6 +251,10 @@ class Costs:
         costs = self.drafters[drafter]
         return costs.call(tokens) * (1.0 + costs.row * (rows - 1)) + costs.lag * lag
 
+    def copy(self, units: int) -> float:
+        """Seconds that free drafters take for so many rows and tokens together; 0 before they were measured."""
+        return self.copying(units) if self.copying is not None and units else 0.0
+
     def table(self, rows: int, longest: int) -> Table:
         """Seconds by draft tokens, up to `longest`; those of the last few rounds are reused."""
         made, found = self._tables.get(rows, (0, None))
@@ -271,13 +277,15 @@ class Costs:
         positions: int,
         seconds: float,
         calls: Sequence[tuple[int, int, int, int, float]],
+        copied: tuple[int, int, float] = (0, 0, 0.0),
         *,
         changed: bool = False,
     ) -> None:
         """A round's pass over so many positions, and its calls of drafters: index, tokens, rows, lag in all, seconds.
 
         Where the pass was not as wide as the one before, only what that costs is learnt from it. The first other round
-        of a process sets the drift, which saved costs and costs by bytes do not know.
+        of a process sets the drift, which saved costs and costs by bytes do not know. `copied` are the rows that free
+        drafters drafted for, the tokens that they drafted, and the seconds of that.
         """
         self._rounds += 1
         if changed:
@@ -288,6 +296,15 @@ class Costs:
                 self.change = max(self.change + (more - self.change) / min(self._changes, _STEADY), 0.0)
         else:
             self._record_pass(positions, seconds)
+        rows, drafted, took = copied
+        if rows:
+            units = rows + drafted
+            if self.copying is None and took > 0.0:  # half of it taken to be for the round itself
+                now = took * exp(-self.drift.value)
+                self.copying = Line(now / 2.0, now / (2.0 * units))
+            elif self.copying is not None:
+                self.copying.record(units, took, self.drift)
+            self.copies += (units / rows - self.copies) / (_STEADY / 2.0)
         for drafter, tokens, rows, lag, took in calls:
             costs, now = self.drafters[drafter], took * exp(-self.drift.value)
             usual = self.draft(drafter, tokens, rows, 0)

@@ -93,11 +93,13 @@ class Decision:
         charge = 2.0 * self.rho * self.costs.change  # for this width, and for a narrower one later on
         self.missed = 0.0
         if spare is not None and charge > 0.0 and sum(row.chosen.total for row in rows) > spare:
-            wide = [row.chosen for row in rows]
+            wide = [(row.chosen, row.gain) for row in rows]
             self.missed = missed + value - self._choose(options, spare)
-            if self.missed > charge:
-                self.missed = 0.0
-                for row, choice in zip(rows, wide, strict=True):
+            widens = self.missed > charge
+            self.missed *= not widens
+            for row, (choice, gain) in zip(rows, wide, strict=True):
+                row.gain = gain  # what copies are worth, whatever this round's pass has room for
+                if widens:
                     row.chosen = choice
         elif spare is not None:
             self.missed = missed

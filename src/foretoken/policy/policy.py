@@ -13,15 +13,17 @@ are, requests that would take T plain rounds lose at most
 
     SHARE T + CREDIT
 
-plain rounds by each of two accounts: one of free drafters, one of models. This counts the measured time of a round only
-up to `LONGER` times its planned time: a longer round is put down to other work on the machine. The first pass or call
-of about a size prepares kernels and memory, once: its time is learnt from only if it is less than expected, and the
-account is charged no more than that. A few such rounds would otherwise use up the account of models before one pays.
+plain rounds by each of two accounts: one of free drafters, one of models. Free drafters take time in every row for
+which they are asked, too: they are asked where their drafts gain as much (`Copying`), and else for `SHARE` T. This
+counts the measured time of a round only up to `LONGER` times its planned time: a longer round is put down to other work
+on the machine. The first pass or call of about a size prepares kernels and memory, once: its time is learnt from only
+if it is less than expected, and the account is charged no more than that. A few such rounds would otherwise use up the
+account of models before one pays.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
-all looks together lose `SHARE` T + `LOOKS` and one look at most. Drafts that cost nothing to make are judged in every
-round, whether they are verified or not, by what the target emits.
+all looks together lose 2 `SHARE` T + `LOOKS` and one look at most. Drafts that are made without a model are judged in
+every round in which they are, whether they are verified or not, by what the target emits.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ from typing import Any
 
 from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
 from foretoken.policy.account import FORESEEN, PACE, Guard, Pace, Runs
+from foretoken.policy.copying import Copying
 from foretoken.policy.costs import LONGER, Costs, bucket
 from foretoken.policy.decision import Decision
-from foretoken.policy.request import Request, Row
+from foretoken.policy.request import LARGEST, Request, Row
 
 
 @dataclass
@@ -70,6 +73,7 @@ class Policy:
             for sampled in (False, True)
         }
         self._paces = {sampled: (Pace(4 * PACE, 1.0), Runs(FORESEEN)) for sampled in (False, True)}
+        self._copying = {sampled: Copying() for sampled in (False, True)}
         self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
         self._missed = 0.0  # tokens, for want of a wider pass, since passes have had this width
         self._models = [at for at, free in enumerate(self.free) if not free]
@@ -100,7 +104,31 @@ class Policy:
             own = [Acceptance(EngineRates(kind)) for kind in self.kinds]
             return Request(own, self.fixed_costs, (Guard(), Guard()))
         shared = map(Acceptance, self._engine[sampled])
-        return Request(list(shared), self.costs, self.guards, self._paces[sampled])
+        return Request(list(shared), self.costs, self.guards, self._paces[sampled], self._copying[sampled])
+
+    def ask(self, requests: Sequence[Request]) -> list[float | None]:
+        """Of each row of a round: whether free drafters are asked for it, before `choose`.
+
+        Returns:
+            None if they are not, else the least probability of being accepted, with all before it, with which a token
+            can be worth its making and its verification.
+        """
+        shared = [request for request in requests if request.costs is self.costs]
+        least: list[float | None] = [0.0] * len(requests)
+        if shared:
+            count = len(shared)
+            table = self.costs.table(count, LARGEST)
+            pace = max(sum(request.pace.of(request.above[0]) for request in shared) / count, 1.0)
+            rho = pace * count / table.plain
+            dearness = rho * min(extra / size for size, extra in enumerate(table.extra[1:], start=1))
+            units = max(round(count * self.costs.copies), 1)  # if all rows are asked
+            whole = self.costs.copy(units)
+            each = rho * max(self.costs.copy(2 * units) - whole, 0.0) / units
+            for row, request in enumerate(requests):
+                if request.costs is self.costs:
+                    request.asked = request.copying.asks(rho * whole / count, request.rounds)
+                    least[row] = dearness + each if request.asked else None
+        return least
 
     def choose(self, rows: Sequence[Row], spare: int | None = None) -> None:
         """Fill in the rows' choices. Rows whose requests are reproducible are decided each by itself.
@@ -144,6 +172,7 @@ class Policy:
         positions: int,
         calls: Sequence[tuple[int, int, int, int, float]],
         seconds: float | None,
+        copied: float = 0.0,
         *,
         changed: bool = False,
     ) -> None:
@@ -155,23 +184,29 @@ class Policy:
             positions: of the target's pass, over all rows, with padding for the sake of earlier passes.
             calls: of drafters that are not free: index, most tokens, rows, tokens of lag in all, seconds.
             seconds: of the round without these calls; None where it did something else too (prefill).
+            copied: seconds that free drafters took, which `seconds` has not.
             changed: the pass was not as wide as the one before, and took longer for that.
         """
         costs, count = self.costs, len(rows)
-        total = None if seconds is None or self.given else seconds + sum(call[4] for call in calls)
-        if self._is_first([(-1, positions), *(call[:2] for call in calls)]) and total is not None:
-            expected = costs.round(positions, changed) + sum(costs.draft(*call[:4]) for call in calls)
-            if not costs.anchored or total * exp(-costs.drift.value) > expected:
-                total = None
+        asked = sum(row.request.asked for row in rows)
+        drafted = sum(offer.size for row in rows for offer in row.offers)
+        total = None if seconds is None or self.given else seconds + copied + sum(call[4] for call in calls)
+        planned = costs.round(positions, changed) + costs.copy(asked + drafted)
+        planned += sum(costs.draft(*call[:4]) for call in calls)
+        first = self._is_first([(-1, positions), *(call[:2] for call in calls)])
+        if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
+            total = None
         if total is not None and seconds is not None:
-            costs.record(positions, seconds, calls, changed=changed)
+            costs.record(positions, seconds, calls, (asked, drafted, copied), changed=changed)
         plain = costs.target(count)
-        took = planned = (costs.round(positions, changed) + sum(costs.draft(*call[:4]) for call in calls)) / plain
+        took = planned = planned / plain
         if total is not None:
             took = min(total * exp(-costs.drift.value) / plain, LONGER * planned)
         shared, looked = [], any(row.request.looking for row in rows if row.request.costs is costs)
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
+            if request.asked and own is costs:
+                request.copying.gained(row.gain, request.rounds)
             request.rounds += 1
             each, among = planned, count
             if own is costs:

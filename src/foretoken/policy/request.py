@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from foretoken.policy.acceptance import Acceptance
 from foretoken.policy.account import FORESEEN, PACE, Guard, Look, Pace, Runs
+from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs
 
 AUTO: Literal["auto"] = "auto"
@@ -72,12 +73,15 @@ class Request:
         costs: Costs,
         guards: tuple[Guard, Guard],
         above: tuple[Pace, Runs] | None = None,
+        copying: Copying | None = None,
     ) -> None:
         self.acceptance, self.costs, self.guards = acceptance, costs, guards
         self.looks = [Look() for _ in acceptance]
         self.pace = Pace(PACE)  # emitted tokens by the time of a plain round
         self.runs = Runs()
         self.above = above or (Pace(4 * PACE, 1.0), Runs(FORESEEN))  # the engine's
+        self.copying = Copying(copying or Copying())
+        self.asked = True  # free drafters were, in this round
         self.foreseen: Sequence[bool] = ()  # of the last round's tokens, whether a free drafter would have drafted them
         self.rounds = 0
         self.looking = False  # the round drafts to see whether a drafter has become useful

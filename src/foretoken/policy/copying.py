@@ -1,0 +1,55 @@
+"""Whether free drafters are asked: their drafts cost no pass of a model, and still some time in each row.
+
+Beside one row that time is next to nothing. Beside the 32 rows of a batch, whose plain round takes little longer than
+one row's, it can be a fifth of the round.
+"""
+
+from __future__ import annotations
+
+from foretoken.policy.account import PACE, SHARE, Pace
+
+_START = 1.0
+"""Tokens that the drafts of a round gain before any were made in this process: more than they cost, so they are made.
+Assumed; a weight of one round."""
+
+_FIRST_WAIT = 2  # rounds from a first one that gained nothing to the next one
+_REQUEST = PACE / 2  # rounds over which a request's gains are averaged: copies come and go with the passage
+
+
+class Copying:
+    """Of one request, or of all of an engine (then `above` is None): what free drafters gain, and when they are asked.
+
+    Args:
+        above: the engine's.
+
+    Attributes:
+        due: round of the request in which they are asked whatever they gained.
+        last: tokens that the last round gained in which they were asked.
+        cost: of asking in the present round, in tokens.
+    """
+
+    __slots__ = ("_gains", "_wait", "above", "cost", "due", "last")
+
+    def __init__(self, above: Copying | None = None) -> None:
+        self.above, self.due, self.last, self.cost = above, 0, 0.0, 0.0
+        self._wait = _FIRST_WAIT
+        self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START)
+
+    def asks(self, cost: float, now: int) -> bool:
+        """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens.
+
+        They are if the drafts gained as much in the last round or on average; and else at intervals that double until
+        they are so long that this costs `SHARE` of the time.
+        """
+        assert self.above is not None
+        self.cost = cost
+        return now >= self.due or self.last >= cost or self._gains.of(self.above._gains) >= cost
+
+    def gained(self, tokens: float, now: int) -> None:
+        """They were asked in round `now`, and so many tokens more are expected, verification paid."""
+        assert self.above is not None
+        self.last = tokens
+        self.due = now + max(min(self._wait, round(self.cost / SHARE)), 1)
+        self._wait = _FIRST_WAIT if tokens >= self.cost else 2 * self._wait
+        self._gains.add(tokens, 1.0)
+        self.above._gains.add(tokens, 1.0)
