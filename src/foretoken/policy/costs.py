@@ -292,8 +292,9 @@ class Costs:
             if self.anchored:
                 self._changes += 1
                 usual = self.target(positions)
-                more = min(seconds * exp(-self.drift.value) - usual, LONGER * usual)
-                self.change = max(self.change + (more - self.change) / min(self._changes, _STEADY), 0.0)
+                most = max(2.0 * self.change, self.target(1) / 4.0)  # one slow round rules out no width
+                more = min(max(seconds * exp(-self.drift.value) - usual, 0.0), most)
+                self.change += (more - self.change) / min(self._changes, _STEADY / 2.0)
         else:
             self._record_pass(positions, seconds)
         rows, drafted, took = copied
