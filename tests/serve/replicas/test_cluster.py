@@ -96,11 +96,16 @@ def only_replicas_have_loaded_torch(cluster: Cluster) -> None:
 
 
 def a_seed_gives_the_same_output_on_every_replica(cluster: Cluster) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: cluster.ask(prompt="the cat", seed=5), range(4)))
+    answers: list[Answer] = []
+
+    def both_have_answered() -> bool:  # where requests overlap, which nothing but their number makes them do
+        with ThreadPoolExecutor(4) as pool:
+            answers.extend(pool.map(lambda _: cluster.ask(prompt="the cat", seed=5), range(4)))
+        return all(cluster.counts("vllm:generation_tokens_total").values())
+
+    until(both_have_answered)
     assert {one.status for one in answers} == {200}
     assert len({one.json["choices"][0]["text"] for one in answers}) == 1
-    assert all(cluster.counts("vllm:generation_tokens_total").values())  # both answered
     stream = cluster.ask(prompt="the cat", seed=5, stream=True)
     *events, done = stream.events
     assert done == "[DONE]"
@@ -126,11 +131,15 @@ def the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_all(clust
 
 def a_kept_response_is_found_again(cluster: Cluster) -> None:
     asked = {"input": "the cat", "max_output_tokens": 4, "store": True}
-    with ThreadPoolExecutor(4) as pool:
-        first = list(pool.map(lambda _: cluster.post("/v1/responses", asked), range(4)))
-    names = [one.json["id"] for one in first]
-    assert len({name.split("_")[1] for name in names}) == 2
-    for name in names:
+    names: list[str] = []
+
+    def both_have_one() -> bool:
+        with ThreadPoolExecutor(4) as pool:
+            names.extend(one.json["id"] for one in pool.map(lambda _: cluster.post("/v1/responses", asked), range(4)))
+        return len({name.split("_")[1] for name in names}) == 2
+
+    until(both_have_one)
+    for name in names[-8:]:
         assert cluster.post("/v1/responses", {**asked, "previous_response_id": name}).status == 200
 
 
@@ -158,7 +167,7 @@ def full_queues_answer_429_and_errors_have_the_apis_form(cluster: Cluster) -> No
 
 def a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster: Cluster) -> None:
     before = cluster.counts("vllm:generation_tokens_total")
-    streams = [begin(cluster, model="tiny-target", max_tokens=800, seed=seed) for seed in range(4)]
+    streams = [begin(cluster, model="tiny-target", max_tokens=1200, seed=seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         plain = [pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=150) for _ in range(4)]
         until(lambda: cluster.gateway("foretoken:gateway_requests_in_flight") == 8)
