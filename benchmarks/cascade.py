@@ -29,7 +29,7 @@ from foretoken.draft import Draft
 from foretoken.drafters import Cascade, PromptLookup, Suffix
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.models import load
-from foretoken.models.native.widths import PassWidths
+from foretoken.models.widths import PassWidths
 from foretoken.sequence import Sequence
 from foretoken.verify import Verdict
 

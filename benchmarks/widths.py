@@ -1,7 +1,7 @@
 """The cost of a pass with another number of tokens than the last one's, for which OpenVINO's runtime prepares anew.
 
 For pairs of widths (tokens in a pass): median milliseconds of passes of one width only, and of passes that alternate
-between the two, without and with padding by `foretoken.models.native.widths.PassWidths`.
+between the two, without and with padding by `foretoken.models.widths.PassWidths`.
 
 Run with: python benchmarks/widths.py [--target DIR] [--dtype bfloat16] [--passes N]
 """
@@ -22,7 +22,7 @@ from foretoken.models import load
 from foretoken.models.native.cache import Feed
 from foretoken.models.native.compilation import GraphKey
 from foretoken.models.native.openvino_backend import OpenVinoBackend
-from foretoken.models.native.widths import PassWidths
+from foretoken.models.widths import PassWidths
 
 PAIRS = ((1, 4), (1, 6), (3, 4), (4, 8), (6, 7), (6, 9), (8, 16))
 LENGTH = 200

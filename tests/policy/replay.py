@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretoken.models.native.widths import PassWidths
+from foretoken.models.widths import PassWidths
 from foretoken.policy.acceptance import LOOKUP, MODEL, Kind
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
@@ -84,17 +84,20 @@ class Passes:
         """A pass over the prompts."""
         self._widths.fit(sum(len(one.prompt) for one in batch))
 
-    def spare(self, rows: int) -> int | None:
+    @property
+    def told(self) -> tuple[int, int] | None:
         """What `Policy.choose` is told."""
-        width, changed = self._widths.peek(rows)
-        return None if changed or not self.tells else width - rows
+        return (self._widths.last, 1) if self.tells else None
 
-    def run(self, positions: int) -> tuple[int, bool, float]:
+    def run(self, positions: int, held: int = 0) -> tuple[int, bool, float]:
         """A pass: its width, whether that is another one than before, and its milliseconds."""
         if not self._machine.change:
             return positions, False, self._machine.target(positions)
-        _, changed = self._widths.peek(positions)
+        last = self._widths.last
+        if held:
+            self._widths.hold(held)
         width = self._widths.fit(positions)
+        changed = width != last
         self.changes += changed
         seconds = self._machine.target(width) + self._machine.change * changed
         return (width, changed, seconds) if self.tells else (positions, False, seconds)
@@ -283,7 +286,7 @@ class Engine:
                     offers.append(Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match))
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
                 rows.append(Row(requests[row], room, lags, offers))
-            policy.choose(rows, self.passes.spare(len(rows)))
+            held = policy.choose(rows, self.passes.told)
             positions, asked, lag, longest, emitted = 0, 0, 0, 0, []
             model = self.drafters.index(MODEL_AT) if MODEL_AT in self.drafters else -2
             for row, state in zip(live, rows, strict=True):
@@ -310,7 +313,7 @@ class Engine:
                 if LOOKUP_AT in self.drafters and state.request.asked:
                     state.request.foreseen = [ahead > 0 for _, ahead in one.lookups[at : at + 1 + right]]
                 done[row] += 1 + right
-            width, changed, passed = self.passes.run(positions)
+            width, changed, passed = self.passes.run(positions, held)
             passed *= self.first(LOOKUP_AT, width)
             made = sum(state.request.asked + sum(offer.size for offer in state.offers) for state in rows)
             copied = machine.free * made * (LOOKUP_AT in self.drafters)

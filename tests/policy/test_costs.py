@@ -129,3 +129,17 @@ def test_the_time_of_free_drafts_is_told_by_rows_and_tokens():
     before = costs.copy(4)
     costs.record(1, 10.1, [], (1, 3, 100.0))  # other work on the machine
     assert costs.copy(4) < 1.05 * before
+
+
+def test_what_copies_take_moves_neither_the_drift_nor_what_passes_cost():
+    """Their line is a guess from one round; what they take follows no line at all."""
+    costs = Costs(Line(1.5, 0.06), [DrafterCosts(Line(0.0, 0.0))])
+    random = np.random.default_rng(0)
+    for turn in range(200):
+        drafted = (0, 0, 16)[turn % 3]
+        costs.record(17, 1.5 + 0.06 * 17, [], (1, drafted, 0.01 * float(random.lognormal(0.0, 1.0)) * (1 + drafted)))
+    assert costs.drift.value == pytest.approx(0.0, abs=0.02)
+    assert costs.target(17) == pytest.approx(1.5 + 0.06 * 17, rel=0.02)
+    assert costs.target(1) == pytest.approx(1.56, rel=0.02)
+    assert costs.copy(17) == pytest.approx(0.17, rel=0.5)
+    assert costs.copy(1) == pytest.approx(0.01, rel=0.5)

@@ -70,23 +70,61 @@ def test_where_a_pass_of_another_width_costs_extra_widths_change_less_often(draf
     assert changes[True] < changes[False]
 
 
-def test_a_wider_pass_is_run_once_what_was_missed_pays_for_it():
+def test_a_wide_pass_is_run_once_what_narrow_ones_missed_pays_for_it():
     costs = Costs(Line(1.0, 0.01), [DrafterCosts(Line(0.0, 0.0))])
     policy = Policy([LOOKUP], [True], costs, Costs.by_bytes(1.0, [0.0]), given=True)
     request = policy.open(sampled=False)
 
-    def drafted(spare):
-        row = Row(request, 100, [0], [Offer(0, 4, 1, (0.5, 0.4, 0.3, 0.2))])
-        policy.choose([row], spare)
-        return row.chosen.total
+    def drafted(passes, *, copies=True):
+        row = Row(request, 100, [0], [Offer(0, 4, 1, (0.5, 0.4, 0.3, 0.2))] if copies else [])
+        width = policy.choose([row], passes)
+        return row.chosen.total, width
 
-    assert drafted(0) == drafted(None) == 4  # a change costs nothing
-    costs.change = 1.0
-    assert drafted(None) == 4  # or as much in any case
-    assert drafted(3) == 3
-    taken = [drafted(0) for _ in range(3)]
-    assert taken[0] == 0
-    assert 4 in taken
+    assert drafted(None) == (4, 0)
+    assert drafted((1, 1)) == (4, 0)  # a change costs nothing
+    costs.change = 2.0
+    assert drafted((5, 1)) == (4, 5)
+    assert drafted((5, 1), copies=False) == (0, 5)  # padded: another width costs more
+    policy = Policy([LOOKUP], [True], costs, Costs.by_bytes(1.0, [0.0]), given=True)
+    narrow = [drafted((1, 1)) for _ in range(4)]
+    assert narrow[0] == (0, 1)
+    assert (4, 5) in narrow
+    assert drafted((4, 4), copies=False) == (0, 4)  # no pass is narrower than the model's narrowest
+
+
+def test_what_padding_and_narrower_passes_cost_is_charged_to_who_drafted_last():
+    costs = Costs(Line(1.0, 0.1), [DrafterCosts(Line(0.0, 0.0)), DrafterCosts(Line(0.1, 0.1))])
+    costs.change = 0.5
+    policy = Policy([LOOKUP, MODEL], [True, False], costs, Costs.by_bytes(1.0, [0.0, 0.1]), given=True)
+    request = policy.open(sampled=False)
+
+    def after(choice, emitted, positions, changed=False, rows=1):
+        before = [guard.balance for guard in policy.guards]
+        policy.learn(
+            [Row(request, 100, [0, 0], chosen=choice) for _ in range(rows)], [emitted] * rows, positions, [], None,
+            changed=changed,
+        )  # fmt: skip
+        return [guard.balance < old - 0.05 for guard, old in zip(policy.guards, before, strict=True)]
+
+    after(PLAIN, 1, 1)
+    assert after(PLAIN, 1, 9) == [True, False]  # nobody drafted yet: the account of free drafters
+    after(Choice(1, 4), 5, 9)
+    assert after(PLAIN, 1, 9) == [False, True]
+    assert after(PLAIN, 1, 1, changed=True) == [False, True]
+    assert after(PLAIN, 1, 1) == [False, False]
+    after(Choice(0, 4), 5, 9)
+    assert after(PLAIN, 1, 9) == [True, False]
+    assert after(PLAIN, 1, 2, changed=True, rows=2) == [False, False]  # another batch has another width anyway
+
+
+def test_copies_that_no_account_can_pay_for_are_not_asked_for():
+    costs = Costs(Line(1.0, 0.1), [DrafterCosts(Line(0.0, 0.0))])
+    policy = Policy([LOOKUP], [True], costs, Costs.by_bytes(1.0, [0.0]), given=True)
+    requests = [policy.open(sampled=False), policy.open(sampled=True, reproducible=True)]
+    assert None not in policy.ask(requests)
+    policy.guards[0].balance = 0.0
+    assert policy.ask(requests) == [None, 0.0]
+    assert not requests[0].asked
 
 
 def test_what_is_slow_at_first_is_not_taken_for_slow():
@@ -101,7 +139,7 @@ def test_what_is_slow_at_first_is_not_taken_for_slow():
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
-@pytest.mark.parametrize("machine", [SMALL, LARGE, DEAR], ids=["small", "large", "dear"])
+@pytest.mark.parametrize("machine", [SMALL, LARGE, DEAR, WIDTHS], ids=["small", "large", "dear", "widths"])
 @pytest.mark.parametrize("length", [32, 256])
 def test_what_a_useless_drafter_costs_is_bounded(machine, size, length):
     """The bound that the policy states, in plain rounds, for each of its two accounts."""
@@ -336,8 +374,9 @@ def request_beside(policy: Policy, asked: list[bool], gain: float, rounds: int) 
         policy.ask([request])
         row = Row(request, 16, [0])
         policy.choose([row])
-        row.gain = gain
-        policy.learn([row], [1], 1, [], 10.0, 2.0 * request.asked)
+        if gain and request.asked:
+            row.chosen, row.gain = Choice(0, 1), gain
+        policy.learn([row], [1 + row.chosen.tokens], 1, [], 10.0, 2.0 * request.asked)
         asked.append(request.asked)
 
 

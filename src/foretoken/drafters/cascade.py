@@ -17,7 +17,8 @@ from foretoken.drafters.given_length import of_length
 from foretoken.drafters.judging import follow, verdict_of
 from foretoken.drafters.prediction import Prediction
 from foretoken.errors import ParameterError
-from foretoken.models.base import LanguageModel, PassWidth
+from foretoken.models.base import LanguageModel
+from foretoken.models.widths import PassWidths
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES
 from foretoken.policy.costs import Costs
@@ -108,7 +109,7 @@ class Cascade(Drafter):
         self.reads_cache = any(drafter.reads_cache for drafter in drafters)
         self.free = [drafter.matches is not None or drafter.estimates is not None for drafter in self._sources]
         self._given, self.measured = costs, costs is not None
-        self._width: Callable[[int, AbstractSequence[int]], PassWidth] = lambda positions, _: PassWidth(positions)
+        self._widths: Callable[[AbstractSequence[int]], PassWidths | None] = lambda _: None
         self._key: str | None = None
         self._rounds = 0
         self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
@@ -128,7 +129,7 @@ class Cascade(Drafter):
 
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter check the target, and compare the sizes of their weights."""
-        self._width = target.pass_width
+        self._widths = target.pass_widths
         for drafter in self.drafters:
             drafter.check_target(target)
         if target.weight_bytes:
@@ -154,15 +155,17 @@ class Cascade(Drafter):
         self,
         target: AbstractSequence[tuple[int, float]],
         drafters: AbstractSequence[AbstractSequence[tuple[int, float]]],
+        change: float = 0.0,
     ) -> None:
         """Take over costs that were measured before the first token.
 
         Args:
             target: positions of passes, and seconds of rounds with them, drafters left out.
             drafters: of each drafter, draft lengths and seconds of calls.
+            change: seconds that a pass took longer for not being as wide as the one before; 0 if not measured.
         """
         self.measured = True
-        self.policy.costs.measure(target, drafters)
+        self.policy.costs.measure(target, drafters, change)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""
@@ -191,12 +194,13 @@ class Cascade(Drafter):
             for row, (state, sequence, limit) in enumerate(zip(states, batch.sequences, limits, strict=True))
         ]
         self.policy.extends = [drafter.extends for drafter in self._sources]
-        plain = self._width(size, self.hidden_layers)
-        self.policy.choose([row for row in rows if row.room > 0], None if plain.changed else plain.width - size)
+        widths = self._widths(self.hidden_layers)
+        free = [row for row in rows if row.room > 0]
+        width = self.policy.choose(free, (widths.last, widths.least) if widths else None, size - len(free))
         if len(self.drafters) < 2 and batch.exact:
             for row, exact, limit in zip(rows, batch.exact, limits, strict=True):
                 if exact:
-                    row.chosen = of_length(row, limit, self.policy.kinds, self.free)
+                    row.chosen, width = of_length(row, limit, self.policy.kinds, self.free), 0
         turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self._sources))]
         current = self._round = _Round(list(batch.sequences), rows, offered, turns, copied=copied)
         for at, drafter in enumerate(self.drafters):
@@ -206,8 +210,9 @@ class Cascade(Drafter):
             min(row.chosen.total, int(drafts[row.chosen.drafter].counts[index])) if row.chosen.tokens else 0
             for index, row in enumerate(rows)
         ]
-        ran = self._width(size + sum(used), self.hidden_layers)
-        current.positions, current.changed = ran.width if ran.padded else size + sum(used), ran.changed
+        current.positions = size + sum(used)
+        if widths is not None:
+            current.positions, current.changed = widths.plan(current.positions, width)
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
         last = len(self.drafters)
         predicted = tuple(

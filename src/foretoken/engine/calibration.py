@@ -34,7 +34,7 @@ _WIDEST = LARGEST
 arithmetic may take longer than what narrow passes wait for. Beyond it costs are extrapolated."""
 _DRAFTED = (1, 5)  # draft lengths with which drafters are measured
 _REPEATS, _SWEEPS = 2, 2  # rounds of each kind that are measured, and how often
-_WIDTH_KEPT = 5  # rounds after wide ones that may still be padded (`foretoken.models.native.widths`)
+_WIDTH_KEPT = 5  # rounds after wide ones that may still be padded (`foretoken.models.widths`)
 _PROMPT = (1, 2, 3, 4)
 _SEED = 0x5EED_0F_CA11B
 
@@ -73,7 +73,7 @@ def calibrate(
     models = [at for at, free in enumerate(cascade.free) if not free]
     kinds: list[tuple[int, int]] = [(-1, 0), *((at, length) for length in _DRAFTED for at in models), (-1, _WIDE)]
     found: dict[tuple[int, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    begun = clock()
+    begun, change = clock(), 0.0
     for sweep in range(_SWEEPS):
         for kind in kinds:
             at, length = kind
@@ -81,7 +81,11 @@ def calibrate(
             # The first rounds of a kind may compile, or still be as wide as those before them.
             idle = _WIDTH_KEPT if sweep and not length else 1
             measured = 0 if cascade.measured else _REPEATS
-            found[kind] += [*_rounds(target, drafter, length, verifier, params, limits, idle + measured)][idle:]
+            rounds = [*_rounds(target, drafter, length, verifier, params, limits, idle + measured)]
+            found[kind] += rounds[idle:]
+            if sweep and kind == (-1, _WIDE) and len(rounds) > 1:  # what had to be compiled was in the first sweep
+                (first, *later) = [seconds - drafting for seconds, drafting in rounds]
+                change = max(first - min(later), 0.0) if target.pass_widths(cascade.hidden_layers) else 0.0
         if cascade.measured or clock() - begun > SECONDS / 2:
             break
     if cascade.measured:
@@ -99,7 +103,7 @@ def calibrate(
         rounds = [*_rounds(target, _Filler(), _WIDEST, verifier, params, limits, 1 + _REPEATS)][1:]
         if rounds:
             points.append((1 + _WIDEST, min(seconds - drafting for seconds, drafting in rounds)))
-    cascade.measure(points, calls)
+    cascade.measure(points, calls, change)
 
 
 def _rounds(

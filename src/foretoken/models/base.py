@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from foretoken.errors import ModelError
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.threads import turn_of
+from foretoken.models.widths import PassWidths
 
 Keep = Literal["all", "last", "none"]
 
@@ -30,20 +31,6 @@ class Scores:
 
     logits: Tensor | None
     hidden: tuple[Tensor, ...] = ()
-
-
-class PassWidth(NamedTuple):
-    """How wide a pass is; see `LanguageModel.pass_width`.
-
-    Attributes:
-        width: positions, padding included.
-        padded: it is wider than its positions need, for the sake of the passes before it.
-        changed: it is not as wide as the pass before, and takes longer for that.
-    """
-
-    width: int
-    padded: bool = False
-    changed: bool = False
 
 
 class Cache(ABC):
@@ -236,17 +223,16 @@ class LanguageModel(ABC):
         """
         return
 
-    def pass_width(self, positions: int, hidden_layers: Sequence[int] = ()) -> PassWidth:
-        """How wide the next pass over so many positions would be.
+    def pass_widths(self, hidden_layers: Sequence[int] = ()) -> PassWidths | None:
+        """What chooses how wide passes are, padding included; None where nothing is padded.
 
-        For the speculation policy; nothing is changed by asking. A runtime may prepare its kernels anew whenever a
-        pass is not as wide as the one before, and a model may pad passes for that reason.
+        For the speculation policy, which may `PassWidths.hold` the next pass to a width: a runtime may prepare its
+        kernels anew whenever a pass is not as wide as the one before.
 
         Args:
-            positions: of all rows.
             hidden_layers: as in `forward`.
         """
-        return PassWidth(positions)
+        return None
 
     @property
     def drafts_chains(self) -> bool:

@@ -1,7 +1,8 @@
 """The speculation policy: which drafter drafts how many tokens in each row of each round.
 
-`acceptance` estimates accepted tokens, `costs` seconds, `decision` compares the options, `account` bounds the loss and
-values what copies leave, `store` keeps costs and acceptance rates between processes, and `report` shows both.
+`acceptance` estimates accepted tokens, `costs` seconds, `decision` compares the options, `widths` keeps passes as wide
+as pays, `account` bounds the loss and values what copies leave, `store` keeps costs and acceptance rates between
+processes, and `report` shows both.
 
 Tuned constants. `benchmarks/replay.py --constants` halves and doubles them in simulated time. "Flat" means that this
 changes the geometric mean of default over best fixed choice by 0.006 at most; halving `CREDIT` costs 0.006 and a third

@@ -119,11 +119,20 @@ class Line:
         sizes = range(rows, rows * longest + 1, rows)
         return [(self.fixed + self.each * size) * corrections[bucket(size)] for size in sizes]
 
-    def record(self, size: int, seconds: float, drift: Drift) -> None:
-        """A measurement."""
+    def doubt(self) -> None:
+        """The line is a guess, and no size's seconds were measured."""
+        self._covariance += _BEND
+
+    def record(self, size: int, seconds: float, drift: Drift | None) -> None:
+        """A measurement; without `drift` it says nothing of that, and has been divided by it."""
         if seconds <= 0.0:
             return
         at = bucket(size)
+        self._seen[at] += 1
+        self._covariance[np.diag_indices(len(SIZES))] += _NOISE / (2.0 * _STEADY) ** 2
+        if drift is None:
+            self._update(at, log(seconds / self(size)), self._covariance[at], 0.0)
+            return
         if drift.variance < self._drift_variance:  # other lines' measurements made it more certain
             self._with_drift *= drift.variance / self._drift_variance
         shared = self._with_drift[at] + drift.variance
@@ -131,8 +140,6 @@ class Line:
         spread = self._update(at, surprise, self._covariance[at] + self._with_drift, shared)
         drift.follow(shared / spread * surprise, drift.variance - shared * shared / spread)
         self._drift_variance = drift.variance
-        self._covariance[np.diag_indices(len(SIZES))] += _NOISE / (2.0 * _STEADY) ** 2
-        self._seen[at] += 1
 
     def _update(self, at: int, surprise: float, own: Any, shared: float) -> float:
         """A measurement of a size differed by this logarithm from its estimate.
@@ -228,11 +235,17 @@ class Costs:
         self._tables: dict[int, tuple[int, Table]] = {}
         self._rounds = 0
 
-    def measure(self, target: Sequence[tuple[int, float]], drafters: Sequence[Sequence[tuple[int, float]]]) -> None:
+    def measure(
+        self,
+        target: Sequence[tuple[int, float]],
+        drafters: Sequence[Sequence[tuple[int, float]]],
+        change: float = 0.0,
+    ) -> None:
         """Take over what calibration found, given as for `Cascade.measure`."""
         lines = [Line.through(points) for points in drafters]
         calls = [DrafterCosts(line, lag=_LAG_SHARE * line.each) for line in lines]
         self.become(Line.through(target), calls)
+        self.change, self._changes = change, int(change > 0.0)
 
     @classmethod
     def by_bytes(cls, target: float, drafters: Sequence[float]) -> Costs:
@@ -303,8 +316,9 @@ class Costs:
             if self.copying is None and took > 0.0:  # half of it taken to be for the round itself
                 now = took * exp(-self.drift.value)
                 self.copying = Line(now / 2.0, now / (2.0 * units))
+                self.copying.doubt()
             elif self.copying is not None:
-                self.copying.record(units, took, self.drift)
+                self.copying.record(units, took * exp(-self.drift.value), None)
             self.copies += (units / rows - self.copies) / (_STEADY / 2.0)
         for drafter, tokens, rows, lag, took in calls:
             costs, now = self.drafters[drafter], took * exp(-self.drift.value)

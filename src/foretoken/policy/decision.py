@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import mul
+from operator import itemgetter, mul
 from typing import NamedTuple
 
 from foretoken.policy.acceptance import Kind
 from foretoken.policy.costs import Costs, Table
 from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Offer, Row
+from foretoken.policy.widths import STEPS, Widths, widths_from
 
 
 class Copies(NamedTuple):
@@ -45,6 +46,24 @@ class Option(NamedTuple):
     behind: float
 
 
+class Joint(NamedTuple):
+    """What all rows do.
+
+    Attributes:
+        total: draft tokens of all rows.
+        worth: accepted tokens that are expected, less what drafters cost.
+        rho: what a second more of the pass costs, in tokens.
+        spent: seconds of drafters.
+        choices: of the rows.
+    """
+
+    total: int
+    worth: float
+    rho: float
+    spent: float
+    choices: list[Choice]
+
+
 class Decision:
     """The decision on a round of rows that share their costs and accounts.
 
@@ -53,11 +72,12 @@ class Decision:
         kinds: of the drafters.
         models: indices of those that are not free.
         extends: of each drafter, whether it can extend a copy.
-        spare: draft tokens, over all rows, for which the pass needs no other width; None if any number is alike.
-        missed: tokens that earlier rounds missed because another width would have cost too much.
+        widths: of passes, and those of the last one and the narrowest; None if a pass costs what its positions do.
+        beside: rows that draft nothing, and are none of `rows`.
+        charged: which account pays for padding where nothing is drafted.
 
     Attributes:
-        missed: the same with this round; 0 if its pass gets another width.
+        width: of the pass, at least; 0 for none.
     """
 
     def __init__(
@@ -66,8 +86,9 @@ class Decision:
         kinds: Sequence[Kind],
         models: Sequence[int],
         extends: Sequence[bool],
-        spare: int | None = None,
-        missed: float = 0.0,
+        widths: tuple[Widths, int, int] | None = None,
+        beside: int = 0,
+        charged: int = 0,
     ) -> None:
         self.rows, self.kinds, self.extends = rows, kinds, extends
         self.costs: Costs = rows[0].request.costs
@@ -88,38 +109,72 @@ class Decision:
         self.rho = pace * count / plain  # ρ
         alone = run / (1.0 + count * self.table.extra[round(run)] / plain)
         self.rho_model = max(pace, alone) * count / plain
-        self._affordable = rows[0].request.guards[1].balance * self.table.plain
-        value = self._choose(options, LARGEST * count)
-        charge = 2.0 * self.rho * self.costs.change  # for this width, and for a narrower one later on
-        self.missed = 0.0
-        if spare is not None and charge > 0.0 and sum(row.chosen.total for row in rows) > spare:
-            wide = [(row.chosen, row.gain) for row in rows]
-            self.missed = missed + value - self._choose(options, spare)
-            widens = self.missed > charge
-            self.missed *= not widens
-            for row, (choice, gain) in zip(rows, wide, strict=True):
-                row.gain = gain  # what copies are worth, whatever this round's pass has room for
-                if widens:
-                    row.chosen = choice
-        elif spare is not None:
-            self.missed = missed
-        if not any(row.chosen.tokens and row.chosen.drafter in models for row in rows):
+        self._affordable = [guard.balance * plain for guard in rows[0].request.guards]
+        fitting = widths is not None and self.costs.change > 0.0
+        joints = self._copied(fitting=fitting)
+        with_models = [joint for drafter, each in options.items() for joint in self._with_model(drafter, each)]
+        self.width = 0
+        if fitting and widths is not None:
+            best = self._fitting(joints, with_models, *widths, beside, charged)
+        else:
+            best = self._best(joints, with_models)
+        for row, choice in zip(rows, best.choices, strict=True):
+            row.chosen = choice
+        if not any(choice.tokens and choice.drafter in models for choice in best.choices):
             for drafter, each in options.items():
                 if self._look(drafter, each):
                     return
 
-    def _choose(self, options: dict[int, list[list[Option]]], spare: int) -> float:
-        """Fill in the best choices with so many draft tokens in all; what they gain."""
-        count = len(self.rows)
-        self._copy(self.rows[0].request.guards[0].balance / count, spare)
-        alone = most = sum(row.gain for row in self.rows)
-        for drafter, each in options.items():
-            found, value = self._with_model(drafter, each, alone, spare // count)
-            if value > most:
-                most = value
-                for row, choice in zip(self.rows, found, strict=True):
-                    row.chosen = choice or row.alone
-        return most
+    def _best(self, copied: list[Joint], with_models: list[Joint]) -> Joint:
+        """What is best where every pass is as wide as it has to be."""
+        best, most = copied[0], 0.0
+        for joints, affordable in zip((copied, with_models), self._affordable, strict=True):
+            for joint in joints:
+                extra = self._extra(joint)
+                value = joint.worth - joint.rho * extra
+                if value > most and extra + joint.spent <= affordable:
+                    best, most = joint, value
+        return best
+
+    def _extra(self, joint: Joint) -> float:
+        """Seconds that a pass takes longer than a plain one, without padding."""
+        return sum(self.table.extra[choice.total] for choice in joint.choices)
+
+    def _fitting(
+        self,
+        copied: list[Joint],
+        with_models: list[Joint],
+        widths: Widths,
+        last: int,
+        least: int,
+        beside: int,
+        charged: int,
+    ) -> Joint:
+        """What is best in the width that serves best over the rounds; sets `width`."""
+        rows, plain, change = len(self.rows) + beside, self.table.plain, self.costs.change
+        sets = [sorted(joints, key=lambda joint: joint.total) for joints in (copied, with_models)]
+        most = max(joints[-1].total for joints in sets if joints)
+        found: dict[int, tuple[float, Joint]] = {}
+        bests: list[Joint | None] = [copied[0], None]
+        at, extra = [0, 0], 0.0
+        for width in widths_from(max(rows, least), rows + most, last):
+            extra = max(self.costs.target(width) - plain, extra) if width > max(rows, least) else 0.0
+            moved = change * (width != last)
+            best, value = copied[0], -self.rho * extra
+            for kind, joints in enumerate(sets):
+                while at[kind] < len(joints) and joints[at[kind]].total <= width - rows:
+                    joint, old = joints[at[kind]], bests[kind]
+                    at[kind] += 1
+                    if old is None or joint.worth > old.worth:
+                        bests[kind] = joint
+                if (here := bests[kind]) is not None:
+                    net = here.worth - here.rho * extra
+                    if net > value and extra + here.spent + moved <= self._affordable[kind]:
+                        best, value = here, net
+            if best.total or width <= max(rows, least) or extra + moved <= self._affordable[charged]:
+                found[width] = value, best
+        self.width = widths.next({width: value for width, (value, _) in found.items()}, last, self.rho * change)
+        return found[self.width][1]
 
     def _options(self, row_at: int, row: Row, drafter: int) -> list[Option]:
         """Draft lengths, and accepted tokens of each."""
@@ -149,20 +204,46 @@ class Decision:
             best = max(best, pace)
         return best
 
-    def _copy(self, budget: float, spare: int) -> None:
-        """Each row's best use of the drafts that are made already; `budget` is in plain rounds, `spare` in tokens."""
-        extra, limit, rho = self.table.extra, budget * self.table.plain, self.rho
-        for row, copies in zip(self.rows, self.copies, strict=True):
-            row.alone, row.gain = PLAIN, 0.0
+    def _copied(self, *, fitting: bool) -> list[Joint]:
+        """Drafts that are made already, the empty one first; fills in each row's best use of them alone.
+
+        Args:
+            fitting: for passes of several widths; else what pays in each row by itself is all that is given. In one row
+                that is any number of tokens, in several what pays in each with so many at most.
+        """
+        rows, extra, rho = self.rows, self.table.extra, self.rho
+        limit = self._affordable[0] / len(rows)
+        joints = [Joint(0, 0.0, rho, 0.0, [PLAIN] * len(rows))]
+        drafted: list[tuple[int, int, float, Choice]] = []  # tokens, row, accepted ones, and the choice
+        for index, (row, copies) in enumerate(zip(rows, self.copies, strict=True)):
+            drafter, best, gain, accepted = -1, 0, 0.0, 0.0
             for offer, _, expected in copies:
-                for tokens in range(1, min(offer.size, row.most, LARGEST, spare) + 1):
+                size = min(offer.size, row.most, LARGEST)
+                for tokens in range(1, size + 1):
                     if extra[tokens] > limit:
                         break
                     value = expected[tokens] - rho * extra[tokens]
-                    if value > row.gain:
-                        row.alone, row.gain = Choice(offer.drafter, tokens), value
-            row.chosen = row.alone
-            spare -= row.alone.total
+                    if value > gain:
+                        drafter, best, gain, accepted = offer.drafter, tokens, value, expected[tokens]
+                    elif len(rows) > 1:
+                        continue
+                    if fitting and (tokens in STEPS or tokens == size):
+                        drafted.append((tokens, index, expected[tokens], Choice(offer.drafter, tokens)))
+            row.alone, row.gain = Choice(drafter, best) if best else PLAIN, gain
+            if best and (not fitting or best not in STEPS):
+                drafted.append((best, index, accepted, row.alone))
+        if len(rows) == 1:
+            return joints + [Joint(tokens, right, rho, 0.0, [choice]) for tokens, _, right, choice in drafted]
+        choices, each, total, worth = joints[0].choices, [0.0] * len(rows), 0, 0.0
+        drafted.sort(key=itemgetter(0))
+        for at, (tokens, index, right, choice) in enumerate(drafted):
+            total += tokens - choices[index].tokens
+            worth += right - each[index]
+            choices, each[index] = [*choices], right
+            choices[index] = choice
+            if at + 1 == len(drafted) or (fitting and drafted[at + 1][0] > tokens):
+                joints.append(Joint(total, worth, rho, 0.0, choices))
+        return joints
 
     def _prefixes(self, row: int, drafter: int, first: float) -> list[tuple[int, int, float, float, float]]:
         """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
@@ -183,20 +264,18 @@ class Decision:
                     found.append((size, offer.drafter, expected[size], before, next_right))
         return found
 
-    def _with_model(
-        self, drafter: int, options: list[list[Option]], alone: float, longest: int
-    ) -> tuple[list[Choice | None], float]:
-        """What each row does where a model drafts in some of them, at best, and what that gains.
-
-        Drafts have `longest` tokens at most, copies included.
+    def _with_model(self, drafter: int, options: list[list[Option]]) -> list[Joint]:
+        """What all rows do where a model drafts in some of them.
 
         Rows share its calls, which take as long as the longest draft does. So all rows get longer drafts together, and
-        each takes the length that is best for itself on the way.
+        each takes the length that is best for itself on the way. Of a single row, all lengths are given.
         """
         rows, table, rho = self.rows, self.table, self.rho_model
-        own: list[Choice | None] = [None] * len(rows)
+        own = [row.alone for row in rows]
+        asks = [False] * len(rows)
         gains = [row.gain for row in rows]
-        best, most = own, 0.0
+        worths = [row.gain + self.rho * table.extra[row.alone.total] for row in rows]
+        joints: list[Joint] = []
         read, share = self.costs.drafters[drafter].lag, self.costs.drafters[drafter].row
         # The cost of a model's lag is spread over the tokens that are left.
         entries = [read * row.lags[drafter] / max(row.room, 1) for row in rows]
@@ -210,32 +289,32 @@ class Decision:
                     continue
                 length, right, foreseen, value, behind = each[at]
                 for copied, source, before, reached, copies_on in prefixes[index]:
-                    if copied + length > longest or (copied and copied + length > min(row.room, row.most, LARGEST)):
+                    if copied and copied + length > min(row.room, row.most, LARGEST):
                         continue
                     unforeseen = behind if copied else value
                     gained = before + reached * (unforeseen + copies_on * (foreseen - unforeseen))
                     entry = entries[index] * (1.0 + before + reached * right)
-                    net = gained - rho * (table.extra[copied + length] + entry)
+                    worth = gained - rho * entry
+                    choice = Choice(drafter, length, copied, source)
+                    if len(rows) == 1:
+                        call, lag = table.calls[drafter][length], read * row.lags[drafter]
+                        joints.append(Joint(length + copied, worth - rho * call, rho, call + lag, [choice]))
+                        continue
+                    net = worth - rho * table.extra[copied + length]
                     if net > gains[index]:
-                        gains[index] = net
-                        if not improved:
-                            own, improved = [*own], True
-                        own[index] = Choice(drafter, length, copied, source)
+                        gains[index], worths[index], improved = net, worth, True
+                        own[index], asks[index] = choice, True
+            if len(rows) == 1:
+                continue
             if not improved:
-                if any(own):
+                if any(asks):
                     break  # what a further token adds only falls
                 continue
-            value = sum(gains)
-            if value - rho * table.calls[drafter][length] <= max(most, alone):
-                continue
-            asked = [index for index, choice in enumerate(own) if choice]
-            call = table.calls[drafter][length] * (1.0 + share * (len(asked) - 1))
-            lag = read * sum(rows[index].lags[drafter] for index in asked)
-            spent = sum(_extra(choice or row.alone, table) for choice, row in zip(own, rows, strict=True))
-            total = value - rho * call
-            if total > max(most, alone) and spent + call + lag <= self._affordable:
-                best, most = own, total
-        return best, most
+            call = table.calls[drafter][length] * (1.0 + share * (sum(asks) - 1))
+            lag = read * sum(row.lags[drafter] for row, asked in zip(rows, asks, strict=True) if asked)
+            total = sum(choice.total for choice in own)
+            joints.append(Joint(total, sum(worths) - rho * call, rho, call + lag, [*own]))
+        return joints
 
     def _look(self, drafter: int, options: list[list[Option]]) -> bool:
         """Have one row draft with a model that does not pay, if that is due; whether one does."""
@@ -254,7 +333,7 @@ class Decision:
             # No look where the draft would not pay even if every token were accepted, in all rows.
             hopeful = length > self.rho_model * (extra + call * share)
             value = accepted - self.rho_model * (extra + call)
-            if hopeful and extra + call + costs.lag * lag <= self._affordable and (not best or value > most):
+            if hopeful and extra + call + costs.lag * lag <= self._affordable[1] and (not best or value > most):
                 best, most = length, value
         if best:
             self.rows[at].chosen = Choice(drafter, best)
@@ -265,7 +344,3 @@ class Decision:
 def _copies(row: Row, offer: Offer) -> Copies:
     reach = offer.reach or row.request.acceptance[offer.drafter].reach(offer.size, offer.match)
     return Copies(offer, reach, [0.0, *accumulate(reach)])
-
-
-def _extra(choice: Choice, table: Table) -> float:
-    return table.extra[choice.total]

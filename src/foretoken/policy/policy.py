@@ -13,12 +13,13 @@ are, requests that would take T plain rounds lose at most
 
     SHARE T + CREDIT
 
-plain rounds by each of two accounts: one of free drafters, one of models. Free drafters take time in every row for
-which they are asked, too: they are asked where their drafts gain as much (`Copying`), and else for `SHARE` T. This
-counts the measured time of a round only up to `LONGER` times its planned time: a longer round is put down to other work
-on the machine. The first pass or call of about a size prepares kernels and memory, once: its time is learnt from only
-if it is less than expected, and the account is charged no more than that. A few such rounds would otherwise use up the
-account of models before one pays.
+plain rounds by each of two accounts: one of free drafters, one of models. Plain rounds that are padded for the sake of
+drafts, and passes that get narrower after them, are charged to the account that drafted last. Free drafters take time
+in every row for which they are asked, too: they are asked where their drafts gain as much (`Copying`), and else for
+`SHARE` T. This counts the measured time of a round only up to `LONGER` times its planned time: a longer round is put
+down to other work on the machine. The first pass or call of about a size prepares kernels and memory, once: its time is
+learnt from only if it is less than expected, and the account is charged no more than that. A few such rounds would
+otherwise use up the account of models before one pays.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
@@ -39,6 +40,7 @@ from foretoken.policy.copying import Copying
 from foretoken.policy.costs import LONGER, Costs, bucket
 from foretoken.policy.decision import Decision
 from foretoken.policy.request import LARGEST, Request, Row
+from foretoken.policy.widths import Widths
 
 
 @dataclass
@@ -75,7 +77,9 @@ class Policy:
         self._paces = {sampled: (Pace(4 * PACE, 1.0), Runs(FORESEEN)) for sampled in (False, True)}
         self._copying = {sampled: Copying() for sampled in (False, True)}
         self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
-        self._missed = 0.0  # tokens, for want of a wider pass, since passes have had this width
+        self._widths = Widths()
+        self._count = 0  # rows of the last round
+        self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.extends = self.extends or [False] * len(self.kinds)
 
@@ -120,6 +124,11 @@ class Policy:
             table = self.costs.table(count, LARGEST)
             pace = max(sum(request.pace.of(request.above[0]) for request in shared) / count, 1.0)
             rho = pace * count / table.plain
+            if table.extra[1] > self.guards[0].balance * table.plain:  # no draft could be verified
+                for row, request in enumerate(requests):
+                    if request.costs is self.costs:
+                        request.asked, least[row] = False, None
+                return least
             dearness = rho * min(extra / size for size, extra in enumerate(table.extra[1:], start=1))
             units = max(round(count * self.costs.copies), 1)  # if all rows are asked
             whole = self.costs.copy(units)
@@ -130,25 +139,28 @@ class Policy:
                     least[row] = dearness + each if request.asked else None
         return least
 
-    def choose(self, rows: Sequence[Row], spare: int | None = None) -> None:
-        """Fill in the rows' choices. Rows whose requests are reproducible are decided each by itself.
+    def choose(self, rows: Sequence[Row], passes: tuple[int, int] | None = None, beside: int = 0) -> int:
+        """Fill in the rows' choices, and say how wide the pass is to be (`foretoken.policy.widths`).
 
-        A pass that is not as wide as the one before may cost `Costs.change`. Drafts that need a wider pass are made as
-        soon as what they would have gained since the last change, this round included, is more than two changes, there
-        and back: the rule of ski rental. When passes become narrower is the model's choice.
+        Rows whose requests are reproducible are decided each by itself.
 
         Args:
             rows: of the round.
-            spare: draft tokens, over all rows, that fit into a pass as wide as the last one; None if the pass gets
-                another width anyway, or any width costs the same.
+            passes: positions of the last pass, padding included, and those of the narrowest one; None where a pass
+                costs what its positions do, and else another width than the last one's costs `Costs.change`.
+            beside: rows of the pass that may draft nothing, and are none of `rows`.
+
+        Returns:
+            Positions that the pass is to be padded to; 0 for none.
         """
         groups = [[row] for row in rows if row.request.costs is not self.costs]
         for group in groups:
             Decision(group, self.kinds, self._models, self.extends)
         shared = [row for row in rows if row.request.costs is self.costs]
-        if shared:
-            decision = Decision(shared, self.kinds, self._models, self.extends, spare, self._missed)
-            self._missed = decision.missed
+        if not shared:
+            return 0
+        widths = None if passes is None or groups else (self._widths, *passes)
+        return Decision(shared, self.kinds, self._models, self.extends, widths, beside, self._charged).width
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
@@ -206,7 +218,8 @@ class Policy:
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
             if request.asked and own is costs:
-                request.copying.gained(row.gain, request.rounds)
+                used = row.chosen.copied or (row.chosen.tokens and self.free[row.chosen.drafter])
+                request.copying.gained(row.gain if used else 0.0, request.rounds)
             request.rounds += 1
             each, among = planned, count
             if own is costs:
@@ -222,7 +235,10 @@ class Policy:
             request.foreseen, request.looking = (), False
         if shared:
             mean = sum(tokens for _, tokens in shared) / len(shared)
-            self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked)
+            # A batch that has shrunk, or grown, has another width whatever was drafted.
+            padded = positions > count or (changed and count == self._count)
+            self._count = count
+            self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked, padded=padded)
 
     def _is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
         """Whether a pass or a call is the first one of about its size.
@@ -236,12 +252,23 @@ class Policy:
         return first
 
     def _settle(
-        self, guards: tuple[Guard, Guard], rows: list[Row], took: float, emitted: float, *, looked: bool
+        self,
+        guards: tuple[Guard, Guard],
+        rows: list[Row],
+        took: float,
+        emitted: float,
+        *,
+        looked: bool,
+        padded: bool = False,
     ) -> None:
-        """Charge a round to models if one of them drafted, else to free drafters."""
+        """Charge a round to models if one of them drafted, else to free drafters; padding to who drafted last."""
         drafters = [row.chosen.drafter for row in rows if row.chosen.tokens]
         models = any(not self.free[drafter] for drafter in drafters)
-        guards[models].settle(took if drafters else emitted, emitted, looked=looked)
+        if guards is self.guards and drafters:
+            self._charged = int(models)
+        elif padded:
+            models = bool(self._charged)
+        guards[models].settle(took if drafters or padded else emitted, emitted, looked=looked)
         guards[not models].settle(emitted, emitted)
 
     def as_json(self) -> dict[str, Any]:

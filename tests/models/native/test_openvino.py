@@ -16,7 +16,6 @@ import tiny
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError
 from foretoken.models import load
-from foretoken.models.base import PassWidth
 from foretoken.models.chain import Draws
 from foretoken.models.feed import feed
 from foretoken.randomness import uniforms
@@ -28,7 +27,7 @@ pytest.importorskip("openvino")
 from foretoken.models.native import compilation
 from foretoken.models.native.compilation import CompiledGraph
 from foretoken.models.native.paging import BLOCK, BlockPool, PagedStore
-from foretoken.models.native.widths import PassWidths
+from foretoken.models.widths import PassWidths
 
 
 def free(pool: BlockPool) -> int:
@@ -369,7 +368,7 @@ def test_padding_leaves_no_trace(texts, monkeypatch):
     made = []
     for pads in (False, True):
         model = load(module, runner="native", backend="openvino")
-        model.backend.pads = pads
+        model.pass_widths().least = 4 if pads else 1
         cache = filled(texts_of(*texts), model)
         rows = [[3, 4], [5]][: len(texts)]
         found = [next_logits(model, cache, [7] * len(texts))]
@@ -395,22 +394,42 @@ def test_the_width_of_the_next_pass_is_told_without_a_change():
     for size in (3, 6, 4, 5, 6, 2, 1, 1, 9, 100, 95, 1, 1):
         for other in (1, 7, 50):
             widths.peek(other)
-        told = widths.peek(size)
-        width = widths.fit(size)
-        assert told == (width, width != last)
-        last = width
+        assert (widths.peek(size), widths.last) == (widths.fit(size), last)
+        last = widths.last
     torch_model = load(tiny.tiny_llama(), runner="native", backend="torch")
-    assert torch_model.pass_width(5) == PassWidth(5)  # no padding
+    assert torch_model.pass_widths() is None  # no padding
 
 
-def test_a_model_tells_how_wide_its_next_pass_is():
-    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
-    cache = filled(texts_of(6), model)
-    assert model.pass_width(6) == model.pass_width(6) == PassWidth(6)
-    assert model.pass_width(2) == PassWidth(6, padded=True)
-    assert model.pass_width(7) == PassWidth(7, changed=True)
-    next_logits(model, cache, [7])
-    assert model.pass_width(1) == PassWidth(6, padded=True)
+def test_a_pass_is_as_wide_as_it_is_held_and_the_next_one_as_it_comes():
+    widths = PassWidths(8, least=2)
+    assert widths.fit(1) == 2
+    widths.hold(40)  # more than the patience
+    assert (widths.peek(3), widths.fit(3), widths.last) == (40, 40, 40)
+    assert [widths.fit(size) for size in (39, 35, 3)] == [40, 40, 3]  # padded while patience lasts
+    widths.hold(5)
+    assert widths.fit(3) == 5
+    widths.hold(5)
+    assert [widths.fit(size) for size in (7, 6)] == [7, 7]  # too narrow for the tokens, and forgotten
+    assert widths.plan(3, 9) == (9, True)
+    assert widths.fit(3) == 9
+    assert widths.plan(3, 0) == (9, False)  # padded as it comes
+    assert widths.plan(1, 1) == (1, True)  # it takes as long as any up to the narrowest
+    assert widths.fit(1) == 2
+
+
+@pytest.mark.parametrize("width", [6, BLOCK, 3 * BLOCK + 1])
+def test_held_passes_give_the_same_scores(width):
+    """Padding may need more slots than one block has."""
+    module, found = tiny.tiny_llama(), []
+    for hold in (0, width):
+        model = load(module, runner="native", backend="openvino")
+        cache = filled(texts_of(6, 9), model)
+        model.pass_widths().hold(hold)
+        found.append(next_logits(model, cache, [7, 8]))
+        assert model.pass_widths().last == (hold or 15)
+        cache.commit(torch.zeros((2, 1), dtype=torch.int64), torch.ones(2, dtype=torch.int64))
+        found[-1] = torch.cat([found[-1], next_logits(model, cache, [5, 4])])
+    assert torch.allclose(*found, atol=1e-5)
 
 
 @pytest.mark.parametrize("draws", [False, True])
@@ -459,7 +478,7 @@ def test_trees_of_few_nodes_are_padded_too():
     outcomes = []
     for pads in (False, True):
         model = load(module, runner="native", backend="openvino")
-        model.backend.pads = pads
+        model.pass_widths().least = 4 if pads else 1
         cache = filled(texts_of(6), model)
         tree = torch.tensor([[3, 4]]), torch.tensor([[-1, -1]]), torch.tensor([2])
         outcomes.append(model.forward(*tree, cache).logits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from foretoken.models.native.graph_nodes import shared
 from foretoken.models.native.openvino_graph import DecoderGraph
 from foretoken.models.native.paging import BlockPool
-from foretoken.models.native.widths import PassWidths
+from foretoken.models.widths import PassWidths
 
 _INPUT_GROUP = 32
 
@@ -48,13 +48,14 @@ class CompileOptions:
         dtype: what they compute in: float32 or bfloat16.
         rounds_inputs: what linear layers multiply their weights with is rounded to eight bits, group by group.
         threads: of the runtime.
-        patience: of `PassWidths`.
+        patience, least: of `PassWidths`; chains have no least width.
     """
 
     dtype: torch.dtype
     rounds_inputs: bool
     threads: int
     patience: int
+    least: int = 1
 
 
 class CompiledGraph:
@@ -67,7 +68,7 @@ class CompiledGraph:
     """
 
     def __init__(self, graph: DecoderGraph, pool: BlockPool, options: CompileOptions) -> None:
-        self.widths = PassWidths(options.patience)
+        self.widths = PassWidths(options.patience, options.least)
         precision = "f32" if options.dtype is torch.float32 else "bf16"
         settings = {
             "INFERENCE_PRECISION_HINT": precision,
@@ -126,7 +127,8 @@ class CompiledGraphs:
     def __call__(self, key: GraphKey) -> CompiledGraph:
         """The graph, compiled now if it has not been."""
         if key not in self._found:
-            graph = CompiledGraph(self._build(key), self._pool, self.options)
+            options = self.options if key.steps is None else replace(self.options, least=1)
+            graph = CompiledGraph(self._build(key), self._pool, options)
             with self._lock:
                 self._found.setdefault(key, graph)
         return self._found[key]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from foretoken.limits import current_limits
-from foretoken.models.base import PassWidth
 from foretoken.models.chain import Chains, Draws, placed
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.chaining import (
@@ -30,7 +29,7 @@ from foretoken.models.native.linear import Quantize
 from foretoken.models.native.openvino_graph import DecoderGraph
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore
 from foretoken.models.native.rope import Rotary
-from foretoken.models.native.widths import LEAST_PADDED, PassWidths, fastest_rows, patience_for
+from foretoken.models.widths import PassWidths, least_for, patience_for
 
 AnyFeed = TypeVar("AnyFeed", bound=Feed)
 
@@ -102,9 +101,8 @@ class OpenVinoBackend:
         self._lock = Lock()
         self._layers: int | None = None  # that are run; all
         size = weights.bytes()
-        self.pads = size >= LEAST_PADDED and dtype is torch.bfloat16 and quantize is None
-        """Whether passes over one or two tokens are padded to the rows that oneDNN is fastest with."""
-        self._options = CompileOptions(dtype, quantize == "w8a8", torch.get_num_threads(), patience_for(size))
+        least = least_for(size, bfloat16=dtype is torch.bfloat16 and quantize is None)
+        self._options = CompileOptions(dtype, quantize == "w8a8", torch.get_num_threads(), patience_for(size), least)
         self.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
         self.graphs(GraphKey())
@@ -145,12 +143,9 @@ class OpenVinoBackend:
             logits, *hidden = graph.run(arrays)
         return logits[: len(picks)], [states[: len(picks)] for states in hidden]
 
-    def pass_width(self, positions: int, hidden_layers: Sequence[int]) -> PassWidth:
-        """See `LanguageModel.pass_width`."""
-        widths = self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers)).widths
-        needed = fastest_rows(positions) if self.pads else positions
-        width, changed = widths.peek(needed)
-        return PassWidth(width, width != needed, changed)
+    def pass_widths(self, hidden_layers: Sequence[int]) -> PassWidths:
+        """See `LanguageModel.pass_widths`."""
+        return self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers)).widths
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
@@ -279,8 +274,12 @@ class OpenVinoBackend:
     def _padded(self, feeds: Sequence[Feed], widths: PassWidths) -> Sequence[Feed]:
         """The feeds, and one of no row if the pass is to be wider."""
         size = sum(len(feed.tokens) for feed in feeds)
-        missing = widths.fit(fastest_rows(size) if self.pads else size) - size
-        return [*feeds, Feed(-1, 0, [0] * missing, 0, None)] if missing else feeds
+        missing = widths.fit(size) - size
+        if not missing:
+            return feeds
+        while len(self._scratch) * BLOCK < missing:
+            self._scratch.append(self.pool.take())
+        return [*feeds, Feed(-1, 0, [0] * missing, 0, None)]
 
     def _widen(self, cache: NativeCache, feeds: Sequence[Feed], widths: PassWidths) -> None:
         """Have feeds begin earlier in their sequences, if the pass is to be wider, and the cache is no other model's.

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from foretoken.limits import current_limits
-from foretoken.models.base import Cache, Keep, LanguageModel, PassWidth, Scores
+from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import expected_shapes
 from foretoken.models.native.rope import Rotary
 from foretoken.models.native.spec import Spec
+from foretoken.models.widths import PassWidths
 
 
 class Backend(Protocol):
@@ -51,8 +52,8 @@ class Backend(Protocol):
     def exit_after(self, layers: int) -> Backend:
         """What runs the first layers alone, with the last norm and the output layer, over the same caches."""
 
-    def pass_width(self, positions: int, hidden_layers: Sequence[int]) -> PassWidth:
-        """See `LanguageModel.pass_width`."""
+    def pass_widths(self, hidden_layers: Sequence[int]) -> PassWidths | None:
+        """See `LanguageModel.pass_widths`."""
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
@@ -150,9 +151,9 @@ class NativeModel(LanguageModel):
         """Whether it has a `chain`, and gains by it."""
         return self.backend.chains and self._switch is None
 
-    def pass_width(self, positions: int, hidden_layers: Sequence[int] = ()) -> PassWidth:
-        """See `LanguageModel.pass_width`."""
-        return self.backend.pass_width(positions, hidden_layers)
+    def pass_widths(self, hidden_layers: Sequence[int] = ()) -> PassWidths | None:
+        """See `LanguageModel.pass_widths`."""
+        return self.backend.pass_widths(hidden_layers)
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""

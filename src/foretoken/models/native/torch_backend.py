@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.models.base import PassWidth
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.masks import MaskBuilder, Pattern
 from foretoken.models.native.cache import Feed, NativeCache
@@ -164,9 +163,9 @@ class TorchBackend:
             logits = self._decoder.head(_pick(states, indices))
             return logits, [_pick(layer, indices) for layer in hidden]
 
-    def pass_width(self, positions: int, hidden_layers: Sequence[int]) -> PassWidth:
-        """See `LanguageModel.pass_width`: no padding."""
-        return PassWidth(positions)
+    def pass_widths(self, hidden_layers: Sequence[int]) -> None:
+        """See `LanguageModel.pass_widths`: no padding."""
+        return
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """Nothing to do: layers are compiled when the model is loaded."""
