@@ -25,8 +25,9 @@ from models.native.checkpoints import MODELS, longrope, plain, skip_unless_usabl
 pytest.importorskip("openvino")
 
 from foretoken.models.native import compilation
+from foretoken.models.native.chaining import CHAIN_STEPS
 from foretoken.models.native.compilation import CompiledGraph
-from foretoken.models.native.paging import BLOCK, BlockPool, PagedStore
+from foretoken.models.native.paging import BLOCK, LEAST_CONTEXT, BlockPool, PagedStore, context_room
 from foretoken.models.widths import PassWidths
 
 
@@ -503,3 +504,40 @@ def test_entries_move_in_every_layer_also_after_the_pool_has_grown(dtype):
                 old[table[target // BLOCK], :, target % BLOCK] = read
         store.move(rows, sources, targets)
         assert all(torch.equal(one, other) for one, other in zip(wanted, pool.tensors, strict=True))
+
+
+@pytest.mark.parametrize(("slots", "room"), [(1, 1024), (1024, 1024), (1025, 2048), (5000, 8192)])
+def test_attention_makes_room_for_few_different_lengths(slots, room):
+    assert context_room(slots) == room
+
+
+def test_longer_sequences_need_no_new_kernels(monkeypatch):
+    """The runtime makes some for every number that it is told: what passes and chains tell it stays the same."""
+    model, told = load(tiny.tiny_llama(), runner="native", backend="openvino"), set()
+    run = CompiledGraph.run
+    monkeypatch.setattr(
+        CompiledGraph, "run", lambda self, arrays: told.add(int(arrays["max_context_len"])) or run(self, arrays)
+    )
+    cache = filled(texts_of(20), model)
+    one = torch.ones(1, dtype=torch.int64)
+    for _ in range(3 * BLOCK):
+        next_logits(model, cache, [7])
+        cache.commit(torch.zeros((1, 1), dtype=torch.int64), one)
+    model.chain([[7]], 5, cache)
+    assert told == {LEAST_CONTEXT}
+
+
+def test_chains_are_run_once_before_a_request_needs_them(monkeypatch):
+    model, ran = load(tiny.tiny_llama(), runner="native", backend="openvino"), []
+    backend = type(model.backend)
+    chain = backend.chain
+
+    def recorded(self, cache, rows, steps, draws):
+        ran.append((steps, draws is not None))
+        return chain(self, cache, rows, steps, draws)
+
+    monkeypatch.setattr(backend, "chain", recorded)
+    for _ in range(2):
+        for drawn in (False, True):
+            model.warm_up_chains(drawn)
+    assert sorted(ran) == [(steps, drawn) for steps in sorted(CHAIN_STEPS) for drawn in (False, True)]

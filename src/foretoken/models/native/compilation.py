@@ -133,12 +133,13 @@ class CompiledGraphs:
                 self._found.setdefault(key, graph)
         return self._found[key]
 
-    def prepare(self, keys: Iterable[GraphKey]) -> None:
-        """Compile graphs now, in parallel, so that no request waits for them."""
+    def prepare(self, keys: Iterable[GraphKey]) -> list[GraphKey]:
+        """Compile graphs now, in parallel, so that no request waits for them; which ones had not been compiled."""
         missing = [key for key in keys if key not in self._found]
         if missing:
             with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as threads:
                 list(threads.map(self, missing))
+        return missing
 
 
 @cache

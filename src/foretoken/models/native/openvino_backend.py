@@ -27,7 +27,7 @@ from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.compilation import CompiledGraphs, CompileOptions, GraphKey
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.openvino_graph import DecoderGraph
-from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore
+from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
 from foretoken.models.native.rope import Rotary
 from foretoken.models.widths import PassWidths, least_for, patience_for
 
@@ -151,10 +151,14 @@ class OpenVinoBackend:
         """See `LanguageModel.warm_up`."""
         self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
 
-    def warm_up_chains(self, drawn: bool) -> None:
-        """See `LanguageModel.warm_up_chains`."""
-        if self.chains:
-            self.graphs.prepare(chain_keys(drawn, self._layers))
+    def warm_up_chains(self, drawn: bool) -> list[int]:
+        """See `LanguageModel.warm_up_chains`.
+
+        Returns:
+            Steps of the graphs that were compiled now.
+        """
+        keys = chain_keys(drawn, self._layers) if self.chains else []
+        return [key.steps or 0 for key in self.graphs.prepare(keys)]
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """See `NativeModel.chain`."""
@@ -313,7 +317,7 @@ class OpenVinoBackend:
             "subsequence_begins": _int32([0, *accumulate(sizes)]),
             "block_indices": _int32([block for table in used for block in table]),
             "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
-            "max_context_len": np.array(max(ends), dtype=np.int32),
+            "max_context_len": np.array(context_room(max(ends)), dtype=np.int32),
             "tree": trees,
             "tree_begins": tree_begins,
             **self._network.arrays(feeds),

@@ -30,7 +30,7 @@ INPUTS = {
     "subsequence_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's tokens begin
     "block_indices": (ov.Type.i32, [-1]),  # the rows' blocks, one row's after another's
     "block_indices_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's blocks begin
-    "max_context_len": (ov.Type.i32, []),  # most slots of a row, the new ones included
+    "max_context_len": (ov.Type.i32, []),  # slots of a row to make room for, the new ones included
     "tree": (ov.Type.u8, [-1]),  # each row's square mask among its new tokens, one after another; empty for chains
     "tree_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's square begins; empty for chains
     "picks": (ov.Type.i32, [-1]),  # [P]: tokens whose logits are wanted

@@ -13,8 +13,20 @@ import torch
 BLOCK = 32
 """Slots of a block of keys or values: what OpenVINO's kernels for CPUs take."""
 
+LEAST_CONTEXT = 1024
+"""Slots of a row that attention is told to make room for at least, doubled as long as a row has more.
+
+The runtime makes new kernels whenever this number of slots, in whole blocks, is one that it has not met: 10 ms where a
+pass takes 3, in each graph. Rounding up to so many costs nothing: attention reads as many as there are.
+"""
+
 FIRST_BLOCKS = 16
 """Blocks that a model begins with; when they run out, there are half as many more."""
+
+
+def context_room(slots: int) -> int:
+    """Slots that attention makes room for where the longest row has so many."""
+    return max(LEAST_CONTEXT, 1 << (slots - 1).bit_length())
 
 
 class BlockPool:

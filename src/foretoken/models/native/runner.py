@@ -58,8 +58,8 @@ class Backend(Protocol):
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
 
-    def warm_up_chains(self, drawn: bool) -> None:
-        """See `LanguageModel.warm_up_chains`."""
+    def warm_up_chains(self, drawn: bool) -> list[int]:
+        """See `LanguageModel.warm_up_chains`; lengths of chains that were made ready now, and have not been run."""
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """Append a chain of tokens to each row that is given new ones: each token the most probable one, or drawn.
@@ -161,7 +161,9 @@ class NativeModel(LanguageModel):
 
     def warm_up_chains(self, drawn: bool) -> None:
         """See `LanguageModel.warm_up_chains`."""
-        self.backend.warm_up_chains(drawn)
+        for steps in self.backend.warm_up_chains(drawn):  # a graph's first run prepares its kernels
+            draws = Draws(torch.ones(1), torch.zeros(1, steps, dtype=torch.float64)) if drawn else None
+            self.backend.chain(self.backend.open(1), [[0]], steps, draws)
 
     def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
         """Commit tokens to rows, and append a chain to each: a token, then one that follows it, ….

@@ -170,8 +170,9 @@ class TorchBackend:
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """Nothing to do: layers are compiled when the model is loaded."""
 
-    def warm_up_chains(self, drawn: bool) -> None:
+    def warm_up_chains(self, drawn: bool) -> list[int]:
         """Nothing to do."""
+        return []
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """Not here."""
