@@ -89,6 +89,7 @@ KINDS = {
             "llama_server_worker.py",
             ("xllamacpp==2026.10.11549", "gguf"),
             ("llama-server",),
+            shares=False,  # with several servers in a process, their threads sleep where they would wait awake
         ),
     )
 }

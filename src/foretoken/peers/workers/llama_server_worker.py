@@ -1,11 +1,14 @@
-"""llama.cpp's own server, as the package xllamacpp brings it, in this process. Options: fields of its CommonParams.
+"""llama.cpp's own server, as the package xllamacpp brings it, in this process.
 
-Modes: ``draft-model`` drafts with a second model, ``prompt-lookup`` with its n-gram drafter ``ngram-simple``.
+Modes: ``draft-model`` drafts with a second model, ``prompt-lookup`` with one of its n-gram drafters. Options: fields of
+its CommonParams, those of their parts with dots (``speculative.draft.probabilistic``: rejection sampling in place of
+matching), and ``ngram``, which of the n-gram drafters (``simple``, the default, ``map_k``, ``map_k4v``, ``mod``).
 """
 
 import json
 import sys
 import urllib.request
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,18 @@ _PARAMETERS = {
     "frequency_penalty": "frequency_penalty",
 }
 """Parameters of its requests, and what they are called here."""
+_NGRAMS = {"simple": "size_m", "map_k": "size_m", "map_k4v": "size_m", "mod": "n_max"}
+"""Its n-gram drafters, and what each calls the number of draft tokens."""
 
 
 def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
-    """A server for each mode, made when it is first used; they share the mapped file."""
+    """A server for each mode, made when it is first used."""
     import checkpoint_files  # type: ignore[import-not-found]
     import xllamacpp
 
     kinds = xllamacpp.common_speculative_type
+    fields = dict(options["options"])
+    ngram = fields.pop("ngram", "simple")
     servers: dict[tuple[str, Any], Any] = {}
 
     def server(mode: str, k: Any) -> Any:
@@ -47,12 +54,15 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
                 draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = options["threads"]
                 params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
             elif mode == "prompt-lookup":
-                params.speculative.ngram_simple.size_m = k
-                params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+                if ngram not in _NGRAMS:
+                    raise Unsupported(f"it has no n-gram drafter {ngram!r}: choose one of {', '.join(_NGRAMS)}")
+                setattr(getattr(params.speculative, f"ngram_{ngram}"), _NGRAMS[ngram], k)
+                params.speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_NGRAM_{ngram.upper()}")]
             elif mode != "plain":
                 raise Unsupported(f"it has no mode {mode}")
-            for name, value in options["options"].items():
-                setattr(params, name, value)
+            for name, value in fields.items():
+                *parts, last = name.split(".")
+                setattr(reduce(getattr, parts, params), last, value)
             servers[mode, k] = xllamacpp.Server(params)
         return servers[mode, k]
 
