@@ -98,12 +98,10 @@ def test_what_padding_and_narrower_passes_cost_is_charged_to_who_drafted_last():
     policy = Policy([LOOKUP, MODEL], [True, False], costs, Costs.by_bytes(1.0, [0.0, 0.1]), given=True)
     request = policy.open(sampled=False)
 
-    def after(choice, emitted, positions, changed=False, rows=1):
+    def after(choice, emitted, positions, changed=False, rows=1, seconds=1.0):
         before = [guard.balance for guard in policy.guards]
-        policy.learn(
-            [Row(request, 100, [0, 0], chosen=choice) for _ in range(rows)], [emitted] * rows, positions, [], None,
-            changed=changed,
-        )  # fmt: skip
+        made = [Row(request, 100, [0, 0], chosen=choice) for _ in range(rows)]
+        policy.learn(made, [emitted] * rows, positions, [], seconds, changed=changed)
         return [guard.balance < old - 0.05 for guard, old in zip(policy.guards, before, strict=True)]
 
     after(PLAIN, 1, 1)
@@ -115,6 +113,9 @@ def test_what_padding_and_narrower_passes_cost_is_charged_to_who_drafted_last():
     after(Choice(0, 4), 5, 9)
     assert after(PLAIN, 1, 9) == [True, False]
     assert after(PLAIN, 1, 2, changed=True, rows=2) == [False, False]  # another batch has another width anyway
+    assert after(PLAIN, 1, 2, changed=True, rows=2) == [True, False]
+    after(PLAIN, 1, 2, rows=2, seconds=None)  # prompts were read
+    assert after(PLAIN, 1, 2, changed=True, rows=2) == [False, False]  # their pass had another width
 
 
 def test_copies_that_no_account_can_pay_for_are_not_asked_for():

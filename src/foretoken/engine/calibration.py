@@ -73,7 +73,7 @@ def calibrate(
     models = [at for at, free in enumerate(cascade.free) if not free]
     kinds: list[tuple[int, int]] = [(-1, 0), *((at, length) for length in _DRAFTED for at in models), (-1, _WIDE)]
     found: dict[tuple[int, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    begun, change = clock(), 0.0
+    begun, changes = clock(), list[float]()
     for sweep in range(_SWEEPS):
         for kind in kinds:
             at, length = kind
@@ -83,9 +83,9 @@ def calibrate(
             measured = 0 if cascade.measured else _REPEATS
             rounds = [*_rounds(target, drafter, length, verifier, params, limits, idle + measured)]
             found[kind] += rounds[idle:]
-            if sweep and kind == (-1, _WIDE) and len(rounds) > 1:  # what had to be compiled was in the first sweep
-                (first, *later) = [seconds - drafting for seconds, drafting in rounds]
-                change = max(first - min(later), 0.0) if target.pass_widths(cascade.hidden_layers) else 0.0
+            if kind == (-1, _WIDE) and len(rounds) > 1:
+                first, *later = (seconds - drafting for seconds, drafting in rounds)
+                changes.append(first - min(later))
         if cascade.measured or clock() - begun > SECONDS / 2:
             break
     if cascade.measured:
@@ -103,6 +103,10 @@ def calibrate(
         rounds = [*_rounds(target, _Filler(), _WIDEST, verifier, params, limits, 1 + _REPEATS)][1:]
         if rounds:
             points.append((1 + _WIDEST, min(seconds - drafting for seconds, drafting in rounds)))
+    change = 0.0
+    if len(changes) > 1 and target.pass_widths(cascade.hidden_layers):
+        # What had to be compiled was in the first sweep. A change takes no longer than the pass.
+        change = max(min(*changes, Line.through(points)(1)), 0.0)
     cascade.measure(points, calls, change)
 
 

@@ -78,7 +78,7 @@ class Policy:
         self._copying = {sampled: Copying() for sampled in (False, True)}
         self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
         self._widths = Widths()
-        self._count = 0  # rows of the last round
+        self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
         self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.extends = self.extends or [False] * len(self.kinds)
@@ -203,6 +203,9 @@ class Policy:
         asked = sum(row.request.asked for row in rows)
         drafted = sum(offer.size for row in rows for offer in row.offers)
         total = None if seconds is None or self.given else seconds + copied + sum(call[4] for call in calls)
+        # After a prompt's pass, or in a batch of other rows, a plain pass has another width than the last one, too.
+        given = changed and (seconds is None or self._prompted or count != self._count)
+        self._prompted, self._count = seconds is None, count
         planned = costs.round(positions, changed) + costs.copy(asked + drafted)
         planned += sum(costs.draft(*call[:4]) for call in calls)
         first = self._is_first([(-1, positions), *(call[:2] for call in calls)])
@@ -211,9 +214,10 @@ class Policy:
         if total is not None and seconds is not None:
             costs.record(positions, seconds, calls, (asked, drafted, copied), changed=changed)
         plain = costs.target(count)
-        took = planned = planned / plain
+        apart = given * costs.change
+        took = planned = (planned - apart) / plain
         if total is not None:
-            took = min(total * exp(-costs.drift.value) / plain, LONGER * planned)
+            took = min((total * exp(-costs.drift.value) - apart) / plain, LONGER * planned)
         shared, looked = [], any(row.request.looking for row in rows if row.request.costs is costs)
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
@@ -235,9 +239,7 @@ class Policy:
             request.foreseen, request.looking = (), False
         if shared:
             mean = sum(tokens for _, tokens in shared) / len(shared)
-            # A batch that has shrunk, or grown, has another width whatever was drafted.
-            padded = positions > count or (changed and count == self._count)
-            self._count = count
+            padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked, padded=padded)
 
     def _is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
