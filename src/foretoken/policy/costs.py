@@ -46,9 +46,11 @@ BYTES_PER_POSITION = 0.04
 _LAG_SHARE = 0.05
 """Cost of a token of lag, as a share of a draft token's, until rounds measure it; assumed."""
 
+_SAMPLED = 3  # rounds, of which one says what free drafters take: recording that is slow beside it
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
 
 _LOGS = np.log(SIZES)
+_DIAGONAL = np.diag_indices(len(SIZES))
 _PRIOR = _BEND * np.minimum.outer(_LOGS, _LOGS) + _NOISE / 2.0
 _BUCKET = [min(range(len(SIZES)), key=lambda i: abs(log(SIZES[i] / size))) for size in range(1, SIZES[-1] + 1)]
 
@@ -129,7 +131,7 @@ class Line:
             return
         at = bucket(size)
         self._seen[at] += 1
-        self._covariance[np.diag_indices(len(SIZES))] += _NOISE / (2.0 * _STEADY) ** 2
+        self._covariance[_DIAGONAL] += _NOISE / (2.0 * _STEADY) ** 2
         if drift is None:
             self._update(at, log(seconds / self(size)), self._covariance[at], 0.0)
             return
@@ -246,6 +248,7 @@ class Costs:
         calls = [DrafterCosts(line, lag=_LAG_SHARE * line.each) for line in lines]
         self.become(Line.through(target), calls)
         self.change, self._changes = change, int(change > 0.0)
+        self.anchored = True
 
     @classmethod
     def by_bytes(cls, target: float, drafters: Sequence[float]) -> Costs:
@@ -296,9 +299,10 @@ class Costs:
     ) -> None:
         """A round's pass over so many positions, and its calls of drafters: index, tokens, rows, lag in all, seconds.
 
-        Where the pass was not as wide as the one before, only what that costs is learnt from it. The first other round
-        of a process sets the drift, which saved costs and costs by bytes do not know. `copied` are the rows that free
-        drafters drafted for, the tokens that they drafted, and the seconds of that.
+        Where the pass was not as wide as the one before, only what that costs is learnt from it. Where costs were not
+        measured in this process, the first other round sets the drift, which saved costs and costs by bytes do not
+        know. `copied` are the rows that free drafters drafted for, the tokens that they drafted, and the seconds of
+        that.
         """
         self._rounds += 1
         if changed:
@@ -317,7 +321,7 @@ class Costs:
                 now = took * exp(-self.drift.value)
                 self.copying = Line(now / 2.0, now / (2.0 * units))
                 self.copying.doubt()
-            elif self.copying is not None:
+            elif self.copying is not None and self._rounds % _SAMPLED == 0:
                 self.copying.record(units, took * exp(-self.drift.value), None)
             self.copies += (units / rows - self.copies) / (_STEADY / 2.0)
         for drafter, tokens, rows, lag, took in calls:

@@ -43,7 +43,7 @@ def write(key: str, value: dict[str, Any]) -> None:
             content = dict(list(content.items())[-_MOST_ENTRIES:])
             # Readers hold no lock: they see the old file or the new one.
             with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-                json.dump(content, file)
+                file.write(json.dumps(content))  # several times as fast as `json.dump`
             os.replace(file.name, path)
 
 
