@@ -11,6 +11,7 @@ client asks the next question when its last answer is complete, and reads it as 
     python benchmarks/serve_load.py overhead                                     what the server adds to `AsyncEngine`
 
 All take the same weights: the shipped target. Foretoken speculates by default; ``--option`` passes options on.
+Requests name no seed, as most do: a seed makes a sampled request decide on its drafts without regard to the batch.
 """
 
 from __future__ import annotations
@@ -86,9 +87,7 @@ class Load:
     def body(self, index: int, model: str) -> bytes:
         """The same as a body for HTTP."""
         body = {"model": model, "messages": self.messages(index), "max_tokens": self.tokens, "stream": True}
-        return json.dumps(
-            {**body, "temperature": self.temperature, "seed": index, "stream_options": {"include_usage": True}}
-        ).encode()
+        return json.dumps({**body, "temperature": self.temperature, "stream_options": {"include_usage": True}}).encode()
 
 
 async def ask(port: int, load: Load, model: str) -> tuple[list[Answer], float]:
@@ -137,7 +136,16 @@ def command(options: argparse.Namespace, port: int, folder: str) -> tuple[list[s
     """How a server is started, and what it calls the model."""
     target, rows = str(tiny_pair_path() / "target"), str(max(options.clients))
     if options.server == "foretoken":
-        listen = ["--port", str(port), "--max-batch-size", rows, "--served-model-name", "target"]
+        listen = [
+            "--port",
+            str(port),
+            "--dtype",
+            options.dtype,
+            "--max-batch-size",
+            rows,
+            "--served-model-name",
+            "target",
+        ]
         return [sys.executable, "-m", "foretoken", "serve", *listen, *options.option], "target"
     if options.server == "transformers":
         program = str(Path(sys.executable).parent / "transformers")
@@ -150,7 +158,7 @@ def command(options: argparse.Namespace, port: int, folder: str) -> tuple[list[s
             "--max-num-seqs",
             rows,
             "--dtype",
-            "float32",
+            options.dtype,
             "--max-model-len",
             "1024",
         ]
@@ -224,9 +232,9 @@ def show_load(options: argparse.Namespace, console: Console) -> None:
             console.print(" | ".join((options.server, str(clients), str(len(answers)), f"{rate:.0f}", *cells)))
 
 
-def shipped_engine(rows: int) -> Engine:
+def shipped_engine(rows: int, dtype: str) -> Engine:
     """As ``foretoken serve`` makes it."""
-    return load_engine(ModelOptions(), Screen(), max_batch_size=rows)
+    return load_engine(ModelOptions(dtype=dtype), Screen(), max_batch_size=rows)
 
 
 def show_engine(options: argparse.Namespace, console: Console) -> None:
@@ -234,11 +242,8 @@ def show_engine(options: argparse.Namespace, console: Console) -> None:
     table = Table("engine", "rows", "requests", "tokens/s")
     for rows in options.clients:
         load = Load(options.requests, rows, options.tokens, options.temperature)
-        engine = shipped_engine(rows)
-        params = [
-            SamplingParams(max_new_tokens=load.tokens, temperature=load.temperature, seed=index)
-            for index in range(load.requests)
-        ]
+        engine = shipped_engine(rows, options.dtype)
+        params = [SamplingParams(max_new_tokens=load.tokens, temperature=load.temperature)] * load.requests
         prompts = [load.messages(index) for index in range(load.requests)]
         engine.generate(prompts[:8], params[:8])
         began = perf_counter()
@@ -257,7 +262,7 @@ def show_overhead(options: argparse.Namespace, console: Console) -> None:
 
     clients = options.clients[-1]
     load = Load(options.requests, clients, options.tokens, options.temperature)
-    engine = shipped_engine(clients)
+    engine = shipped_engine(clients, options.dtype)
     app = create_app(engine, ServeSettings(model="target"))
     service: Service = app.state.service
 
@@ -267,7 +272,7 @@ def show_overhead(options: argparse.Namespace, console: Console) -> None:
         async def client() -> None:
             nonlocal events
             for index in indices:
-                params = SamplingParams(max_new_tokens=load.tokens, temperature=load.temperature, seed=index)
+                params = SamplingParams(max_new_tokens=load.tokens, temperature=load.temperature)
                 async with aclosing(service.engine.stream(load.messages(index), params)) as stream:
                     async for event in stream:
                         events += bool(event.text)
@@ -322,6 +327,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--dtype", default="bfloat16", help="of Foretoken's weights and vLLM's")
     parser.add_argument("--option", nargs=argparse.REMAINDER, default=[], help="further options of the server")
     parser.add_argument("--http", default="auto", help="uvicorn's implementation of HTTP, for overhead")
     parser.add_argument("--python", help="interpreter of vLLM's environment")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from starlette.datastructures import Headers
@@ -232,6 +234,17 @@ def test_the_server_ends_with_its_engine():
         answer = pool.submit(running.complete, prompt="x")
         assert serve(app, listener, grace=5.0) is False
         assert answer.result(LONGEST).status == 500
+
+
+@pytest.mark.parametrize("send_seconds", [None, 60.0])
+def test_events_are_sent_at_once_on_every_connection(send_seconds):
+    """Else an answer's first events wait for the client to acknowledge its head: 40 ms on a connection that is kept."""
+    with (
+        closing(listen("127.0.0.1", 0, send_seconds)) as listener,
+        closing(socket.create_connection(listener.getsockname())),
+        closing(listener.accept()[0]) as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # --- web pages ------------------------------------------------------------------------------------------------------

@@ -57,6 +57,9 @@ def listen(host: str, port: int, send_seconds: float | None = None) -> socket.so
         raise ForetokenError(
             f"can't listen on port {port} of {host!r} ({reason}): give a free port, and an address of this machine"
         ) from error
+    # Its connections inherit it. asyncio sets it itself, but not for sockets that name no protocol, as those made here:
+    # an answer's first events would wait for the client to acknowledge its head, 40 ms on a connection that is kept.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if send_seconds is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; its connections inherit it
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * send_seconds))
     return listener
