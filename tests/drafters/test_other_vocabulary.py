@@ -25,10 +25,9 @@ from tiny_tokenizers import TEXT, byte_bpe, letters, permuted, sentencepiece, un
 KINDS = {"byte-bpe": byte_bpe, "wordpiece": wordpiece, "sentencepiece": sentencepiece, "unigram": unigram}
 LOSSLESS = ["byte-bpe", "sentencepiece"]  # kinds that write any text
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
-UNICODE = st.text(
-    st.one_of(st.sampled_from("the brother 12\n.,é漢字🙂\u200d\ufffd"), st.characters(exclude_categories=["Cs"])),
-    max_size=40,
-)
+# Without the character with which SentencePiece writes spaces: its vocabularies can't tell the two apart.
+_ANY = st.characters(exclude_categories=["Cs"], exclude_characters="▁")
+UNICODE = st.text(st.one_of(st.sampled_from("the brother 12\n.,é漢字🙂\u200d\ufffd"), _ANY), max_size=40)
 
 
 @cache
@@ -110,7 +109,7 @@ def test_what_a_token_adds_to_a_text(kind, name, text):
 
 @pytest.mark.parametrize("kind", LOSSLESS)
 @given(text=UNICODE, more=UNICODE)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_text_and_its_continuation_are_written_by_their_tokens(kind, text, more):
     found = vocabulary(kind)
     first, rest = found.encode(text, at_start=True), found.encode(more)
@@ -153,7 +152,7 @@ def test_special_tokens_are_shared_with_special_ones_alone():
 @pytest.mark.parametrize("theirs", KINDS)
 @pytest.mark.parametrize("ours", KINDS)
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 def test_a_text_reads_the_same_however_it_grew(ours, theirs, data):
     made = reader(ours, theirs)
     tokens = data.draw(st.lists(st.integers(0, len(made.target.surfaces) - 1), max_size=90))
@@ -174,7 +173,7 @@ def test_a_text_reads_the_same_however_it_grew(ours, theirs, data):
 @pytest.mark.parametrize("theirs", LOSSLESS)
 @pytest.mark.parametrize("ours", LOSSLESS)
 @given(text=UNICODE)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_a_text_reads_as_what_it_says(ours, theirs, text):
     made = reader(ours, theirs)
     tokens = made.target.encode(text, at_start=True)
@@ -307,7 +306,7 @@ def test_parameters_that_forbid_what_is_shared(vocab):
 
 @pytest.mark.parametrize("theirs", [*KINDS, "other-merges"])
 @given(text=UNICODE, cut=st.integers(0, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_drafted_text_round_trips(theirs, text, cut):
     """Whole characters, the text before untouched, and each token what the tokenizer makes of the text."""
     ours, tokenizer = target(), target().tokenizer
