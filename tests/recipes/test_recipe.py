@@ -254,7 +254,7 @@ def test_shipped_models_share_one_tokenizer():
     assert target.eos_token == "<|endoftext|>"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.text())
 def test_shipped_tokenizer_keeps_any_text(text):
     tokenizer = shipped_tokenizer()
