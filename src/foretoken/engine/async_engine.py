@@ -176,14 +176,33 @@ class _Call:
         """The caller has not received so many events that it may have no further one."""
         return self._max_events is not None and self._sent - self._received >= self._max_events
 
-    def send(self, what: StreamEvent | Exception) -> bool:
-        """From the thread to the caller; whether the caller's loop is there to take it."""
-        try:
-            self._loop.call_soon_threadsafe(self._arrived.put_nowait, what)
-        except RuntimeError:  # the loop was closed with the request still running
-            return False
-        self._sent += 1
-        return True
+    def send(self, what: StreamEvent | Exception) -> None:
+        """From the thread to the caller."""
+        self.send_all([(self, what)])
+
+    @staticmethod
+    def send_all(sent: Sequence[tuple[_Call, StreamEvent | Exception]]) -> list[_Call]:
+        """From the thread to many callers; which ones' loops are not there any more to take it.
+
+        Each loop is woken once: it would wake for every event, and the thread wait each time until the loop lets it
+        go on.
+        """
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Call, StreamEvent | Exception]]] = {}
+        for call, what in sent:
+            by_loop.setdefault(call._loop, []).append((call, what))
+            call._sent += 1
+        gone: list[_Call] = []
+        for loop, together in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_Call._arrive, together)
+            except RuntimeError:  # the loop was closed with the requests still running
+                gone += [call for call, _ in together]
+        return gone
+
+    @staticmethod
+    def _arrive(sent: Sequence[tuple[_Call, StreamEvent | Exception]]) -> None:
+        for call, what in sent:
+            call._arrived.put_nowait(what)
 
     async def receive(self) -> StreamEvent:
         """The next event; an error is raised."""
@@ -330,18 +349,22 @@ class _Worker:
             for request in ended:
                 self._calls.pop(request).send(error)
             return
+        sent: list[tuple[_Call, StreamEvent | Exception]] = []
         for request, event in events:
             call = self._calls.get(request)
             if call is None:  # cancelled
                 continue
             if event.completion is not None:
                 del self._calls[request]
-                call.send(event.completion.error or event)
+                sent.append((call, event.completion.error or event))
             elif call.is_behind:
-                call.send(SlowConsumer("events are not read as fast as they come: read them, or raise max_events"))
+                slow = SlowConsumer("events are not read as fast as they come: read them, or raise max_events")
+                sent.append((call, slow))
                 self._cancel(call)
-            elif call.every_event and not call.send(event):
-                self._cancel(call)
+            elif call.every_event:
+                sent.append((call, event))
+        for call in _Call.send_all(sent):
+            self._cancel(call)
 
     def _end(self) -> None:
         """Cancel what is left, and leave the engine without requests."""
