@@ -275,7 +275,10 @@ class Engine:
         followed = [False] * len(batch)
         while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
             rows = []
-            policy.ask([requests[row] for row in live])
+            rest = policy.resting([requests[row] for row in live])
+            resting = [row for row, rests in zip(live, rest, strict=True) if rests]
+            live = [row for row, rests in zip(live, rest, strict=True) if not rests]
+            policy.ask([requests[row] for row in live], len(resting))
             for row in live:
                 one, at = batch[row], done[row]
                 room = len(one.tokens) - at - 1
@@ -286,8 +289,10 @@ class Engine:
                     offers.append(Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match))
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
                 rows.append(Row(requests[row], room, lags, offers))
-            held = policy.choose(rows, self.passes.told)
-            positions, asked, lag, longest, emitted = 0, 0, 0, 0, []
+            held = policy.choose(rows, self.passes.told, len(resting))
+            positions, asked, lag, longest, emitted = len(resting), 0, 0, 0, []
+            for row in resting:
+                unseen[row], followed[row], done[row] = unseen[row] + 1, False, done[row] + 1
             model = self.drafters.index(MODEL_AT) if MODEL_AT in self.drafters else -2
             for row, state in zip(live, rows, strict=True):
                 one, at = batch[row], done[row]
@@ -325,5 +330,6 @@ class Engine:
                 calls.append((model, longest, asked, lag, self.measured(call)))
             spent += seconds
             took = self.measured(passed)
-            policy.learn(rows, emitted, width, calls, took, self.measured(copied), changed=changed)
+            copied = self.measured(copied)
+            policy.learn(rows, emitted, width, calls, took, copied, changed=changed, beside=len(resting))
         return spent

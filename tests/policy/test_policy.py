@@ -393,6 +393,50 @@ def test_free_drafters_are_asked_as_long_as_their_drafts_gain_what_they_cost(gai
     assert sum(asked) > 150
 
 
+def test_where_others_copied_nothing_a_request_asks_once_and_less_and_less():
+    """Many short requests would otherwise spend a tenth of their rounds on asking."""
+    policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), Costs.by_bytes(1.0, [0.0]))
+    asked: list[bool] = []
+    for _ in range(20):
+        request_beside(policy, asked, 0.0, 30)
+    assert sum(asked[:30]) >= 3
+    assert asked[-30]  # each begins with a look
+    assert sum(asked[-300:]) <= 20
+
+
+def test_rows_in_which_nothing_is_to_be_decided_rest():
+    """They are left out of rounds until a drafter is due, or a model drafts; what they missed is made up for."""
+    costs = Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0)), DrafterCosts(Line(50.0, 50.0))])
+    policy = Policy([LOOKUP, MODEL], [True, False], costs, Costs.by_bytes(1.0, [0.0, 0.5]))
+    alike = [policy.open(sampled=False) for _ in range(4)]
+    kept = policy.open(sampled=False, reproducible=True)
+    decided = []
+    for _ in range(100):
+        rest = policy.resting([*alike, kept])
+        assert not rest[-1]
+        awake = [request for request, rests in zip([*alike, kept], rest, strict=True) if not rests]
+        asked = policy.ask(awake, 5 - len(awake))
+        rows = [Row(request, 100, [0, 0]) for request in awake]
+        policy.choose(rows, beside=5 - len(awake))
+        assert not any(row.chosen.tokens for row in rows[:-1])
+        copied = 0.5 * sum(request.asked for request in awake)
+        policy.learn(rows, [1] * len(rows), 5, [], 10.4, copied, beside=5 - len(awake))
+        decided.append(len(awake) - 1)
+        assert len(asked) == len(awake)
+    assert decided[0] == 4  # each request's first round
+    assert sum(decided) <= 4 * 40
+    assert decided.count(0) >= 60  # they wake together
+    policy.resting(alike)
+    assert {request.rounds for request in alike} <= set(range(92, 101))
+    assert all(0.95 < request.pace.tokens / request.pace.time < 1.01 for request in alike)
+    assert any(policy.resting(alike))
+    drafting = Row(policy.open(sampled=False), 100, [0, 0])
+    costs.drafters[1].call.fixed = costs.drafters[1].call.each = 0.01
+    policy.choose([drafting], beside=4)
+    assert drafting.chosen.drafter == 1  # other rows may join its calls
+    assert not any(policy.resting(alike))
+
+
 def test_a_reproducible_request_asks_free_drafters_always():
     policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), Costs.by_bytes(1.0, [0.0]))
     asked: list[bool] = []

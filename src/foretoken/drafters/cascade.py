@@ -30,6 +30,7 @@ from foretoken.verify.base import Verdict
 _STEP = 0.15
 """Target passes that a drafter with weights is assumed to take for a token where their size is not known."""
 
+_NONE: frozenset[int] = frozenset()
 _SAVE_ROUNDS = 64  # after which costs and rates are stored, and again whenever the rounds have doubled
 
 
@@ -41,11 +42,13 @@ class _State:
         request: the policy's.
         lengths: of each drafter, the tokens that the sequence had when it was last asked; the source's are negative.
         asked: of each drafter, whether it was asked in the round before.
+        resting: its row of the rounds in which it rests.
     """
 
     request: Request
     lengths: list[int]
     asked: list[bool]
+    resting: Row
 
 
 @dataclass
@@ -54,8 +57,10 @@ class _Round:
 
     sequences: list[Sequence]
     rows: list[Row]
+    awake: list[int]  # rows that do not rest
     offered: list[list[tuple[Offer, list[int], list[int]]]]  # of each row: tokens and parents of each offer
     turns: list[list[bool]]  # of each drafter: the rows whose draft is its own
+    asked: bool  # free drafters were, for some row
     calls: list[tuple[int, int, int, int, float]] = field(default_factory=list)
     positions: int = 0
     changed: bool = False  # the pass is not as wide as the one before
@@ -172,37 +177,35 @@ class Cascade(Drafter):
         size = len(limits)
         if len(self.drafters) > 1 and any(batch.trees):
             batch = replace(batch, trees=(False,) * size)
-        states = [self._state(batch, row) for row in range(size)]
+        states, last = [self._state(batch, row) for row in range(size)], len(self.drafters)
+        exact = batch.exact or (False,) * size
+        rest = self.policy.resting([state.request for state in states])
+        awake = [row for row in range(size) if exact[row] or not rest[row]]
+        widths = self._widths(self.hidden_layers)
+        if not awake and all(self.free[:-1]):
+            current = self._round = _Round(list(batch.sequences), [], awake, [], [], False)
+            current.positions, current.changed = widths.plan(size, 0) if widths is not None else (size, False)
+            return Draft.empty(size, batch.device)
         drafts = [Draft.empty(size, batch.device)] * len(self._sources)
         offered: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in limits]
         start = self.clock()
-        wanted, batch = self._wanted(batch, limits, [state.request for state in states])
+        wanted, batch = self._wanted(batch, limits, states, awake)
         for at, drafter in enumerate(self._sources):
-            if self.free[at] and (at < len(self.drafters) or any(one.prediction for one in batch.sequences)):
+            if any(wanted) and self.free[at] and (at < last or any(one.prediction for one in batch.sequences)):
                 drafts[at] = self._offers(at, drafter, batch, wanted, offered)
         copied = self.clock() - start
-        rows = [
-            Row(
-                state.request,
-                room=min(limit, batch.depths[row]) if batch.depths else limit,
-                lags=[self._lag(state, at, sequence) for at in range(len(self.drafters))],
-                offers=[offer for offer, _, _ in offered[row]],
-                trees=batch.trees[row],
-                most=limit,
-                barred=frozenset(at for at in range(len(self.drafters)) if not self._may(batch, row, at)),
-            )
-            for row, (state, sequence, limit) in enumerate(zip(states, batch.sequences, limits, strict=True))
-        ]
+        rows = [state.resting for state in states]
+        for index in awake:
+            rows[index] = self._row(batch, index, states[index], limits[index], offered[index])
         self.policy.extends = [drafter.extends for drafter in self._sources]
-        widths = self._widths(self.hidden_layers)
-        free = [row for row in rows if row.room > 0]
+        free = [rows[index] for index in awake if rows[index].room > 0]
         width = self.policy.choose(free, (widths.last, widths.least) if widths else None, size - len(free))
-        if len(self.drafters) < 2 and batch.exact:
-            for row, exact, limit in zip(rows, batch.exact, limits, strict=True):
-                if exact:
+        if len(self.drafters) < 2 and any(exact):
+            for row, is_exact, limit in zip(rows, exact, limits, strict=True):
+                if is_exact:
                     row.chosen, width = of_length(row, limit, self.policy.kinds, self.free), 0
         turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self._sources))]
-        current = self._round = _Round(list(batch.sequences), rows, offered, turns, copied=copied)
+        current = self._round = _Round(list(batch.sequences), rows, awake, offered, turns, any(wanted), copied=copied)
         for at, drafter in enumerate(self.drafters):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
@@ -214,24 +217,41 @@ class Cascade(Drafter):
         if widths is not None:
             current.positions, current.changed = widths.plan(current.positions, width)
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
-        last = len(self.drafters)
         predicted = tuple(
             count if row.chosen.drafter == last else row.chosen.copied if row.chosen.source == last else 0
             for count, row in zip(used, rows, strict=True)
         )
         return replace(draft, predicted=predicted) if any(predicted) else draft
 
-    def _wanted(self, batch: Batch, limits: AbstractSequence[int], requests: list[Request]) -> tuple[list[int], Batch]:
+    def _row(
+        self, batch: Batch, row: int, state: _State, limit: int, offered: list[tuple[Offer, list[int], list[int]]]
+    ) -> Row:
+        """A row as the policy sees it."""
+        drafters = range(len(self.drafters))
+        return Row(
+            state.request,
+            room=min(limit, batch.depths[row]) if batch.depths else limit,
+            lags=[self._lag(state, at, batch.sequences[row]) for at in drafters],
+            offers=[offer for offer, _, _ in offered],
+            trees=batch.trees[row],
+            most=limit,
+            barred=frozenset(at for at in drafters if not self._may(batch, row, at)) if batch.drafters else _NONE,
+        )
+
+    def _wanted(
+        self, batch: Batch, limits: AbstractSequence[int], states: list[_State], awake: list[int]
+    ) -> tuple[list[int], Batch]:
         """Most tokens that free drafters draft in each row, and the batch that says which are worth it."""
         if not any(self.free[:-1]) and not any(sequence.prediction for sequence in batch.sequences):
             return list(limits), batch
-        exact = batch.exact or (False,) * len(limits)
-        least = self.policy.ask(requests)
-        for row, is_exact in enumerate(exact):
-            if is_exact:
-                requests[row].asked, least[row] = True, 0.0
-        wanted = [limit if request.asked else 0 for limit, request in zip(limits, requests, strict=True)]
-        return wanted, replace(batch, least=tuple(one or 0.0 for one in least))
+        wanted, least = [0] * len(limits), [0.0] * len(limits)
+        asked = self.policy.ask([states[row].request for row in awake], len(limits) - len(awake))
+        for row, worth in zip(awake, asked, strict=True):
+            if batch.exact and batch.exact[row]:
+                states[row].request.asked, worth = True, 0.0
+            if worth is not None:
+                wanted[row], least[row] = limits[row], worth
+        return wanted, replace(batch, least=tuple(least))
 
     def _offers(
         self,
@@ -291,11 +311,15 @@ class Cascade(Drafter):
         paths, counts, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
         if current is not None:
             tokens, sizes = draft.tokens.tolist(), draft.counts.tolist()
-            for index, row in enumerate(current.rows):
-                emitted = [*(tokens[index][node - 1] for node in paths[index][: counts[index]]), following[index]]
-                current.emitted.append(len(emitted))
-                self._judge(row, current.offered[index], emitted, sizes[index], counts[index])
+            for index in current.awake:
+                row = current.rows[index]
+                current.emitted.append(counts[index] + 1)
+                if row.request.asked or row.chosen.tokens:
+                    emitted = [*(tokens[index][node - 1] for node in paths[index][: counts[index]]), following[index]]
+                    self._judge(row, current.offered[index], emitted, sizes[index], counts[index])
         for at, drafter in enumerate(self.drafters):
+            if self.free[at] and current is not None and not current.asked:
+                continue
             turns = [False] * len(counts) if current is None else current.turns[at]
             # What a free drafter keeps of a draft are tokens, whoever drafted them.
             whole = self.free[at] or (len(self.drafters) == 1 and not any(draft.predicted))
@@ -308,8 +332,10 @@ class Cascade(Drafter):
             elif current is not None and any(turns):
                 current.calls = [(*call[:4], call[4] + spent) if call[0] == at else call for call in current.calls]
             if current is not None and drafter.foreseen is not None:
-                for row, sequence in zip(current.rows, current.sequences, strict=True):
-                    row.request.foreseen = drafter.foreseen[sequence] if row.request.asked else ()
+                for index in current.awake:
+                    request = current.rows[index].request
+                    if request.asked:
+                        request.foreseen = drafter.foreseen[current.sequences[index]]
 
     def observe_hidden(
         self,
@@ -328,11 +354,15 @@ class Cascade(Drafter):
     def observe_seconds(self, seconds: float | None) -> None:
         """Give the policy the round's seconds."""
         now, self._round = self._round, None
-        if now is None or not now.emitted:
+        if now is None or len(now.emitted) < len(now.awake):  # a round that failed
             return
         if seconds is not None:
             seconds = max(seconds - sum(call[4] for call in now.calls) - now.copied, 0.0)
-        self.policy.learn(now.rows, now.emitted, now.positions, now.calls, seconds, now.copied, changed=now.changed)
+        rows = [now.rows[row] for row in now.awake]
+        positions, beside = now.positions, len(now.sequences) - len(rows)
+        self.policy.learn(
+            rows, now.emitted, positions, now.calls, seconds, now.copied, changed=now.changed, beside=beside
+        )
         self._rounds += 1
         if self._key is not None and self._rounds >= _SAVE_ROUNDS and self._rounds & (self._rounds - 1) == 0:
             store.write(self._key, self.policy.as_json())
@@ -372,7 +402,8 @@ class Cascade(Drafter):
             reproducible = bool(batch.reproducible and batch.reproducible[row])
             request = self.policy.open(sampled=not sequence.params.greedy, reproducible=reproducible)
             count = len(self.drafters)
-            state = _State(request, [-len(sequence.source or ())] * count, [False] * count)
+            resting = Row(request, room=0, lags=[0] * count)
+            state = _State(request, [-len(sequence.source or ())] * count, [False] * count, resting)
             self._states[sequence] = state
         return state
 

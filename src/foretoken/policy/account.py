@@ -74,11 +74,14 @@ class Pace:
         weight = PACE / 4
         return (self.tokens + weight * above.tokens / above.time) / (self.time + weight)
 
-    def add(self, tokens: float, time: float) -> None:
-        """Another round."""
-        keep = 1.0 - 1.0 / self.memory
-        self.tokens = self.tokens * keep + tokens
-        self.time = max(self.time * keep + time, 1e-3)
+    def add(self, tokens: float, time: float, rounds: int = 1) -> None:
+        """Another round, or several alike."""
+        keep, weight = 1.0 - 1.0 / self.memory, 1.0
+        if rounds != 1:
+            keep **= rounds
+            weight = self.memory * (1.0 - keep)
+        self.tokens = self.tokens * keep + weight * tokens
+        self.time = max(self.time * keep + weight * time, 1e-3)
 
 
 class Runs:

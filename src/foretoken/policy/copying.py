@@ -12,7 +12,7 @@ _START = 1.0
 """Tokens that the drafts of a round gain before any were made in this process: more than they cost, so they are made.
 Assumed; a weight of one round."""
 
-_FIRST_WAIT = 2  # rounds from a first one that gained nothing to the next one
+_FIRST_WAIT = 2  # rounds from a first one that gained nothing to the next one, where such drafts usually gain enough
 _REQUEST = PACE / 2  # rounds over which a request's gains are averaged: copies come and go with the passage
 
 
@@ -32,14 +32,15 @@ class Copying:
 
     def __init__(self, above: Copying | None = None) -> None:
         self.above, self.due, self.last, self.cost = above, 0, 0.0, 0.0
-        self._wait = _FIRST_WAIT
+        self._wait = 0.0
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START)
 
     def asks(self, cost: float, now: int) -> bool:
         """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens.
 
         They are if the drafts gained as much in the last round or on average; and else at intervals that double until
-        they are so long that this costs `SHARE` of the time.
+        they are so long that this costs `SHARE` of the time. The first interval is the longer the less was gained in
+        other requests: many short requests would else spend a good part of their rounds on this.
         """
         assert self.above is not None
         self.cost = cost
@@ -49,7 +50,10 @@ class Copying:
         """They were asked in round `now`, and so many tokens more are expected, verification paid."""
         assert self.above is not None
         self.last = tokens
-        self.due = now + max(min(self._wait, round(self.cost / SHARE)), 1)
+        if not self._wait:
+            usual = self.above._gains.tokens / self.above._gains.time
+            self._wait = _FIRST_WAIT * max(self.cost / max(usual, SHARE), 1.0)
+        self.due = now + max(round(min(self._wait, self.cost / SHARE)), 1)
         self._wait = _FIRST_WAIT if tokens >= self.cost else 2 * self._wait
         self._gains.add(tokens, 1.0)
         self.above._gains.add(tokens, 1.0)

@@ -92,18 +92,18 @@ class Decision:
     ) -> None:
         self.rows, self.kinds, self.extends = rows, kinds, extends
         self.costs: Costs = rows[0].request.costs
-        count = len(rows)
+        count = self.count = len(rows) + beside
         self.table: Table = self.costs.table(count, LARGEST)
         self.copies = [[_copies(row, offer) for offer in row.offers] for row in rows]
         plain = self.table.plain
         run, flat = 1.0, [1.0] * LONGEST
-        self.worths = [(flat, flat, flat)] * count  # of each row, see `Runs.worth`
+        self.worths = [(flat, flat, flat)] * len(rows)  # of each row, see `Runs.worth`
         if models and any(row.request.above[1].known for row in rows):
             worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
             self.worths = [each[:3] for each in worths]
-            run = min(sum(each for *_, each in worths) / count, LONGEST)
+            run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
         options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
-        pace = max(sum(row.request.pace.of(row.request.above[0]) for row in rows) / count, 1.0)
+        pace = max(sum(row.request.pace.of(row.request.above[0]) for row in rows) / len(rows), 1.0)
         for drafter, each in options.items():
             pace = max(pace, self._pace_alone(drafter, each))
         self.rho = pace * count / plain  # ρ
@@ -196,7 +196,7 @@ class Decision:
         share = 1.0 + self.costs.drafters[drafter].row * (count - 1)
         for at in range(min(map(len, options))):
             length = options[0][at].tokens
-            accepted = sum(each[at].accepted for each in options) / count
+            accepted = sum(each[at].accepted for each in options) / self.count
             took = plain + count * self.table.extra[length] + self.table.calls[drafter][length] * share
             pace = (1.0 + accepted) * plain / took
             if pace < 0.9 * best:

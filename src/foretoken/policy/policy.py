@@ -42,6 +42,13 @@ from foretoken.policy.decision import Decision
 from foretoken.policy.request import LARGEST, Request, Row
 from foretoken.policy.widths import Widths
 
+_REST = 8
+"""Plain rounds of a request that are decided at once, at most; requests that rest so long wake together, in rounds that
+are multiples of it. A decision takes a hundredth to a tenth of a round: for several rows little more than for one."""
+
+_HEARD = 4
+"""Of rounds in which all rows rest, one in so many refines the costs: that takes as long as all else that they need."""
+
 
 @dataclass
 class Policy:
@@ -79,6 +86,7 @@ class Policy:
         self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
         self._widths = Widths()
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
+        self._rounds = self._stirred = 0  # all, and those in which models drafted
         self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.extends = self.extends or [False] * len(self.kinds)
@@ -110,8 +118,27 @@ class Policy:
         shared = map(Acceptance, self._engine[sampled])
         return Request(list(shared), self.costs, self.guards, self._paces[sampled], self._copying[sampled])
 
-    def ask(self, requests: Sequence[Request]) -> list[float | None]:
+    def resting(self, requests: Sequence[Request]) -> list[bool]:
+        """Of each row of a round: whether it was decided before that it is plain.
+
+        Such rows are none of those of `ask`, `choose` and `learn`.
+        """
+        now, stirred = self._rounds, self._stirred
+        rest = [request.rests(now, stirred) for request in requests]
+        shared = [rests for request, rests in zip(requests, rest, strict=True) if request.costs is self.costs]
+        if self._models and not all(shared):  # rows share a model's calls, so that they have to be decided together
+            rest = [False] * len(requests)
+        for request, rests in zip(requests, rest, strict=True):
+            if not rests:
+                request.wake(now, len(requests))
+        return rest
+
+    def ask(self, requests: Sequence[Request], beside: int = 0) -> list[float | None]:
         """Of each row of a round: whether free drafters are asked for it, before `choose`.
+
+        Args:
+            requests: of the rows.
+            beside: further rows of the pass.
 
         Returns:
             None if they are not, else the least probability of being accepted, with all before it, with which a token
@@ -120,9 +147,9 @@ class Policy:
         shared = [request for request in requests if request.costs is self.costs]
         least: list[float | None] = [0.0] * len(requests)
         if shared:
-            count = len(shared)
+            count = len(shared) + beside
             table = self.costs.table(count, LARGEST)
-            pace = max(sum(request.pace.of(request.above[0]) for request in shared) / count, 1.0)
+            pace = max(sum(request.pace.of(request.above[0]) for request in shared) / len(shared), 1.0)
             rho = pace * count / table.plain
             if table.extra[1] > self.guards[0].balance * table.plain:  # no draft could be verified
                 for row, request in enumerate(requests):
@@ -160,7 +187,22 @@ class Policy:
         if not shared:
             return 0
         widths = None if passes is None or groups else (self._widths, *passes)
-        return Decision(shared, self.kinds, self._models, self.extends, widths, beside, self._charged).width
+        width = Decision(shared, self.kinds, self._models, self.extends, widths, beside, self._charged).width
+        self._let_rest(shared)
+        return width
+
+    def _let_rest(self, rows: Sequence[Row]) -> None:
+        """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts."""
+        if any(row.chosen.tokens and not self.free[row.chosen.drafter] and not row.request.looking for row in rows):
+            self._stirred += 1  # others may join the model's next call
+            return
+        for row in rows:
+            request = row.request
+            if not row.chosen.tokens and not (request.asked and any(self.free)):
+                dues = (request.copying.due, *(request.looks[at].due for at in self._models))
+                rounds = min((_REST, *(due - request.rounds - 1 for due in dues if due > request.rounds)))
+                until = self._rounds + 1 + rounds
+                request.rest(self._rounds + 1, until - until % _REST * (rounds == _REST), self._stirred)
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
@@ -187,6 +229,7 @@ class Policy:
         copied: float = 0.0,
         *,
         changed: bool = False,
+        beside: int = 0,
     ) -> None:
         """A round is over.
 
@@ -198,8 +241,10 @@ class Policy:
             seconds: of the round without these calls; None where it did something else too (prefill).
             copied: seconds that free drafters took, which `seconds` has not.
             changed: the pass was not as wide as the one before, and took longer for that.
+            beside: further rows of the pass, which were plain.
         """
-        costs, count = self.costs, len(rows)
+        self._rounds += 1
+        costs, count = self.costs, len(rows) + beside
         asked = sum(row.request.asked for row in rows)
         drafted = sum(offer.size for row in rows for offer in row.offers)
         total = None if seconds is None or self.given else seconds + copied + sum(call[4] for call in calls)
@@ -211,7 +256,7 @@ class Policy:
         first = self._is_first([(-1, positions), *(call[:2] for call in calls)])
         if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
             total = None
-        if total is not None and seconds is not None:
+        if total is not None and seconds is not None and (rows or self._rounds % _HEARD == 0):
             costs.record(positions, seconds, calls, (asked, drafted, copied), changed=changed)
         plain = costs.target(count)
         apart = given * costs.change
@@ -237,8 +282,8 @@ class Policy:
                 request.runs.add(request.foreseen)
                 request.above[1].add(request.foreseen, 4 * PACE * among)
             request.foreseen, request.looking = (), False
-        if shared:
-            mean = sum(tokens for _, tokens in shared) / len(shared)
+        if shared or beside:
+            mean = (sum(tokens for _, tokens in shared) + beside) / (len(shared) + beside)
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked, padded=padded)
 

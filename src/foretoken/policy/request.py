@@ -85,9 +85,28 @@ class Request:
         self.foreseen: Sequence[bool] = ()  # of the last round's tokens, whether a free drafter would have drafted them
         self.rounds = 0
         self.looking = False  # the round drafts to see whether a drafter has become useful
+        self._rests_from = self._rests_until = 0  # rounds of the policy; the second is 0 where it does not rest
+        self._while = -1
+
+    def rest(self, now: int, until: int, unless: int) -> None:
+        """Be plain in the policy's rounds from `now` to before `until`, or as long as `unless` stays what it is."""
+        self._rests_from, self._rests_until, self._while = now, until, unless
+
+    def rests(self, now: int, unless: int) -> bool:
+        """Whether it is plain in the policy's round `now`, as was decided before."""
+        return now < self._rests_until and self._while == unless
+
+    def wake(self, now: int, among: int) -> None:
+        """Make up for the rounds before the policy's round `now` in which it rested, if it did, with so many rows."""
+        rounds = now - self._rests_from
+        if self._rests_until and rounds:
+            self.rounds += rounds
+            self.pace.add(1.0, 1.0, rounds)
+            self.above[0].add(1.0 / among, 1.0 / among, rounds)
+        self._rests_until = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Row:
     """A row of the round that is being decided.
 
