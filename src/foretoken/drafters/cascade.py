@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
+from foretoken.drafters.cascade_rounds import Round, State
 from foretoken.drafters.chains import extended, joined
 from foretoken.drafters.given_length import of_length
 from foretoken.drafters.judging import follow, verdict_of
@@ -23,7 +24,7 @@ from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES
 from foretoken.policy.costs import Costs
 from foretoken.policy.policy import Policy
-from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
+from foretoken.policy.request import LARGEST, LONGEST, Offer, Row
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -32,40 +33,6 @@ _STEP = 0.15
 
 _NONE: frozenset[int] = frozenset()
 _SAVE_ROUNDS = 64  # after which costs and rates are stored, and again whenever the rounds have doubled
-
-
-@dataclass
-class _State:
-    """Of one sequence.
-
-    Attributes:
-        request: the policy's.
-        lengths: of each drafter, the tokens that the sequence had when it was last asked; the source's are negative.
-        asked: of each drafter, whether it was asked in the round before.
-        resting: its row of the rounds in which it rests.
-    """
-
-    request: Request
-    lengths: list[int]
-    asked: list[bool]
-    resting: Row
-
-
-@dataclass
-class _Round:
-    """The round that is going on."""
-
-    sequences: list[Sequence]
-    rows: list[Row]
-    awake: list[int]  # rows that do not rest
-    offered: list[list[tuple[Offer, list[int], list[int]]]]  # of each row: tokens and parents of each offer
-    turns: list[list[bool]]  # of each drafter: the rows whose draft is its own
-    asked: bool  # free drafters were, for some row
-    calls: list[tuple[int, int, int, int, float]] = field(default_factory=list)
-    positions: int = 0
-    changed: bool = False  # the pass is not as wide as the one before
-    copied: float = 0.0  # seconds that free drafters took
-    emitted: list[int] = field(default_factory=list)
 
 
 class Cascade(Drafter):
@@ -117,8 +84,8 @@ class Cascade(Drafter):
         self._widths: Callable[[AbstractSequence[int]], PassWidths | None] = lambda _: None
         self._key: str | None = None
         self._rounds = 0
-        self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
-        self._round: _Round | None = None
+        self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
+        self._round: Round | None = None
         self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self.policy = self._new_policy(None)
 
@@ -183,7 +150,7 @@ class Cascade(Drafter):
         awake = [row for row in range(size) if exact[row] or not rest[row]]
         widths = self._widths(self.hidden_layers)
         if not awake and all(self.free[:-1]):
-            current = self._round = _Round(list(batch.sequences), [], awake, [], [], False)
+            current = self._round = Round(list(batch.sequences), [], awake, [], [], False)
             current.positions, current.changed = widths.plan(size, 0) if widths is not None else (size, False)
             return Draft.empty(size, batch.device)
         drafts = [Draft.empty(size, batch.device)] * len(self._sources)
@@ -205,7 +172,7 @@ class Cascade(Drafter):
                 if is_exact:
                     row.chosen, width = of_length(row, limit, self.policy.kinds, self.free), 0
         turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self._sources))]
-        current = self._round = _Round(list(batch.sequences), rows, awake, offered, turns, any(wanted), copied=copied)
+        current = self._round = Round(list(batch.sequences), rows, awake, offered, turns, any(wanted), copied=copied)
         for at, drafter in enumerate(self.drafters):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
@@ -224,7 +191,7 @@ class Cascade(Drafter):
         return replace(draft, predicted=predicted) if any(predicted) else draft
 
     def _row(
-        self, batch: Batch, row: int, state: _State, limit: int, offered: list[tuple[Offer, list[int], list[int]]]
+        self, batch: Batch, row: int, state: State, limit: int, offered: list[tuple[Offer, list[int], list[int]]]
     ) -> Row:
         """A row as the policy sees it."""
         drafters = range(len(self.drafters))
@@ -239,7 +206,7 @@ class Cascade(Drafter):
         )
 
     def _wanted(
-        self, batch: Batch, limits: AbstractSequence[int], states: list[_State], awake: list[int]
+        self, batch: Batch, limits: AbstractSequence[int], states: list[State], awake: list[int]
     ) -> tuple[list[int], Batch]:
         """Most tokens that free drafters draft in each row, and the batch that says which are worth it."""
         if not any(self.free[:-1]) and not any(sequence.prediction for sequence in batch.sequences):
@@ -280,7 +247,7 @@ class Cascade(Drafter):
                 offered[row].append((offer, tokens[row][:count], parents[row][:count]))
         return draft
 
-    def _ask(self, at: int, drafter: Drafter, batch: Batch, current: _Round, states: list[_State]) -> Draft:
+    def _ask(self, at: int, drafter: Drafter, batch: Batch, current: Round, states: list[State]) -> Draft:
         """Call a drafter that is not free. It is called with limits of 0 too: some update their state then."""
         limits = [row.chosen.tokens if row.chosen.drafter == at else 0 for row in current.rows]
         begun = tuple(
@@ -395,7 +362,7 @@ class Cascade(Drafter):
         allowed = batch.drafters[row] if batch.drafters else None
         return allowed is None or self.drafters[at].name in allowed
 
-    def _state(self, batch: Batch, row: int) -> _State:
+    def _state(self, batch: Batch, row: int) -> State:
         sequence = batch.sequences[row]
         state = self._states.get(sequence)
         if state is None:
@@ -403,11 +370,11 @@ class Cascade(Drafter):
             request = self.policy.open(sampled=not sequence.params.greedy, reproducible=reproducible)
             count = len(self.drafters)
             resting = Row(request, room=0, lags=[0] * count)
-            state = _State(request, [-len(sequence.source or ())] * count, [False] * count, resting)
+            state = State(request, [-len(sequence.source or ())] * count, [False] * count, resting)
             self._states[sequence] = state
         return state
 
-    def _lag(self, state: _State, at: int, sequence: Sequence) -> int:
+    def _lag(self, state: State, at: int, sequence: Sequence) -> int:
         """Tokens that a drafter with weights has not seen; those of one round don't count."""
         if state.asked[at] or not (self.drafters[at].models and not self.drafters[at].hidden_layers):
             return 0
