@@ -44,7 +44,7 @@ def test_a_file_writes_with_and_without_speculation(file):
         (["--n-ctx", "4"], ["takes 4", "shorten the prompt"]),
         (["--n-ctx", "0"], ["n_ctx is 0"]),
         (["--quantize", "int8"], ["rounded as it comes"]),
-        (["--runner", "native"], ["llama.cpp alone"]),
+        (["--runner", "hf"], ["transformers", "'gguf'"]),
     ],
 )
 def test_options_that_do_not_fit_a_file_are_told(file, options, words):

@@ -153,13 +153,14 @@ def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions
 
 
 def load_reference(path: str) -> tuple[ReferenceModel, Any]:
-    """A model's distribution, computed in float32 or, of a GGUF file, plainly by llama.cpp; and its tokenizer."""
+    """A model's distribution, computed in float32 or, of a GGUF file, plainly by its runner; and its tokenizer."""
     file = gguf.find(path)
     if file is not None:
         from foretoken.audit import ReferenceModel
         from foretoken.audit.plain_module import PlainModule
+        from foretoken.models import load
 
-        model = gguf.load(file, path)
+        model = load(path)
         if model.tokenizer is None:
             raise ModelError(f"{path} has no tokenizer, which prompts need: name another file")
         return ReferenceModel(PlainModule(model)), model.tokenizer

@@ -49,7 +49,7 @@ SHIPPED_DRAFTER = "draft-model"
 AUTO: Literal["auto"] = "auto"
 _TREES = ("none", "static", "dynamic")
 _VOCABS = ("auto", "same", "intersection", "text")
-_RUNNERS = ("auto", "native", "hf")
+_RUNNERS = ("auto", "native", "hf", "gguf")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WITH_FILE = ("retrieval", "eagle3", "medusa")  # drafters whose argument is a file or folder
 

@@ -52,7 +52,8 @@ class LoadOptions:
     runner: Annotated[
         str | None,
         typer.Option(
-            help="native (popular architectures, fast), hf (transformers, any model) or auto: native where it can.",
+            help="native (popular architectures, fast), hf (transformers, any model), gguf (llama.cpp, any GGUF file) "
+            "or auto: native where it can.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),

@@ -99,7 +99,7 @@ class HeadGraph(DecoderGraph):
     def run(self) -> list[Any]:
         """`Eagle3Head.forward` over `now`: its outputs."""
         layer, states = self.layers[0], self.now["states"]
-        embedded = ops.gather(self.weights.vector(self.table), self.now["tokens"], integers(0))
+        embedded = self.weights.rows(self.table, self.now["tokens"])
         normed = self.norm(states, self._hidden_norm)
         both = ops.concat([self.norm(embedded, layer.attention_norm), normed], -1)
         x = normed if self._config.norm_before_residual else states

@@ -14,13 +14,14 @@ from torch import nn
 from foretoken.errors import ModelError, check_choice, shown
 from foretoken.models import gguf, native
 from foretoken.models.base import LanguageModel, check_attributes
+from foretoken.models.gguf_files import load_gguf
 from foretoken.models.load_errors import translated_errors
 from foretoken.models.locating import hub_resolves, locate
 from foretoken.models.native import config as native_config
 from foretoken.models.placement import resolve_device, resolve_dtype
 from foretoken.models.tokenizers import check_tokenizer, load_tokenizer, quiet_transformers, tokenizer_for
 
-Runner = Literal["auto", "native", "hf"]
+Runner = Literal["auto", "native", "hf", "gguf"]
 
 
 def load(
@@ -60,6 +61,8 @@ def load(
         name: what messages call the model; None means what it was loaded from.
         runner: "native" runs popular architectures (Llama, Mistral, Qwen2, Qwen3, Phi-3) faster than transformers
             does, "hf" runs any model with transformers, "auto" is "native" for checkpoints on the CPU where it can be.
+            GGUF files: "gguf" runs any on llama.cpp, "native" those of Llama, Qwen2 and Qwen3 on OpenVINO, and "auto"
+            is "native" where it can be and no option is for llama.cpp.
             A transformers model runs on "hf" unless this is "native".
         quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; the model's
             distribution is then that of the rounded weights. "w8a8" rounds what they are multiplied with too, and is
@@ -68,7 +71,7 @@ def load(
         eager: compile nothing: the native runner's torch runs operation by operation. Else, where OpenVINO doesn't run
             the model, torch compiles the layers for the processor, once on a machine.
         n_ctx: most tokens of a sequence; None for the model's context. This option and the four after it are for GGUF
-            files alone, which llama.cpp runs: their weights, and so `dtype`, `quantize` and `runner`, are as they come.
+            files alone, whose weights, and so `dtype` and `quantize`, are as they come; the four are llama.cpp's.
         n_gpu_layers: layers that a GPU computes, where llama.cpp was built for one; None for all of them.
         n_threads: that compute a pass; None for as many as torch uses.
         cache_type: of keys and values: "f32", "f16", "bf16" or "q8_0"; "auto" for "f32" where the weights are, else
@@ -100,9 +103,10 @@ def load(
         )
     file = gguf.find(model)
     if file is not None:
-        _check_gguf_options(name or str(model), runner, quantize, kwargs)
         given = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-        return gguf.load(file, name or str(model), llama, given)
+        return load_gguf(file, name or str(model), runner, options, llama, given, kwargs)
+    if runner == "gguf":
+        raise ModelError(f"{shown(model)} is no GGUF file, which runner='gguf' is for: leave it out")
     source = locate(model)
     name = name or str(model)
     target = resolve_device(device)
@@ -121,19 +125,6 @@ def load(
             hub["local_files_only"] = True
         with quiet_transformers():
             return _load_by_transformers_config(source, name, dtype, target, tokenizer, options, runner, hub, kwargs)
-
-
-def _check_gguf_options(name: str, runner: Runner, quantize: str | None, kwargs: dict[str, Any]) -> None:
-    """Refuse what is not for GGUF files, rather than pass it over."""
-    if runner != "auto":
-        raise ModelError(f"{name} is a GGUF file, which runs on llama.cpp alone: leave runner={runner!r} out")
-    if quantize not in (None, "auto"):
-        raise ModelError(f"{name} is a GGUF file, rounded as it comes: leave quantize={quantize!r} out")
-    if kwargs:
-        option, value = next(iter(kwargs.items()))
-        raise ModelError(
-            f"{name} is a GGUF file, and {option}={shown(value)} is an option of transformers: leave it out"
-        )
 
 
 def _load_plain_folder(

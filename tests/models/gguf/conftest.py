@@ -17,10 +17,10 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gguf")
     made = {}
 
-    def file(name, make, tokenizer=None, **metadata):
+    def file(name, make, tokenizer=None, kinds=None, **metadata):
         if name not in made:
             module = make()
-            made[name] = module, write(module, folder / f"{name}.gguf", tokenizer, **metadata)
+            made[name] = module, write(module, folder / f"{name}.gguf", tokenizer, kinds, **metadata)
         return made[name]
 
     return file

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
+
+from foretoken.models.gguf.library import library
 
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -23,13 +27,35 @@ _GAINS_MINUS_ONE = ("gemma2",)
 """Architectures whose norms multiply with one plus the weight."""
 
 
-def write(module: Any, path: Path, tokenizer: Any | None = None, **metadata: Any) -> Path:
-    """Write a model with float32 weights.
+def rounded(values: Any, kind: str) -> Any:
+    """Rows of float32 numbers in a type that rounds them, by llama.cpp: ``[rows, bytes]`` uint8."""
+    number = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[number]
+    rows, width = values.shape
+    out = np.empty((rows, width // block * size), dtype=np.uint8)
+    function = library().ggml_quantize_chunk
+    function.restype = ctypes.c_size_t
+    function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *3 * (ctypes.c_int64,), ctypes.c_void_p)
+    assert function(int(number), values.ctypes.data, out.ctypes.data, 0, rows, width, None) == out.nbytes
+    return out
+
+
+def write(
+    module: Any,
+    path: Path,
+    tokenizer: Any | None = None,
+    kinds: Callable[[str], str] | None = None,
+    tensors: dict[str, Any] | None = None,
+    **metadata: Any,
+) -> Path:
+    """Write a model.
 
     Args:
         module: a transformers model.
         path: where to.
         tokenizer: a byte-level BPE tokenizer, or a function that writes a vocabulary; None for none.
+        kinds: gives the type of a matrix of which the name is given; None for float32 throughout.
+        tensors: further ones, by their names in the file.
         metadata: further keys and values.
     """
     config = module.config
@@ -48,7 +74,15 @@ def write(module: Any, path: Path, tokenizer: Any | None = None, **metadata: Any
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             continue
         new, values = _converted(kind, config, name, tensor.float(), names)
-        writer.add_tensor(new, np.ascontiguousarray(values.numpy()))
+        numbers = np.ascontiguousarray(values.numpy())
+        kind_of_matrix = "F32" if kinds is None or numbers.ndim == 1 else kinds(new)
+        if kind_of_matrix == "F32":
+            writer.add_tensor(new, numbers)
+        else:
+            stored = rounded(numbers, kind_of_matrix)
+            writer.add_tensor(new, stored, raw_dtype=gguf.GGMLQuantizationType[kind_of_matrix])
+    for name, extra in (tensors or {}).items():
+        writer.add_tensor(name, extra)
     _add_vocabulary(writer, config, tokenizer)
     for key, value in metadata.items():
         _add(writer, key.replace("__", "."), value)

@@ -93,7 +93,7 @@ def test_an_embedding_model_is_refused(files):
         ({"n_threads": 0}, "n_threads is 0"),
         ({"cache_type": "int3"}, "cache_type"),
         ({"quantize": "int8"}, "rounded as it comes"),
-        ({"runner": "native"}, "llama.cpp alone"),
+        ({"runner": "hf"}, "which transformers doesn't run: use runner='native' or 'gguf'"),
         ({"device_map": "auto"}, "device_map='auto' is an option of transformers"),
     ],
 )

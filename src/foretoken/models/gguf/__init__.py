@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,11 @@ from foretoken.models.gguf.file import find, parts_of
 from foretoken.models.gguf.options import CacheType, Options
 
 if TYPE_CHECKING:
+    from foretoken.models.gguf.header import Header
+    from foretoken.models.gguf.loading import Vocabulary
     from foretoken.models.gguf.runner import GgufModel
 
-__all__ = ["CacheType", "Options", "find", "load", "parts_of"]
+__all__ = ["CacheType", "Options", "find", "load", "load_vocabulary", "parts_of", "read_header"]
 
 
 def load(path: Path, name: str, options: Options | None = None, tokenizer: Any | None = None) -> GgufModel:
@@ -19,3 +22,17 @@ def load(path: Path, name: str, options: Options | None = None, tokenizer: Any |
     from foretoken.models.gguf.loading import load_gguf
 
     return load_gguf(path, name, options, tokenizer)
+
+
+def read_header(parts: Sequence[Path]) -> Header:
+    """What files say about their model; see `foretoken.models.gguf.header.read_header`."""
+    from foretoken.models.gguf import header
+
+    return header.read_header(parts)
+
+
+def load_vocabulary(parts: Sequence[Path], header: Header, name: str) -> Vocabulary:
+    """The vocabulary alone; see `foretoken.models.gguf.loading.load_vocabulary`."""
+    from foretoken.models.gguf import loading
+
+    return loading.load_vocabulary(parts, header, name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from foretoken.errors import ModelError, OutOfMemory
 from foretoken.models.gguf.context import ContextOptions
 from foretoken.models.gguf.file import parts_of
 from foretoken.models.gguf.handle import Handle
+from foretoken.models.gguf.header import Header
 from foretoken.models.gguf.library import Library, library
 from foretoken.models.gguf.options import TYPE_BYTES, TYPES, Options
 from foretoken.models.gguf.runner import ContextPool, GgufModel
@@ -45,8 +48,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
     _check_kind(handle, name)
     own = GgufTokenizer(handle, name)
     rolls_back = not (calls.llama_model_is_recurrent(handle.pointer) or calls.llama_model_is_hybrid(handle.pointer))
-    kind = calls.llama_ftype_name(calls.llama_model_ftype(handle.pointer)).decode()
-    kind = kind.removeprefix("(guessed)").strip()
+    kind = _kind(calls, calls.llama_model_ftype(handle.pointer))
     cache_type = options.cache_type
     if cache_type == "auto":
         cache_type = "f32" if kind.endswith("F32") else "f16"
@@ -63,7 +65,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
             f"n_ctx is {options.n_ctx:,}, and {name} has a table of {positions:,} positions: give at most that"
         )
     pool = ContextPool(handle, context, rows, rolls_back, len(own), positions)
-    has_text = handle.metadata("tokenizer.ggml.model") not in (None, "no_vocab", "none")
+    has_text = _has_text(handle)
     return GgufModel(
         pool,
         name=name,
@@ -79,8 +81,53 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
     )
 
 
-def _open(calls: Library, parts: Sequence[Path], name: str, options: Options) -> Handle:
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a file says about text, without its weights.
+
+    Attributes:
+        tokenizer: None where the file has none.
+        eos_token_ids: the end tokens.
+        kind: how the weights are rounded, as llama.cpp names it; None for not at all.
+    """
+
+    tokenizer: GgufTokenizer | None
+    eos_token_ids: tuple[int, ...]
+    kind: str | None
+
+
+def load_vocabulary(parts: Sequence[Path], header: Header, name: str) -> Vocabulary:
+    """Have llama.cpp read a file's vocabulary alone.
+
+    Args:
+        parts: all files of the model.
+        header: what they say.
+        name: what messages call it.
+
+    Raises:
+        ModelError: llama.cpp is missing, or can't read the file.
+    """
+    handle = _open(library(), parts, name, Options(), vocab_only=True)
+    own = GgufTokenizer(handle, name)
+    kinds = Counter(tensor.kind for tensor in header.tensors.values() if len(tensor.shape) > 1)
+    number = header.metadata.get("general.file_type")  # with a vocabulary alone, llama.cpp doesn't say
+    kind = kinds.most_common(1)[0][0] if number is None else _kind(handle.library, number)
+    kept = None if kind in _UNROUNDED else kind
+    return Vocabulary(own, own.eog_token_ids, kept) if _has_text(handle) else Vocabulary(None, (), kept)
+
+
+def _kind(calls: Library, number: int) -> str:
+    """The name of a file's type, that of most of its weights."""
+    return str(calls.llama_ftype_name(number).decode().removeprefix("(guessed)").strip())
+
+
+def _has_text(handle: Handle) -> bool:
+    return handle.metadata("tokenizer.ggml.model") not in (None, "no_vocab", "none")
+
+
+def _open(calls: Library, parts: Sequence[Path], name: str, options: Options, vocab_only: bool = False) -> Handle:
     params = calls.model_params()
+    params.vocab_only = vocab_only
     params.load_mode = _MMAP if options.mmap else _NO_MMAP
     if options.n_gpu_layers is not None:
         params.n_gpu_layers = options.n_gpu_layers

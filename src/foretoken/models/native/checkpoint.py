@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from foretoken.errors import ModelError
+from foretoken.models.native.packed import Packed, PackedMatrix
 from foretoken.models.native.spec import Spec
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -33,6 +34,21 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A linear layer whose rows lie in several matrices, which are of different types.
+
+    Attributes:
+        matrices: their rows follow one another.
+    """
+
+    matrices: tuple[Matrix | PackedMatrix, ...]
+
+
+AnyMatrix = Matrix | PackedMatrix | Parts
+"""Torch's backend takes `Matrix` alone, the only one that checkpoints have."""
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """Weights of one decoder layer.
 
@@ -48,13 +64,13 @@ class LayerWeights:
     """
 
     attention_norm: Tensor
-    qkv: Matrix
+    qkv: AnyMatrix
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Matrix
+    output: AnyMatrix
     mlp_norm: Tensor
-    gate_up: Matrix
-    down: Matrix
+    gate_up: AnyMatrix
+    down: AnyMatrix
 
 
 Names = Callable[[str], Tensor]
@@ -72,6 +88,9 @@ class Weights:
     Raises:
         ModelError: weights are missing, or have other shapes than the config says.
     """
+
+    rounds_inputs = False
+    """What linear layers of rounded weights are multiplied with is rounded, too."""
 
     def __init__(self, spec: Spec, source: TensorSource, name: str, dtype: torch.dtype) -> None:
         self.spec, self._source, self._dtype = spec, source, dtype
@@ -104,7 +123,11 @@ class Weights:
         """``[V, hidden]``."""
         return self._get("model.embed_tokens.weight")
 
-    def head(self) -> Tensor:
+    def table(self) -> Tensor | Packed:
+        """``[V, hidden]``: the embeddings as they are looked up."""
+        return self.embedding()
+
+    def head(self) -> Tensor | Packed:
         """``[V, hidden]``: the output layer, which may be the embedding table."""
         return self.embedding() if self.spec.tied else self._get("lm_head.weight")
 
@@ -130,7 +153,7 @@ class Weights:
             down=self._joined([mlp + "down_proj"], spec.mlp_bias),
         )
 
-    def _joined(self, parts: list[str], bias: bool) -> Matrix:
+    def _joined(self, parts: list[str], bias: bool) -> AnyMatrix:
         """Several matrices concatenated by rows: one product instead of two or three."""
         weights = [self._get(f"{part}.weight") for part in parts]
         biases = [self._get(f"{part}.bias") for part in parts] if bias else None

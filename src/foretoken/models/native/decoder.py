@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
 
-from foretoken.models.native.checkpoint import Matrix, Weights
+from foretoken.models.native.checkpoint import AnyMatrix, Matrix, Weights
 from foretoken.models.native.linear import Linear, Quantize, make
 from foretoken.models.native.spec import Spec
 
@@ -70,8 +70,9 @@ class Decoder:
         """``[V, hidden]``: tokens to hidden states."""
         self._layers = [_layer(weights, number, device, quantize) for number in range(self.spec.layers)]
         self._norm = weights.final_norm().to(device)
-        head = self.embedding if self.spec.tied else weights.head().to(device)
-        self.head: Linear = make(Matrix(head), quantize)
+        head = self.embedding if self.spec.tied else weights.head()
+        assert isinstance(head, Tensor)
+        self.head: Linear = make(Matrix(head.to(device)), quantize)
         """Hidden states to logits."""
         self._compiled = compiled
 
@@ -202,7 +203,8 @@ def _layer(weights: Weights, number: int, device: torch.device, quantize: Quanti
     def moved(vector: Tensor | None) -> Tensor | None:
         return None if vector is None else vector.to(device)
 
-    def prepare(matrix: Matrix) -> Linear:
+    def prepare(matrix: AnyMatrix) -> Linear:
+        assert isinstance(matrix, Matrix)
         return make(Matrix(matrix.weight.to(device), moved(matrix.bias)), quantize)
 
     return Layer(

@@ -11,8 +11,9 @@ import torch
 from openvino import opset13 as ops
 from torch import Tensor
 
-from foretoken.models.native.checkpoint import Matrix
+from foretoken.models.native.checkpoint import AnyMatrix, Parts
 from foretoken.models.native.linear import Quantize, quantised
+from foretoken.models.native.packed import Packed
 
 
 class WeightNodes:
@@ -27,10 +28,41 @@ class WeightNodes:
         self._memory: list[Any] = []  # constants don't keep the memory that they lie in
         self._nodes: dict[tuple[int, str], Any] = {}
 
-    def linear(self, x: Any, matrix: Matrix) -> Any:
+    def linear(self, x: Any, matrix: AnyMatrix) -> Any:
         """``[T, out]`` of ``[T, in]``."""
-        product = ops.matmul(x, self.matrix(matrix.weight), False, True)
+        if isinstance(matrix, Parts):
+            return ops.concat([self.linear(x, part) for part in matrix.matrices], 1)
+        product = self.product(x, matrix.weight)
         return product if matrix.bias is None else ops.add(product, self.vector(matrix.bias))
+
+    def product(self, x: Any, weight: Tensor | Packed) -> Any:
+        """``[T, out]`` of ``[T, in]``, without a bias."""
+        if isinstance(weight, Tensor):
+            return ops.matmul(x, self.matrix(weight), False, True)
+        product = ops.matmul(x, self._packed(weight), False, True)
+        if weight.offsets is None:
+            return product
+        grouped = ops.reshape(x, integers([-1, weight.scales.shape[1], weight.group]), False)
+        sums = ops.reduce_sum(grouped, integers([2]))
+        return ops.add(product, ops.matmul(sums, self.vector(weight.offsets), False, True))
+
+    def rows(self, weight: Tensor | Packed, index: Any) -> Any:
+        """``[T, in]``: rows of a matrix of which the T numbers are given."""
+        if isinstance(weight, Tensor):
+            return ops.gather(self.vector(weight), index, integers(0))
+        (_, width), groups = weight.shape, weight.scales.shape[1]
+        found = ops.convert(ops.gather(self._constant(weight.integers), index, integers(0)), "f32")
+        if weight.bits == 4:
+            high = ops.floor(ops.divide(found, floats(16.0)))
+            both = [ops.subtract(found, ops.multiply(high, floats(16.0))), high]
+            pairs = ops.concat([ops.unsqueeze(half, integers(2)) for half in both], 2)
+            found = ops.subtract(ops.floor_mod(ops.add(pairs, floats(8.0)), floats(16.0)), floats(8.0))
+        found = ops.reshape(found, integers([-1, groups, width // groups]), False)
+        for operation, factors in ((ops.multiply, weight.scales), (ops.add, weight.offsets)):
+            if factors is not None:
+                its = ops.gather(self._constant(factors), index, integers(0))
+                found = operation(found, ops.unsqueeze(its, integers(2)))
+        return ops.reshape(found, integers([-1, width]), False)
 
     def matrix(self, weight: Tensor) -> Any:
         """``[out, in]``, quantized to int8 if `quantize` is set."""
@@ -43,6 +75,21 @@ class WeightNodes:
     def forget(self) -> None:
         """Drop the nodes, once the graph is complete: tensors that were only a step on the way are freed."""
         self._nodes.clear()
+
+    def _packed(self, weight: Packed) -> Any:
+        """``[out, in]``, in the form that the runtime multiplies without widening the whole; offsets apart."""
+        return self._once(weight.integers, "packed", lambda _: self._scaled(weight))
+
+    def _scaled(self, weight: Packed) -> Any:
+        rows, width = weight.shape
+        groups, size = weight.scales.shape[1], weight.group
+        tensor, memory = shared(weight.integers.contiguous())
+        kind = ov.Type.i8 if weight.bits == 8 else ov.Type.i4
+        tensor = ov.Tensor(memory, ov.Shape([rows, groups, size]), kind)
+        self._memory.append((tensor, memory))
+        integers_ = ops.convert(ops.constant(tensor, shared_memory=True), "f32")
+        product = ops.multiply(integers_, self._constant(weight.scales.view(rows, groups, 1)))
+        return ops.reshape(product, integers([rows, width]), False)
 
     def _once(self, values: Tensor, kind: str, make: Callable[[Tensor], Any]) -> Any:
         """The node that `make` gives for these values, made at the first call."""

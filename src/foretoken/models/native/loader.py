@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from foretoken.errors import ModelError, check_choice, check_flag, install_extra
+from foretoken.models.gguf.header import Header
+from foretoken.models.native import gguf_weights
 from foretoken.models.native.checkpoint import Folder, Module, TensorSource, Weights
 from foretoken.models.native.compiled import compiled
 from foretoken.models.native.linear import Quantize, check_quantize
@@ -123,6 +125,41 @@ def build(
         )
     backend = _backend(weights, name, dtype, device, options)
     return NativeModel(backend, name, dtype, device, tokenizer, eos_token_ids, backend.quantize)
+
+
+def build_gguf(
+    header: Header,
+    *,
+    name: str,
+    tokenizer: Any | None,
+    eos_token_ids: tuple[int, ...],
+    kind: str | None,
+    n_ctx: int | None,
+    options: Options,
+) -> NativeModel:
+    """Load what `gguf_weights.refusal` and `openvino_refusal` have nothing against.
+
+    Args:
+        header: of the file.
+        name: what messages call the model.
+        tokenizer: its tokenizer, if it has one.
+        eos_token_ids: the end tokens.
+        kind: how its weights are rounded; None for not at all.
+        n_ctx: most tokens of a sequence; None for the file's context.
+        options: how the model is to run; "auto" rounds weights that are not rounded yet, for drafters.
+    """
+    from foretoken.models.native.openvino_backend import OpenVinoBackend
+
+    spec = spec_of(gguf_weights.config_of(header.metadata, header, n_ctx))
+    dtype = gguf_weights.compute_dtype(header)
+    source = gguf_weights.GgufSource(header, spec)
+    weights = gguf_weights.GgufWeights(spec, source, name, dtype)
+    chosen = rounding(weights.bytes(), dtype) if options.quantize == "auto" and not weights.rounds_inputs else None
+    backend = OpenVinoBackend(weights, dtype, chosen)
+    source.release()
+    return NativeModel(
+        backend, name, dtype, torch.device("cpu"), tokenizer, eos_token_ids, chosen or kind, weights.bytes()
+    )
 
 
 def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.device, options: Options) -> Backend:

@@ -102,7 +102,8 @@ class OpenVinoBackend:
         self._layers: int | None = None  # that are run; all
         size = weights.bytes()
         least = least_for(size, bfloat16=dtype is torch.bfloat16 and quantize is None)
-        self._options = CompileOptions(dtype, quantize == "w8a8", torch.get_num_threads(), patience_for(size), least)
+        rounds = quantize == "w8a8" or weights.rounds_inputs
+        self._options = CompileOptions(dtype, rounds, torch.get_num_threads(), patience_for(size), least)
         self.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
         self.graphs(GraphKey())

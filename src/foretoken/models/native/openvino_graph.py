@@ -16,10 +16,11 @@ from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 from torch import Tensor
 
-from foretoken.models.native.checkpoint import LayerWeights, Matrix, Weights
+from foretoken.models.native.checkpoint import AnyMatrix, LayerWeights, Matrix, Parts, Weights
 from foretoken.models.native.graph_nodes import WeightNodes, empty, floats, integers, output, parameter
 from foretoken.models.native.graph_tokens import best_tokens, draw_tokens
 from foretoken.models.native.linear import Quantize
+from foretoken.models.native.packed import PackedMatrix
 from foretoken.models.native.paging import BLOCK
 
 INPUTS = {
@@ -106,7 +107,7 @@ class DecoderGraph:
         ]
         self.caches = len(self._caches)
         self.layers = [weights.layer(number) for number in range(count)]
-        self.table, self.last_norm = weights.embedding(), weights.final_norm()
+        self.table, self.last_norm = weights.table(), weights.final_norm()
         self._head = self.table if self.spec.tied else weights.head()
         self.now = dict(self._inputs)
         self.inputs = tuple(self._inputs)
@@ -147,7 +148,7 @@ class DecoderGraph:
 
         For other networks than decoders to override; `scored` says what becomes of the last of them.
         """
-        x = ops.gather(self.weights.vector(self.table), self.now["tokens"], integers(0))
+        x = self.weights.rows(self.table, self.now["tokens"])
         states = [x]
         for number, layer in enumerate(self.layers):
             x = ops.add(x, self.attention(self.norm(x, layer.attention_norm), layer, number))
@@ -167,9 +168,11 @@ class DecoderGraph:
         """Paged attention of layer `number` over normed states ``[T, …]``, `x` not included: ``[T, hidden]``."""
         spec, size = self.spec, self.spec.head_dim
         widths = [spec.heads * size, spec.groups * size, spec.groups * size]
-        query, key, value = ops.variadic_split(
-            self.weights.linear(x, layer.qkv), integers(1), integers(widths)
-        ).outputs()
+        if isinstance(layer.qkv, Parts):
+            query, key, value = (self.weights.linear(x, part) for part in layer.qkv.matrices)
+        else:
+            whole = self.weights.linear(x, layer.qkv)
+            query, key, value = ops.variadic_split(whole, integers(1), integers(widths)).outputs()
         query = self._rotate(query, spec.heads, layer.query_norm)
         key = self._rotate(key, spec.groups, layer.key_norm)
         caches = self._caches[2 * number : 2 * number + 2]
@@ -280,10 +283,14 @@ class DecoderGraph:
         ]
 
     def _logits(self, x: Any) -> Any:
-        return ops.matmul(x, self.weights.matrix(self._head), False, True)
+        return self.weights.product(x, self._head)
 
 
-def _halves(matrix: Matrix) -> list[Matrix]:
+def _halves(matrix: AnyMatrix) -> Sequence[Matrix | PackedMatrix]:
     """The first half of a layer's output features, and the second."""
+    if isinstance(matrix, Parts):
+        return matrix.matrices
+    if isinstance(matrix, PackedMatrix):
+        return matrix.halves()
     biases = [None, None] if matrix.bias is None else matrix.bias.chunk(2)
     return [Matrix(weight, bias) for weight, bias in zip(matrix.weight.chunk(2), biases, strict=True)]

@@ -29,7 +29,10 @@ class Rotary:
         """Longest sequence, in tokens, of the first set of frequencies; None if there is one set only."""
         if rope_type in ("default", "dynamic"):
             steps = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
-            self._frequencies, self._scale = [1.0 / parameters["rope_theta"] ** steps], 1.0
+            frequencies = 1.0 / parameters["rope_theta"] ** steps
+            factors = parameters.get("frequency_factors")  # of GGUF files
+            self._frequencies = [frequencies if factors is None else frequencies / torch.as_tensor(factors)]
+            self._scale = 1.0
         elif rope_type == "longrope":
             original = parameters["original_max_position_embeddings"]
             self.switch = original if original < config.max_position_embeddings else None

@@ -79,6 +79,7 @@ class NativeModel(LanguageModel):
         tokenizer: its tokenizer, if it has one.
         eos_token_ids: the end tokens.
         quantize: how the weights were quantised: the model's distribution is that of the rounded weights.
+        weight_bytes: of a file whose weights are of several types; None where `dtype` and `quantize` tell.
     """
 
     supports_trees = True
@@ -95,6 +96,7 @@ class NativeModel(LanguageModel):
         tokenizer: Any | None = None,
         eos_token_ids: tuple[int, ...] = (),
         quantize: str | None = None,
+        weight_bytes: int | None = None,
     ) -> None:
         self.backend = backend
         self.name = name
@@ -105,7 +107,7 @@ class NativeModel(LanguageModel):
         self.vocab_size = backend.spec.vocab_size
         self.num_layers = backend.spec.layers
         numbers = sum(prod(shape) for shape in expected_shapes(backend.spec).values())
-        self.weight_bytes = numbers * (1 if quantize else dtype.itemsize)
+        self.weight_bytes = weight_bytes or numbers * (1 if quantize else dtype.itemsize)
         self.max_length = backend.spec.max_length
         self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
         self.own_threads, self.backend_name = backend.own_threads, backend.name

@@ -1,0 +1,217 @@
+"""GGUF files on the native runner: their numbers, their scores, and which files it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gguf as package
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from byte_tokenizer import byte_tokenizer
+from foretoken import Engine, SamplingParams
+from foretoken.errors import ModelError
+from foretoken.models import gguf, load
+from foretoken.models.gguf.blocks import ROUNDED, unpack, widened
+from foretoken.models.gguf.runner import GgufModel
+from foretoken.models.native import NativeModel, gguf_weights
+from foretoken.models.native.loader import openvino_refusal
+from models.gguf import gguf_files
+from models.reference import walk
+from tiny import _llama_like, build, tiny_gemma2, tiny_llama, tiny_qwen3
+
+pytestmark = pytest.mark.skipif(
+    openvino_refusal(torch.float32, torch.device("cpu")) is not None, reason="OpenVINO does not run here"
+)
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
+WHOLE = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+
+def qwen2(**fields):
+    return build(tf.Qwen2ForCausalLM, tf.Qwen2Config(**_llama_like(32, fields)), 0)
+
+
+def wide():
+    """A model whose rows are long enough for K-quants."""
+    return tiny_llama(64, hidden_size=256, intermediate_size=512, num_attention_heads=8, tie_word_embeddings=True)
+
+
+def native(path, module):
+    model = load(path, runner="native")
+    assert isinstance(model, NativeModel)
+    model.module = module
+    return model
+
+
+@pytest.fixture
+def rounded_file(files):
+    """``rounded_file(kind)``: a file with matrices of that type, and a transformers model of the same numbers."""
+
+    def make(kind):
+        module, path = files(f"wide {kind}", wide, kinds=lambda _: kind)
+        header = gguf.read_header([path])
+        source = gguf_weights.GgufSource(header, gguf_weights.spec_of(gguf_weights.config_of(header.metadata, header)))
+        module.load_state_dict({name: source.get(name).float() for name in source.names}, strict=False)
+        return module, path
+
+    return make
+
+
+def scores(model, tokens):
+    """``[N, V]`` of a chain."""
+    size = len(tokens)
+    steps = torch.arange(size)[None]
+    return model.forward(torch.tensor([tokens]), steps - 1, torch.tensor([size]), model.open(1)).logits[0].float()
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_numbers_are_those_that_the_gguf_package_reads(kind):
+    number = package.GGMLQuantizationType[kind]
+    block, size = package.GGML_QUANT_SIZES[number]
+    data = np.random.default_rng(0).integers(0, 256, (6, 4 * size), dtype=np.uint8)
+    scale = slice(208, 210) if kind == "Q6_K" else slice(0, 4 if kind[-1] in "1K" else 2)
+    blocks = data.reshape(-1, size)
+    halves = np.random.default_rng(1).random((len(blocks), (scale.stop - scale.start) // 2)).astype(np.float16)
+    blocks[:, scale] = halves.view(np.uint8)
+    found = widened(unpack(kind, data))
+    assert found.shape == (6, 4 * block)
+    np.testing.assert_allclose(found, package.dequantize(data, number), rtol=0, atol=3e-5)
+
+
+FAMILIES = {
+    "llama": tiny_llama,
+    "llama with heads of another size": lambda: tiny_llama(head_dim=16, tie_word_embeddings=True),
+    "qwen2": qwen2,
+    "qwen3": tiny_qwen3,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_of_float32_files_are_those_of_transformers(family, files):
+    module, path = files(f"native {family}", FAMILIES[family])
+    model = native(path, module)
+    assert model.quantize is None
+    assert max(walk(model, size, seed) for size, seed in ((1, 0), (3, 1))) < 1e-4
+
+
+def test_rotary_frequencies_are_divided_by_the_files_factors(files, tmp_path):
+    rope = {
+        "rope_theta": 10_000.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    module = tiny_llama(rope_parameters=rope)
+    plain = 1 / 10_000.0 ** (torch.arange(0, 8, 2) / 8)
+    factors = plain / module.model.rotary_emb.inv_freq
+    assert factors.max() > 4
+    path = tmp_path / "factors.gguf"
+    gguf_files.write(module, path, tensors={"rope_freqs.weight": factors.numpy()})
+    assert walk(native(path, module), 2, 0, rounds=3) < 1e-4
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_scores_of_rounded_files_are_as_near_to_the_plain_models_as_llama_cpps(kind, rounded_file):
+    """Both round what rounded weights are multiplied with to eight bits; BF16 files are computed in bfloat16 here."""
+    module, path = rounded_file(kind)
+    tokens = [3 + i * 7 % 50 for i in range(24)]
+    with torch.inference_mode():
+        expected = module(torch.tensor([tokens])).logits[0]
+    model = native(path, module)
+    ours, theirs = ((scores(each, tokens) - expected).square().mean().sqrt() for each in (model, gguf.load(path, "")))
+    assert ours < max((3 if kind == "BF16" else 1.5) * theirs, 1e-4)
+    assert model.weight_bytes == sum(tensor.data.nbytes for tensor in gguf.read_header([path]).tensors.values())
+
+
+def test_matrices_of_several_types_make_one_layer(files):
+    kinds = {"attn_v": "Q6_K", "ffn_up": "Q8_0", "token_embd": "Q6_K", "attn_k": "F16"}
+    name = "wide mixed"
+    module, path = files(name, wide, kinds=lambda tensor: kinds.get(tensor.split(".")[-2], "Q4_K"))
+    assert {tensor.kind for tensor in gguf.read_header([path]).tensors.values()} == {"F32", "Q4_K", *kinds.values()}
+    tokens = [3 + i * 7 % 50 for i in range(24)]
+    ours, theirs = scores(native(path, module), tokens), scores(gguf.load(path, name), tokens)
+    assert (ours - theirs).square().mean().sqrt() < 0.05 * theirs.std()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_scores_do_not_depend_on_the_width_of_passes(kind, rounded_file):
+    """Inputs are rounded token by token, so a draft is scored as the tokens one by one are."""
+    module, path = rounded_file(kind)
+    model = native(path, module)
+    tokens = [3 + i * 7 % 50 for i in range(12)]
+    whole = scores(model, tokens)
+    cache = model.open(1)
+    for number, token in enumerate(tokens):
+        one = model.forward(torch.tensor([[token]]), torch.tensor([[-1]]), torch.tensor([1]), cache).logits[0, 0]
+        cache.commit(torch.tensor([[0]]), torch.tensor([1]))
+        assert (one - whole[number]).abs().max() < 1e-3 * whole.std()
+
+
+def test_greedy_outputs_are_those_of_transformers_with_files_that_draft(files):
+    tokenizer = byte_tokenizer()
+    module, path = files("chatting", lambda: tiny_llama(vocab_size=264), tokenizer)
+    small = files("chatting drafter", lambda: tiny_llama(vocab_size=264, seed=1), tokenizer)[1]
+    expected = Engine(module, None).generate([3, 4, 5], GREEDY).token_ids
+    target = load(path)
+    assert isinstance(target, NativeModel)
+    for drafter in (None, "lookup", load(small)):
+        engine = Engine(target, drafter, num_speculative_tokens=3)
+        assert all(engine.generate([3, 4, 5], GREEDY).token_ids == expected for _ in range(2))
+    drawn = SamplingParams(max_new_tokens=16, seed=3, ignore_eos=True)
+    texts = [Engine(target, drafter, "coupled").generate("the other", drawn).text for drafter in (None, load(small))]
+    assert texts[0] == texts[1]
+
+
+def test_a_file_runs_natively_where_it_can_and_on_llama_cpp_where_it_is_to(files):
+    path = files("llama", tiny_llama)[1]
+    assert isinstance(load(path), NativeModel)
+    assert load(path, n_ctx=100).max_length == 100
+    assert isinstance(load(path, runner="gguf"), GgufModel)
+    for option in ({"cache_type": "f16"}, {"n_threads": 1}, {"n_gpu_layers": 0}, {"mmap": False}, {"eager": True}):
+        assert isinstance(load(path, **option), GgufModel)
+    with pytest.raises(ModelError, match=r"n_threads=1 is an option of llama\.cpp: leave it out; or use runner='auto'"):
+        load(path, runner="native", n_threads=1)
+    with pytest.raises(ModelError, match="is no GGUF file, which runner='gguf' is for"):
+        load("a/checkpoint", runner="gguf")
+
+
+def test_other_architectures_run_on_llama_cpp(files):
+    path = files("gemma2", lambda: tiny_gemma2(query_pre_attn_scalar=8))[1]
+    assert isinstance(load(path), GgufModel)
+    with pytest.raises(ModelError, match=r"can't run natively: the architecture 'gemma2' is none of llama, qwen2"):
+        load(path, runner="native")
+
+
+def refusal(header, metadata=(), **tensors):
+    changed = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    return gguf_weights.refusal(
+        replace(header, metadata={**header.metadata, **dict(metadata)}, tensors={**header.tensors, **changed})
+    )
+
+
+def test_what_is_not_known_for_certain_is_refused(files):
+    header = gguf.read_header([files("llama", tiny_llama)[1]])
+    some = header.tensors["blk.0.attn_norm.weight"]
+    assert refusal(header) is None
+    assert "llama.expert_count = 8" in refusal(header, {"llama.expert_count": 8})
+    assert "scaled by 'yarn'" in refusal(header, {"llama.rope.scaling.type": "yarn"})
+    assert refusal(header, {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}) is None
+    assert "heads of 8 features" in refusal(header, {"llama.rope.dimension_count": 4})
+    assert "head_count = [4, 2]" in refusal(header, {"llama.attention.head_count": [4, 2]})
+    assert "a tensor blk.0.other, which" in refusal(header, blk__0__other=some)
+    assert "type 19 (of ggml's numbers)" in refusal(header, output__weight=replace(some, kind="19"))
+    assert "output_norm.weight is [16] and not [32]" in refusal(header, output_norm__weight=replace(some, shape=(16,)))
+    del header.tensors["blk.1.ffn_up.weight"]
+    assert refusal(header) == "it lacks blk.1.ffn_up.weight"
+
+
+def test_rounded_files_need_products_of_eight_bit_integers(rounded_file, monkeypatch):
+    header = gguf.read_header([rounded_file("Q8_0")[1]])
+    monkeypatch.setattr(gguf_weights, "multiplies_int8", lambda: True)
+    assert gguf_weights.refusal(header) is None
+    monkeypatch.setattr(gguf_weights, "multiplies_int8", lambda: False)
+    assert "(VNNI)" in gguf_weights.refusal(header)
