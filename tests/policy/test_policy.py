@@ -14,7 +14,7 @@ from foretoken.policy.acceptance import LOOKUP, MODEL, TREES
 from foretoken.policy.account import CREDIT, SHARE, Runs
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
-from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Row
+from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row
 
 SMALL = Machine(overhead=0.5, weights=1.5, position=0.06, call=0.3, step=0.45, read=0.01)
 LARGE = Machine(overhead=1.0, weights=36.0, position=1.2, call=1.5, step=1.2, read=0.03, load=0.1)
@@ -410,31 +410,37 @@ def test_rows_in_which_nothing_is_to_be_decided_rest():
     policy = Policy([LOOKUP, MODEL], [True, False], costs, Costs.by_bytes(1.0, [0.0, 0.5]))
     alike = [policy.open(sampled=False) for _ in range(4)]
     kept = policy.open(sampled=False, reproducible=True)
+
+    def play(requests: list[Request]) -> list[Row]:
+        rest = policy.resting(requests)
+        awake = [request for request, rests in zip(requests, rest, strict=True) if not rests]
+        beside = len(requests) - len(awake)
+        assert len(policy.ask(awake, beside)) == len(awake)
+        rows = [Row(request, 100, [0, 0]) for request in awake]
+        policy.choose(rows, beside=beside)
+        copied = 0.5 * sum(request.asked for request in awake)
+        policy.learn(rows, [1] * len(rows), len(requests), [], 10.4, copied, beside=beside)
+        return rows
+
     decided = []
     for _ in range(100):
-        rest = policy.resting([*alike, kept])
-        assert not rest[-1]
-        awake = [request for request, rests in zip([*alike, kept], rest, strict=True) if not rests]
-        asked = policy.ask(awake, 5 - len(awake))
-        rows = [Row(request, 100, [0, 0]) for request in awake]
-        policy.choose(rows, beside=5 - len(awake))
+        rows = play([*alike, kept])
+        assert rows[-1].request is kept
         assert not any(row.chosen.tokens for row in rows[:-1])
-        copied = 0.5 * sum(request.asked for request in awake)
-        policy.learn(rows, [1] * len(rows), 5, [], 10.4, copied, beside=5 - len(awake))
-        decided.append(len(awake) - 1)
-        assert len(asked) == len(awake)
+        decided.append(len(rows) - 1)
     assert decided[0] == 4  # each request's first round
     assert sum(decided) <= 4 * 40
     assert decided.count(0) >= 60  # they wake together
     policy.resting(alike)
     assert {request.rounds for request in alike} <= set(range(92, 101))
     assert all(0.95 < request.pace.tokens / request.pace.time < 1.01 for request in alike)
-    assert any(policy.resting(alike))
-    drafting = Row(policy.open(sampled=False), 100, [0, 0])
-    costs.drafters[1].call.fixed = costs.drafters[1].call.each = 0.01
-    policy.choose([drafting], beside=4)
-    assert drafting.chosen.drafter == 1  # other rows may join its calls
-    assert not any(policy.resting(alike))
+
+    costs.drafters[1].call.fixed = costs.drafters[1].call.each = 0.01  # the model is cheap now
+    new = policy.open(sampled=False)
+    asks = [any(row.chosen.drafter == 1 for row in play([*alike, new])) for _ in range(12)]
+    assert True in asks[:9]
+    assert all(asks[asks.index(True) :])  # as long as it drafts, nobody rests
+    assert play([policy.open(sampled=False)])[0].chosen.drafter == 1  # the first round of a request that is alone
 
 
 def test_a_reproducible_request_asks_free_drafters_always():

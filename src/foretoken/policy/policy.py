@@ -86,7 +86,10 @@ class Policy:
         self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
         self._widths = Widths()
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
-        self._rounds = self._stirred = 0  # all, and those in which models drafted
+        self._rounds = 0
+        self._considers = True  # models are considered in this round
+        self._considered = -1  # the round in which they last were
+        self._rest_of_models = 0  # before which they are not considered, unless most requests are new
         self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.extends = self.extends or [False] * len(self.kinds)
@@ -123,11 +126,13 @@ class Policy:
 
         Such rows are none of those of `ask`, `choose` and `learn`.
         """
-        now, stirred = self._rounds, self._stirred
-        rest = [request.rests(now, stirred) for request in requests]
-        shared = [rests for request, rests in zip(requests, rest, strict=True) if request.costs is self.costs]
-        if self._models and not all(shared):  # rows share a model's calls, so that they have to be decided together
-            rest = [False] * len(requests)
+        now = self._rounds
+        shared = [request for request in requests if request.costs is self.costs]
+        # Rows share a model's calls, so that they have to be decided together.
+        self._considers = now >= self._rest_of_models or 2 * sum(
+            request.considered == self._considered for request in shared
+        ) <= len(shared)
+        rest = [request.rests(now) and not (self._considers and self._models) for request in requests]
         for request, rests in zip(requests, rest, strict=True):
             if not rests:
                 request.wake(now, len(requests))
@@ -187,22 +192,40 @@ class Policy:
         if not shared:
             return 0
         widths = None if passes is None or groups else (self._widths, *passes)
-        width = Decision(shared, self.kinds, self._models, self.extends, widths, beside, self._charged).width
+        models = self._models if self._considers else ()
+        width = Decision(shared, self.kinds, models, self.extends, widths, beside, self._charged).width
         self._let_rest(shared)
         return width
 
     def _let_rest(self, rows: Sequence[Row]) -> None:
         """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts."""
-        if any(row.chosen.tokens and not self.free[row.chosen.drafter] and not row.request.looking for row in rows):
-            self._stirred += 1  # others may join the model's next call
-            return
-        for row in rows:
-            request = row.request
-            if not row.chosen.tokens and not (request.asked and any(self.free)):
-                dues = (request.copying.due, *(request.looks[at].due for at in self._models))
-                rounds = min((_REST, *(due - request.rounds - 1 for due in dues if due > request.rounds)))
-                until = self._rounds + 1 + rounds
-                request.rest(self._rounds + 1, until - until % _REST * (rounds == _REST), self._stirred)
+        now = self._rounds
+        if self._considers and self._models:
+            self._considered, waits = now, []
+            most = min(_REST, len(rows) - 1)  # what a model is worth to a row depends on its last tokens, too
+            for row in rows:
+                row.request.considered = now
+                after = [
+                    due - row.request.rounds - 1
+                    for at in self._models
+                    if (due := row.request.looks[at].due) > row.request.rounds
+                ]
+                waits.append(min([most, *after]))
+            drafts = any(row.chosen.tokens for row in rows)  # behind copies, a model may be next
+            self._rest_of_models = 0 if drafts else self._until(round(sum(waits) / len(waits)))
+        if any(self.free):
+            for row in rows:
+                request = row.request
+                if not (row.chosen.tokens or request.asked):
+                    request.rest(now + 1, self._until(min(request.copying.due - request.rounds - 1, _REST)))
+        elif not self._considers or self._rest_of_models > now + 1:
+            for row in rows:
+                row.request.rest(now + 1, self._rest_of_models)
+
+    def _until(self, rounds: int) -> int:
+        """The round that ends a rest of so many rounds; rests of the longest kind end together."""
+        until = self._rounds + 1 + rounds
+        return until - until % _REST if rounds == _REST else until
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
@@ -243,7 +266,7 @@ class Policy:
             changed: the pass was not as wide as the one before, and took longer for that.
             beside: further rows of the pass, which were plain.
         """
-        self._rounds += 1
+        self._rounds, self._considers = self._rounds + 1, True
         costs, count = self.costs, len(rows) + beside
         asked = sum(row.request.asked for row in rows)
         drafted = sum(offer.size for row in rows for offer in row.offers)

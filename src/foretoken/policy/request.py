@@ -85,16 +85,16 @@ class Request:
         self.foreseen: Sequence[bool] = ()  # of the last round's tokens, whether a free drafter would have drafted them
         self.rounds = 0
         self.looking = False  # the round drafts to see whether a drafter has become useful
+        self.considered = -1  # the policy's round in which models were last considered for it
         self._rests_from = self._rests_until = 0  # rounds of the policy; the second is 0 where it does not rest
-        self._while = -1
 
-    def rest(self, now: int, until: int, unless: int) -> None:
-        """Be plain in the policy's rounds from `now` to before `until`, or as long as `unless` stays what it is."""
-        self._rests_from, self._rests_until, self._while = now, until, unless
+    def rest(self, now: int, until: int) -> None:
+        """Be plain in the policy's rounds from `now` to before `until`, unless woken."""
+        self._rests_from, self._rests_until = now, until
 
-    def rests(self, now: int, unless: int) -> bool:
+    def rests(self, now: int) -> bool:
         """Whether it is plain in the policy's round `now`, as was decided before."""
-        return now < self._rests_until and self._while == unless
+        return now < self._rests_until
 
     def wake(self, now: int, among: int) -> None:
         """Make up for the rounds before the policy's round `now` in which it rested, if it did, with so many rows."""
