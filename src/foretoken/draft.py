@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -183,3 +184,9 @@ def ancestor_matrix(parents: Tensor, is_chain: bool = False) -> Tensor:
         above[:, i, :i] = above[rows, parent.clip(min=0), :i] & (parent >= 0)[:, None]
         above[:, i, i] = True
     return torch.from_numpy(above).to(parents.device)
+
+
+@lru_cache(256)
+def no_draft(batch_size: int, device: torch.device) -> Draft:
+    """`Draft.empty`, made once: most rounds that draft nothing are alike. Nobody may write to its tensors."""
+    return Draft.empty(batch_size, device)

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from foretoken.draft import Draft
+from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade_rounds import Round, State
 from foretoken.drafters.chains import extended, joined
@@ -152,8 +152,8 @@ class Cascade(Drafter):
         if not awake and all(self.free[:-1]):
             current = self._round = Round(list(batch.sequences), [], awake, [], [], False)
             current.positions, current.changed = widths.plan(size, 0) if widths is not None else (size, False)
-            return Draft.empty(size, batch.device)
-        drafts = [Draft.empty(size, batch.device)] * len(self._sources)
+            return no_draft(size, batch.device)
+        drafts = [no_draft(size, batch.device)] * len(self._sources)
         offered: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in limits]
         start = self.clock()
         wanted, batch = self._wanted(batch, limits, states, awake)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft
+from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch
 from foretoken.models.chain import Chains, Draws
 from foretoken.randomness import Stream, uniforms
@@ -80,7 +80,7 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
     drafts = [(rows, draft) for rows, draft in parts if any(rows)]
     size, device = len(used), parts[0][1].tokens.device
     if not drafts:
-        return Draft.empty(size, device)
+        return no_draft(size, device)
     counts = torch.tensor(used, dtype=torch.int64, device=device)
     width = max(used)
     if len(drafts) == 1:

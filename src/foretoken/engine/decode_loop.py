@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
-from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft
+from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.engine.draft_length import DraftLengths
@@ -154,7 +153,7 @@ class DecodeLoop:
 
     def _propose(self, drafter: Drafter, members: Membership, batch: Batch, limits: list[int]) -> Draft:
         if not any(limits):
-            return _no_draft(len(limits), batch.device)
+            return no_draft(len(limits), batch.device)
         draft = drafter.propose(batch, limits)
         if not draft.is_chain:
             if not self.target.supports_trees and not draft.has_chains():
@@ -241,12 +240,6 @@ class _MemoryGuard:
             f"{max(len(row.sequence.tokens) for row in self._rows):,} tokens: lower max_batch_size, "
             "num_speculative_tokens, the prompt's length or max_new_tokens"
         ) from error
-
-
-@lru_cache(maxsize=64)
-def _no_draft(rows: int, device: torch.device) -> Draft:
-    """A draft without tokens; most rounds of plain decoding have the same one."""
-    return Draft.empty(rows, device)
 
 
 def _pass_hidden_states(

@@ -102,8 +102,11 @@ class Service:
             async with aclosing(self.engine.stream(prompt, params, **settings)) as events:
                 over = False
                 while not over:
-                    async with asyncio.timeout_at(until):
+                    if until is None:  # a timeout that never comes takes time at every event, too
                         event = await anext(events)
+                    else:
+                        async with asyncio.timeout_at(until):
+                            event = await anext(events)
                     over = event.completion is not None
                     watch.event(event)
                     count(event)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import ExitStack, aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from foretoken.serve.errors import ClientGone, dump
 
@@ -25,7 +25,7 @@ def data(body: Any, event: str | None = None) -> str:
     return f"{named}data: {dump(body)}\n\n"
 
 
-class EventStream(StreamingResponse):
+class EventStream(Response):
     """Server-sent events, as a generator makes them.
 
     The next event is made when the last one is sent, so that a slow reader holds up its own stream alone. The generator
@@ -37,10 +37,12 @@ class EventStream(StreamingResponse):
         send_seconds: for which a client may take nothing.
     """
 
+    media_type = "text/event-stream"
+
     def __init__(self, events: AsyncGenerator[str, None], held: ExitStack, send_seconds: float) -> None:
-        # The second header has proxies pass events on at once.
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(events, headers=headers, media_type="text/event-stream")
+        # The second header has proxies pass events on at once. The length is not known: so no body, which would set it.
+        self.status_code, self.background = 200, None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._events = events
         self._held = held
         self._send_seconds = send_seconds
@@ -48,24 +50,69 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it. Without its end, if the client takes nothing for too long: the connection is closed then."""
         with self._held, suppress(ClientGone):
-            await super().__call__(scope, receive, send)
+            await _unless_gone(receive, self._send_all(send))
 
-    async def stream_response(self, send: Send) -> None:
+    async def _send_all(self, send: Send) -> None:
         """Send it, and close the generator however that ends.
 
         Raises:
             ClientGone: the client took nothing for too long.
         """
+        async with aclosing(self._events) as events:
+            with _Patience(self._send_seconds) as patience:
+                head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+                await patience.spent(send(head))
+                async for event in events:
+                    await patience.spent(
+                        send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+                    )
+                await patience.spent(send({"type": "http.response.body", "body": b"", "more_body": False}))
 
-        async def send_in_time(message: Message) -> None:
-            try:
-                async with asyncio.timeout(self._send_seconds):
-                    await send(message)
-            except TimeoutError:
-                raise ClientGone from None
 
-        async with aclosing(self._events):
-            await super().stream_response(send_in_time)
+class _Patience:
+    """Ends the present task if what it waits for takes too long: `asyncio.timeout` for many short waits.
+
+    One timer for all of them: to set one and take it back takes a good part of the time that an event takes.
+
+    Args:
+        seconds: for each wait.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None  # the wait that is going on
+        self._over = False
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raise ClientGone where a wait took too long."""
+        self._timer.cancel()
+        if kind is asyncio.CancelledError and self._over and self._task.uncancel() == 0:
+            raise ClientGone
+
+    async def spent(self, work: Awaitable[None]) -> None:
+        """Wait for `work`; the block is left with ClientGone if that takes too long."""
+        self._since = self._loop.time()
+        try:
+            await work
+        finally:
+            self._since = None
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        left = self._seconds if self._since is None else self._since + self._seconds - now
+        if left <= 0.0:
+            self._over = True
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(left, self._look)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -74,7 +121,11 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientGone: it did.
     """
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
+    return await _unless_gone(request.receive, work)
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -86,6 +137,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
