@@ -47,6 +47,8 @@ def load_gguf(
     parts = gguf.parts_of(file)
     header = gguf.read_header(parts)
     reason = _refusal(header, options, llama)
+    if reason is None and runner == "auto":
+        reason = native.slow_without_drafts(header)
     if reason is not None:
         if runner == "native":
             raise ModelError(f"{name} can't run natively: {reason}; or use runner='auto' or 'gguf'")

@@ -14,7 +14,7 @@ from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, SamplingParams
 from foretoken.errors import ModelError
 from foretoken.models import gguf, load
-from foretoken.models.gguf.blocks import ROUNDED, unpack, widened
+from foretoken.models.gguf.blocks import ROUNDED, growth, unpack, widened
 from foretoken.models.gguf.runner import GgufModel
 from foretoken.models.native import NativeModel, gguf_weights
 from foretoken.models.native.loader import openvino_refusal
@@ -77,6 +77,8 @@ def test_numbers_are_those_that_the_gguf_package_reads(kind):
     blocks[:, scale] = halves.view(np.uint8)
     found = widened(unpack(kind, data))
     assert found.shape == (6, 4 * block)
+    taken = sum(each.nbytes for each in vars(unpack(kind, data)).values() if isinstance(each, np.ndarray))
+    assert growth({kind: data.nbytes}) == pytest.approx(taken / data.nbytes)
     np.testing.assert_allclose(found, package.dequantize(data, number), rtol=0, atol=3e-5)
 
 
@@ -177,6 +179,13 @@ def test_a_file_runs_natively_where_it_can_and_on_llama_cpp_where_it_is_to(files
         load(path, runner="native", n_threads=1)
     with pytest.raises(ModelError, match="is no GGUF file, which runner='gguf' is for"):
         load("a/checkpoint", runner="gguf")
+
+
+@pytest.mark.parametrize(("kind", "runner"), [("Q8_0", NativeModel), ("Q4_0", NativeModel), ("Q4_K", GgufModel)])
+def test_types_that_take_many_more_bytes_than_in_the_file_run_on_llama_cpp_unless_asked(kind, runner, rounded_file):
+    path = rounded_file(kind)[1]
+    assert isinstance(load(path), runner)
+    assert isinstance(load(path, runner="native"), NativeModel)
 
 
 def test_other_architectures_run_on_llama_cpp(files):

@@ -140,6 +140,25 @@ ROUNDED: dict[str, tuple[int, Callable[[Any], Blocks]]] = {
 """By name: bytes of a block, and what reads ``[blocks, bytes]`` uint8."""
 
 
+def growth(sizes: dict[str, int]) -> float:
+    """How many bytes weights take in the form of `Blocks` for each one in a file, given the file's by type."""
+    grown = sum(size * _GROWTH.get(kind, 1.0) for kind, size in sizes.items())
+    return grown / max(1, sum(sizes.values()))
+
+
+_GROWTH = {
+    "Q8_0": 36 / 34,
+    "Q4_0": 20 / 18,
+    "Q4_1": 24 / 20,
+    "Q5_0": 36 / 22,
+    "Q5_1": 40 / 24,
+    "Q4_K": 192 / 144,
+    "Q5_K": 320 / 176,
+    "Q6_K": 320 / 210,
+}
+"""Bytes of a block as `unpack` gives it, for each one in a file."""
+
+
 def widened(blocks: Blocks) -> Any:
     """The weights, ``[rows, I]`` float32."""
     integers = blocks.integers

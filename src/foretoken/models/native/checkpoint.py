@@ -149,9 +149,13 @@ class Weights:
             key_norm=self._get(attention + "k_norm.weight") if spec.head_norms else None,
             output=self._joined([attention + "o_proj"], spec.output_bias),
             mlp_norm=self._get(at + "post_attention_layernorm.weight"),
-            gate_up=self._joined([mlp + part for part in gate_up], spec.mlp_bias),
+            gate_up=self._gates([mlp + part for part in gate_up], spec.mlp_bias),
             down=self._joined([mlp + "down_proj"], spec.mlp_bias),
         )
+
+    def _gates(self, parts: list[str], bias: bool) -> AnyMatrix:
+        """The gates and the values of an MLP."""
+        return self._joined(parts, bias)
 
     def _joined(self, parts: list[str], bias: bool) -> AnyMatrix:
         """Several matrices concatenated by rows: one product instead of two or three."""
