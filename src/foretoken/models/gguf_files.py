@@ -1,4 +1,4 @@
-"""Which runner a GGUF file is loaded on: OpenVINO's kernels where they compute it, else llama.cpp.
+"""Which runner a GGUF file is loaded on: OpenVINO's kernels where they compute it, and are no slower without drafts.
 
 OpenVINO takes several tokens at little more than the price of one, which is what speculation lives on, and llama.cpp's
 kernels for the CPU take each token's time: docs/gguf.md has the measurements.
@@ -47,7 +47,7 @@ def load_gguf(
     parts = gguf.parts_of(file)
     header = gguf.read_header(parts)
     reason = _refusal(header, options, llama)
-    if reason is None and runner == "auto":
+    if reason is None and runner == "auto" and options.quantize != "auto":  # which drafters have: a chain is one call
         reason = native.slow_without_drafts(header)
     if reason is not None:
         if runner == "native":

@@ -62,7 +62,7 @@ def load(
         runner: "native" runs popular architectures (Llama, Mistral, Qwen2, Qwen3, Phi-3) faster than transformers
             does, "hf" runs any model with transformers, "auto" is "native" for checkpoints on the CPU where it can be.
             GGUF files: "gguf" runs any on llama.cpp, "native" those of Llama, Qwen2 and Qwen3 on OpenVINO, and "auto"
-            is "native" where it can be and no option is for llama.cpp.
+            is "native" where it can be and is not slower without drafts, if no option is for llama.cpp.
             A transformers model runs on "hf" unless this is "native".
         quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; the model's
             distribution is then that of the rounded weights. "w8a8" rounds what they are multiplied with too, and is

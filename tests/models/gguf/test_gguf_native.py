@@ -158,18 +158,21 @@ def test_greedy_outputs_are_those_of_transformers_with_files_that_draft(files):
     module, path = files("chatting", lambda: tiny_llama(vocab_size=264), tokenizer)
     small = files("chatting drafter", lambda: tiny_llama(vocab_size=264, seed=1), tokenizer)[1]
     expected = Engine(module, None).generate([3, 4, 5], GREEDY).token_ids
-    target = load(path)
-    assert isinstance(target, NativeModel)
-    for drafter in (None, "lookup", load(small)):
+    target = load(path, runner="native")
+    for drafter in (None, "lookup", load(small, quantize="auto")):
         engine = Engine(target, drafter, num_speculative_tokens=3)
         assert all(engine.generate([3, 4, 5], GREEDY).token_ids == expected for _ in range(2))
     drawn = SamplingParams(max_new_tokens=16, seed=3, ignore_eos=True)
-    texts = [Engine(target, drafter, "coupled").generate("the other", drawn).text for drafter in (None, load(small))]
+    texts = [
+        Engine(target, drafter, "coupled").generate("the other", drawn).text
+        for drafter in (None, load(small, quantize="auto"))
+    ]
     assert texts[0] == texts[1]
 
 
-def test_a_file_runs_natively_where_it_can_and_on_llama_cpp_where_it_is_to(files):
+def test_a_file_runs_natively_where_it_can_and_on_llama_cpp_where_it_is_to(files, monkeypatch):
     path = files("llama", tiny_llama)[1]
+    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", 0)
     assert isinstance(load(path), NativeModel)
     assert load(path, n_ctx=100).max_length == 100
     assert isinstance(load(path, runner="gguf"), GgufModel)
@@ -182,9 +185,16 @@ def test_a_file_runs_natively_where_it_can_and_on_llama_cpp_where_it_is_to(files
 
 
 @pytest.mark.parametrize(("kind", "runner"), [("Q8_0", NativeModel), ("Q4_0", NativeModel), ("Q4_K", GgufModel)])
-def test_types_that_take_many_more_bytes_than_in_the_file_run_on_llama_cpp_unless_asked(kind, runner, rounded_file):
+def test_targets_that_would_be_slower_without_drafts_run_on_llama_cpp_unless_asked(
+    kind, runner, rounded_file, monkeypatch
+):
     path = rounded_file(kind)[1]
+    assert isinstance(load(path), GgufModel)
+    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", path.stat().st_size)
+    assert isinstance(load(path), GgufModel)
+    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", 100_000)
     assert isinstance(load(path), runner)
+    assert isinstance(load(path, quantize="auto"), NativeModel)
     assert isinstance(load(path, runner="native"), NativeModel)
 
 

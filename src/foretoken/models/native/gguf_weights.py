@@ -83,12 +83,21 @@ A 468M model as Q4_K_M (1.4 times its bytes) wrote 38 tokens a second, and 49 wi
 """
 
 
+LEAST_BYTES = 64_000_000
+"""With fewer bytes of weights, which lie in the processor's caches, what a call takes besides counts for more.
+
+A 10M model as Q8_0 wrote 406 tokens a second, and 995 with llama.cpp.
+"""
+
+
 def slow_without_drafts(header: Header) -> str | None:
     """Why plain decoding of a file is slower here than with llama.cpp, where `refusal` has nothing against it."""
     sizes: Counter[str] = Counter()
     for tensor in header.tensors.values():
         sizes[tensor.kind] += tensor.data.nbytes
-    times = growth(sizes)
+    total, times = sum(sizes.values()), growth(sizes)
+    if total < LEAST_BYTES:
+        return f"it has {total:,} bytes of weights, and fewer than {LEAST_BYTES:,} are read sooner than a pass begins"
     if times <= MOST_GROWTH:
         return None
     return (
