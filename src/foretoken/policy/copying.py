@@ -42,9 +42,15 @@ class Copying:
         they are so long that this costs `SHARE` of the time. The first interval is the longer the less was gained in
         other requests: many short requests would else spend a good part of their rounds on this.
         """
-        assert self.above is not None
         self.cost = cost
-        return now >= self.due or self.last >= cost or self._gains.of(self.above._gains) >= cost
+        return self.rounds_left(now) == 0
+
+    def rounds_left(self, now: int) -> int:
+        """Rounds from round `now` on in which they are not wanted, at the cost of the last round that asked for it."""
+        assert self.above is not None
+        if self.last >= self.cost or self._gains.of(self.above._gains) >= self.cost:
+            return 0
+        return max(self.due - now, 0)
 
     def gained(self, tokens: float, now: int) -> None:
         """They were asked in round `now`, and so many tokens more are expected, verification paid."""

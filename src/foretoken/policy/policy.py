@@ -47,7 +47,7 @@ _REST = 8
 are multiples of it. A decision takes a hundredth to a tenth of a round: for several rows little more than for one."""
 
 _HEARD = 4
-"""Of rounds in which all rows rest, one in so many refines the costs: that takes as long as all else that they need."""
+"""Of plain rounds, one in so many refines the costs, but for the first: that takes as long as all else they need."""
 
 
 @dataclass
@@ -193,38 +193,30 @@ class Policy:
             return 0
         widths = None if passes is None or groups else (self._widths, *passes)
         models = self._models if self._considers else ()
-        width = Decision(shared, self.kinds, models, self.extends, widths, beside, self._charged).width
-        self._let_rest(shared)
-        return width
+        return Decision(shared, self.kinds, models, self.extends, widths, beside, self._charged).width
 
     def _let_rest(self, rows: Sequence[Row]) -> None:
         """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts."""
         now = self._rounds
-        if self._considers and self._models:
+        if rows and self._considers and self._models:
             self._considered, waits = now, []
             most = min(_REST, len(rows) - 1)  # what a model is worth to a row depends on its last tokens, too
             for row in rows:
                 row.request.considered = now
-                after = [
-                    due - row.request.rounds - 1
-                    for at in self._models
-                    if (due := row.request.looks[at].due) > row.request.rounds
-                ]
-                waits.append(min([most, *after]))
+                dues = (row.request.looks[at].due for at in self._models)
+                waits.append(min([most, *(due - row.request.rounds for due in dues if due >= row.request.rounds)]))
             drafts = any(row.chosen.tokens for row in rows)  # behind copies, a model may be next
             self._rest_of_models = 0 if drafts else self._until(round(sum(waits) / len(waits)))
-        if any(self.free):
-            for row in rows:
-                request = row.request
-                if not (row.chosen.tokens or request.asked):
-                    request.rest(now + 1, self._until(min(request.copying.due - request.rounds - 1, _REST)))
-        elif not self._considers or self._rest_of_models > now + 1:
-            for row in rows:
-                row.request.rest(now + 1, self._rest_of_models)
+        for row in rows:
+            request = row.request
+            if any(self.free) and not row.chosen.tokens:
+                request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), _REST)))
+            elif not any(self.free) and self._rest_of_models > now:
+                request.rest(now, self._rest_of_models)
 
     def _until(self, rounds: int) -> int:
         """The round that ends a rest of so many rounds; rests of the longest kind end together."""
-        until = self._rounds + 1 + rounds
+        until = self._rounds + rounds
         return until - until % _REST if rounds == _REST else until
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
@@ -266,7 +258,7 @@ class Policy:
             changed: the pass was not as wide as the one before, and took longer for that.
             beside: further rows of the pass, which were plain.
         """
-        self._rounds, self._considers = self._rounds + 1, True
+        self._rounds += 1
         costs, count = self.costs, len(rows) + beside
         asked = sum(row.request.asked for row in rows)
         drafted = sum(offer.size for row in rows for offer in row.offers)
@@ -279,7 +271,8 @@ class Policy:
         first = self._is_first([(-1, positions), *(call[:2] for call in calls)])
         if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
             total = None
-        if total is not None and seconds is not None and (rows or self._rounds % _HEARD == 0):
+        heard = rows or self._rounds % _HEARD == 0
+        if total is not None and seconds is not None and (positions > count or changed or calls or heard):
             costs.record(positions, seconds, calls, (asked, drafted, copied), changed=changed)
         plain = costs.target(count)
         apart = given * costs.change
@@ -309,6 +302,8 @@ class Policy:
             mean = (sum(tokens for _, tokens in shared) + beside) / (len(shared) + beside)
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked, padded=padded)
+        self._let_rest([row for row, _ in shared])
+        self._considers = True
 
     def _is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
         """Whether a pass or a call is the first one of about its size.
