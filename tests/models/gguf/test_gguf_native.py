@@ -188,7 +188,7 @@ def test_a_file_runs_natively_where_it_can_and_on_llama_cpp_where_it_is_to(files
         load("a/checkpoint", runner="gguf")
 
 
-@pytest.mark.parametrize(("kind", "runner"), [("Q8_0", NativeModel), ("Q4_0", NativeModel), ("Q4_K", GgufModel)])
+@pytest.mark.parametrize(("kind", "runner"), [("Q8_0", NativeModel), ("Q4_0", GgufModel)])
 def test_targets_that_would_be_slower_without_drafts_run_on_llama_cpp_unless_asked(
     kind, runner, rounded_file, monkeypatch
 ):
