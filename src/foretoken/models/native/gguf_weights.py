@@ -80,7 +80,7 @@ MOST_GROWTH = 1.1
 """A file whose weights take more bytes here than in the file, times this, decodes slower here without drafts.
 
 Tokens a second of a 468M model without drafts, here and with llama.cpp: as Q8_0 (1.06 times its bytes) 32 and 36, as
-Q4_0 (1.15) 48 and 58, as Q4_K_M (1.40) 36 and 52.
+Q4_0 (1.15) 48 and 58, as Q4_K_M (1.34) 36 and 52.
 """
 
 
