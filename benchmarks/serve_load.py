@@ -49,7 +49,8 @@ START_SECONDS = 180
 LLAMA = """
 import sys, threading, xllamacpp
 params = xllamacpp.CommonParams()
-params.model.path, params.port, params.n_parallel, params.n_ctx = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), 65536
+params.model.path, params.port, params.n_parallel = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+params.n_ctx = 1024 * params.n_parallel
 server = xllamacpp.Server(params)
 threading.Event().wait()
 """
@@ -97,7 +98,13 @@ async def ask(port: int, load: Load, model: str) -> tuple[list[Answer], float]:
     async def client() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for index in indices:
-            answers.append(await one(reader, writer, load.body(index, model)))
+            body = load.body(index, model)
+            try:
+                answers.append(await one(reader, writer, body))
+            except ConnectionError:  # some servers close a connection after a number of requests
+                writer.close()
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                answers.append(await one(reader, writer, body))
         writer.close()
 
     began = perf_counter()
@@ -111,6 +118,8 @@ async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: 
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     answer, began, chunks = Answer(), perf_counter(), 0
     status = await reader.readline()
+    if not status:
+        raise ConnectionResetError("the server closed the connection before the request")
     if b" 200 " not in status:
         raise RuntimeError((status + await reader.read(2000)).decode())
     while True:
