@@ -80,6 +80,11 @@ class Cascade(Drafter):
         self.hidden_layers = tuple(sorted({layer for drafter in drafters for layer in drafter.hidden_layers}))
         self.reads_cache = any(drafter.reads_cache for drafter in drafters)
         self.free = [drafter.matches is not None or drafter.estimates is not None for drafter in self._sources]
+        # Whether no drafter misses anything in rounds of which it is not told: others follow the target's states.
+        self._left_alone = all(
+            free or (drafter.models and not drafter.hidden_layers and not drafter.reads_cache)
+            for free, drafter in zip(self.free, self.drafters, strict=False)
+        )
         self._given, self.measured = costs, costs is not None
         self._widths: Callable[[AbstractSequence[int]], PassWidths | None] = lambda _: None
         self._key: str | None = None
@@ -149,7 +154,7 @@ class Cascade(Drafter):
         rest = self.policy.resting([state.request for state in states])
         awake = [row for row in range(size) if exact[row] or not rest[row]]
         widths = self._widths(self.hidden_layers)
-        if not awake and all(self.free[:-1]):
+        if not awake and self._left_alone:
             current = self._round = Round(list(batch.sequences), [], awake, [], [], False)
             current.positions, current.changed = widths.plan(size, 0) if widths is not None else (size, False)
             return no_draft(size, batch.device)
@@ -285,7 +290,7 @@ class Cascade(Drafter):
                     emitted = [*(tokens[index][node - 1] for node in paths[index][: counts[index]]), following[index]]
                     self._judge(row, current.offered[index], emitted, sizes[index], counts[index])
         for at, drafter in enumerate(self.drafters):
-            if self.free[at] and current is not None and not current.asked:
+            if current is not None and ((self.free[at] and not current.asked) or not current.turns):
                 continue
             turns = [False] * len(counts) if current is None else current.turns[at]
             # What a free drafter keeps of a draft are tokens, whoever drafted them.

@@ -33,7 +33,7 @@ class Round:
     rows: list[Row]
     awake: list[int]  # rows that do not rest
     offered: list[list[tuple[Offer, list[int], list[int]]]]  # of each row: tokens and parents of each offer
-    turns: list[list[bool]]  # of each drafter: the rows whose draft is its own
+    turns: list[list[bool]]  # of each drafter: the rows whose draft is its own; empty where all rows rest
     asked: bool  # free drafters were, for some row
     calls: list[tuple[int, int, int, int, float]] = field(default_factory=list)
     positions: int = 0

@@ -201,9 +201,10 @@ class Policy:
         if rows and self._considers and self._models:
             self._considered, waits = now, []
             most = min(_REST, len(rows) - 1)  # what a model is worth to a row depends on its last tokens, too
+            looked_at = self._models if self.guards[1].spare > 0.0 else ()
             for row in rows:
                 row.request.considered = now
-                dues = (row.request.looks[at].due for at in self._models)
+                dues = (row.request.looks[at].due for at in looked_at)
                 waits.append(min([most, *(due - row.request.rounds for due in dues if due >= row.request.rounds)]))
             drafts = any(row.chosen.tokens for row in rows)  # behind copies, a model may be next
             self._rest_of_models = 0 if drafts else self._until(round(sum(waits) / len(waits)))
