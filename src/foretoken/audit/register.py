@@ -140,12 +140,31 @@ def entries(environments: Mapping[str, str] | None = None) -> list[Entry]:
         found.append(outside("vLLM", "vllm", mode, label=f"{mode}, no plug-in", variables=off, **link))
         if mode != "plain":
             found.append(outside("vLLM", "vllm", mode, label=f"{mode}, Foretoken's plug-in", **link))
+    drawn = json.dumps({"num_speculative_tokens": 2, "draft_sample_method": "probabilistic"})
+    found.append(
+        outside(
+            "vLLM",
+            "vllm",
+            "draft-model",
+            "--speculative-config",
+            drawn,
+            label="draft-model, drawn drafts, Foretoken's plug-in",
+            upstream=sampling,
+        )
+    )
+    for name in PROPOSERS:
+        config = {"method": "custom_class", "model": f"foretoken.integrations.vllm.{name}", "num_speculative_tokens": 4}
+        more, label = ("--speculative-config", json.dumps(config)), f"Foretoken's {name}, its plug-in"
+        found.append(outside("vLLM", "vllm", "prompt-lookup", *more, label=label, upstream=sampling))
     for mode in modes:
         link = {"upstream": f"{_HOMES['OpenVINO GenAI']}/issues/4190"} if mode == "draft-model" else {}
         found.append(outside("OpenVINO GenAI", "openvino", mode, **link))
     found += [outside("llama.cpp", "llama-cpp", mode) for mode in modes]
     return found
 
+
+PROPOSERS = ("Lookup", "PromptLookup", "Suffix", "NgramStorage")
+"""Drafters for vLLM that need nothing else (`foretoken.integrations.vllm`)."""
 
 NEED_MORE = ("none", "draft-model", "retrieval", "eagle3", "medusa", "cascade")
 """Drafters without drafts, and those that need more than a target: a model (which has entries of its own), a corpus, a

