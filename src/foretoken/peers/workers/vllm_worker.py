@@ -24,14 +24,21 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     import torch
     import vllm
 
-    mode, k = options["mode"], options["k"]
+    mode, k, fields = options["mode"], options["k"], dict(options["options"])
+    proposer = fields.pop("proposer", None)
     speculative: dict[str, Any] | None = None
     if mode == "draft-model":
         speculative = {"method": "draft_model", "model": options["drafter"], "num_speculative_tokens": k}
         speculative["max_model_len"] = options["max_length"]
     elif mode == "prompt-lookup":
-        speculative = {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    given = options["options"].get("speculative_config")
+        speculative = {"num_speculative_tokens": k}
+        if proposer is None:
+            speculative |= {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        elif proposer == "suffix":  # vLLM's own
+            speculative["method"] = "suffix"
+        else:
+            speculative |= {"method": "custom_class", "model": f"foretoken.integrations.vllm.{proposer}"}
+    given = fields.get("speculative_config")
     if given is not None:  # without a method it says more of the mode's own
         speculative = given if "method" in given else {**(speculative or {}), **given}
     how: dict[str, Any] = {
@@ -42,7 +49,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
         "skip_tokenizer_init": True,
         "enable_prefix_caching": False,  # prompts come again in every repeat
         "disable_log_stats": False,
-        **options["options"],
+        **fields,
         "speculative_config": speculative,
     }
     llm = vllm.LLM(**how)
