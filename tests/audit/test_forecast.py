@@ -75,6 +75,35 @@ def test_the_time_of_a_model_is_foretold(world, clock, tv):
     assert told.seconds_left == pytest.approx(report.seconds, rel=0.2)
 
 
+def compare(world, clock, plan):
+    """The report of two lossless systems, and what was told of it beforehand."""
+    states = []
+    one, other = (CallableSubject(Clocked(world, clock), name) for name in ("subject", "reference"))
+    prompts = [list(world.prompts[0])]
+    report = audit_pair(one, other, prompts, SamplingParams(), plan, states.append, num_tokens=3)
+    return report, next(state for state in states if state.detectable is not None)
+
+
+def test_the_power_of_two_samples_is_foretold(world, clock):
+    plan = AuditPlan(tv=0.15, max_seconds=100_000)
+    report, told = compare(world, clock, plan)
+    assert report.verdict == "PASS"
+    assert told.samples < 0.5 * told.wanted
+    assert told.detectable <= plan.tv  # the limits allow more than is wanted
+    assert 0.5 * told.wanted < report.samples < 2.5 * told.wanted  # it looks after 256 pairs, 512, 1,024, …
+    assert (
+        told.seconds_left < report.seconds < 2.5 * (told.seconds_left + report.seconds * told.samples / report.samples)
+    )
+
+
+@pytest.mark.parametrize("limits", [{"max_samples": 1100}, {"max_seconds": 70}])
+def test_limits_that_end_two_samples_too_early_are_foretold(world, clock, limits):
+    report, told = compare(world, clock, AuditPlan(tv=0.05, **limits))
+    assert report.verdict == "INCONCLUSIVE"
+    assert told.detectable == pytest.approx(report.findings[0].detectable_tv, rel=0.3)
+    assert told.detectable > 0.05
+
+
 @pytest.mark.parametrize("tv", [0.3, 0.1, 0.03])
 def test_as_many_as_are_foretold_reach_the_power_and_not_many_more_than_needed(worlds, tv):
     ledger = Ledger(AuditPlan(tv=tv, max_samples=1_000_000), planned=50)

@@ -74,6 +74,8 @@ def audit_pair(
             reach = looks[0].detectable_tv(ledger.threshold, plan.power)
             enough = reach <= plan.tv
             wanted *= 2
+            if plan.tv < reach < 1:
+                run.foretell_power(reach, 2 * plan.max_samples)
         run.progress(min(1.0, (plan.tv / reach) ** 2) if reach < 1 else 0.0)
         if time.monotonic() - began < SECONDS_PER_BATCH:
             count = min(2 * count, 512)

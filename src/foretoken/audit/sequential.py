@@ -60,6 +60,8 @@ class Progress:
         limit: value of `log10_odds` that fails the audit.
         wanted: about how many samples are wanted in all; 0 where that is not known beforehand.
         seconds_left: about how long the rest takes; None as long as nobody knows.
+        detectable: about the distance that would be found within the limits of time and samples; None where that is
+            not known beforehand.
     """
 
     scope: str
@@ -69,6 +71,7 @@ class Progress:
     limit: float
     wanted: int = 0
     seconds_left: float | None = None
+    detectable: float | None = None
 
 
 Watcher = Callable[[Progress], None]

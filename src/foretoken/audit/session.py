@@ -58,6 +58,7 @@ class Run:
         self._scope, self._part = "", 0
         self._requests = 0
         self._wanted = wanted
+        self._detectable: float | None = None
         self._tokens_per_second = 0.0
         self._seeds: list[int] = []
         self._exact = int(np.random.default_rng([ledger.plan.seed, 23]).integers(0, FIRST_SEED))
@@ -74,6 +75,24 @@ class Run:
         """Note who is audited."""
         self.subject, self.details = subject.name, dict(subject.details)
 
+    def foretell_power(self, reach: float, most: int) -> None:
+        """Tell, once, how many samples the wanted power takes and how long, and what is found within the limits.
+
+        The distance that is found falls with the root of the number of samples.
+
+        Args:
+            reach: distance that the samples so far would have shown.
+            most: samples of all systems after which the audit gives up.
+        """
+        if self._detectable is not None:
+            return
+        plan, seconds = self.ledger.plan, self.ledger.seconds
+        times = (reach / plan.tv) ** 2
+        allowed = min(plan.max_seconds / max(seconds, 1e-9), most / self.samples)
+        self._wanted = math.ceil(self.samples * times)
+        self._detectable = reach / math.sqrt(max(allowed, 1.0))
+        self.foretell(seconds * (times - 1.0))
+
     def foretell(self, seconds: float) -> None:
         """Tell that all that is left will take so long."""
         self._foretold = self.ledger.seconds, seconds
@@ -85,7 +104,8 @@ class Run:
         if self._watch is not None:
             share = (self._part + min(fraction, 1.0)) / self._parts
             odds, limit = self.ledger.log_e * PER_DECIMAL, self.ledger.limit * PER_DECIMAL
-            self._watch(Progress(self._scope, share, self.samples, odds, limit, self._wanted, self._left(share)))
+            left = self._left(share)
+            self._watch(Progress(self._scope, share, self.samples, odds, limit, self._wanted, left, self._detectable))
 
     def _left(self, share: float) -> float | None:
         """Seconds that the rest takes: as foretold, and later as the part that is done took."""

@@ -75,6 +75,11 @@ def _progress(screen: Screen, plan: AuditPlan) -> Iterator[Watcher]:
                 f"about {state.wanted:,} samples, {plan.max_seconds:,.0f} seconds at most; at the speed of the first "
                 f"ones, about {duration(left)} (--tv or --quick for fewer, --max-seconds for the limit)"
             )
+            if state.detectable is not None and state.detectable > plan.tv:
+                screen.note(
+                    f"the limits are reached before that: a distance of about {state.detectable:.2f} would be found, "
+                    f"not {plan.tv:g}"
+                )
 
     if not screen.notes.is_terminal:
         yield foretell
