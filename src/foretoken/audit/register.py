@@ -159,7 +159,10 @@ def entries(environments: Mapping[str, str] | None = None) -> list[Entry]:
     for mode in modes:
         link = {"upstream": f"{_HOMES['OpenVINO GenAI']}/issues/4190"} if mode == "draft-model" else {}
         found.append(outside("OpenVINO GenAI", "openvino", mode, **link))
-    found += [outside("llama.cpp", "llama-cpp", mode) for mode in modes]
+    # Its temperature comes after top-k and top-p: with all three it samples from another distribution, even plainly.
+    warm = ("--temperature", "1")
+    found += [outside("llama.cpp", "llama-cpp", mode, *warm, label=f"{mode}, temperature 1") for mode in modes]
+    found.append(outside("llama.cpp", "llama-cpp", "plain", label="plain, temperature after top-k and top-p"))
     return found
 
 
