@@ -443,6 +443,17 @@ def test_rows_in_which_nothing_is_to_be_decided_rest():
     assert play([policy.open(sampled=False)])[0].chosen.drafter == 1  # the first round of a request that is alone
 
 
+def test_a_row_whose_draft_length_is_fixed_never_rests():
+    policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), Costs.by_bytes(1.0, [0.0]))
+    request = policy.open(sampled=False)
+    for number in range(40):
+        assert policy.resting([request], [True]) == [False]
+        assert request.rounds == number  # no round is counted twice
+        policy.ask([request])
+        row = Row(request, 100, [0], chosen=Choice(0, 1) if number % 3 else PLAIN)
+        policy.learn([row], [1], 1 + row.chosen.tokens, [], 10.0, 2.0 * request.asked)
+
+
 def test_a_reproducible_request_asks_free_drafters_always():
     policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), Costs.by_bytes(1.0, [0.0]))
     asked: list[bool] = []

@@ -151,8 +151,8 @@ class Cascade(Drafter):
             batch = replace(batch, trees=(False,) * size)
         states, last = [self._state(batch, row) for row in range(size)], len(self.drafters)
         exact = batch.exact or (False,) * size
-        rest = self.policy.resting([state.request for state in states])
-        awake = [row for row in range(size) if exact[row] or not rest[row]]
+        rest = self.policy.resting([state.request for state in states], exact)
+        awake = [row for row in range(size) if not rest[row]]
         widths = self._widths(self.hidden_layers)
         if not awake and self._left_alone:
             current = self._round = Round(list(batch.sequences), [], awake, [], [], False)

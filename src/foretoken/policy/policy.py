@@ -47,7 +47,7 @@ _REST = 8
 are multiples of it. A decision takes a hundredth to a tenth of a round: for several rows little more than for one."""
 
 _HEARD = 4
-"""Of plain rounds, one in so many refines the costs, but for the first: that takes as long as all else they need."""
+"""Of plain rounds in which all rows rest, one in so many refines the costs: that takes most of their time."""
 
 
 @dataclass
@@ -121,10 +121,14 @@ class Policy:
         shared = map(Acceptance, self._engine[sampled])
         return Request(list(shared), self.costs, self.guards, self._paces[sampled], self._copying[sampled])
 
-    def resting(self, requests: Sequence[Request]) -> list[bool]:
+    def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
         """Of each row of a round: whether it was decided before that it is plain.
 
         Such rows are none of those of `ask`, `choose` and `learn`.
+
+        Args:
+            requests: of the rows.
+            fixed: of each row, whether its draft length is not the policy's to choose: it never rests. Empty for none.
         """
         now = self._rounds
         shared = [request for request in requests if request.costs is self.costs]
@@ -133,6 +137,8 @@ class Policy:
             request.considered == self._considered for request in shared
         ) <= len(shared)
         rest = [request.rests(now) and not (self._considers and self._models) for request in requests]
+        if fixed:
+            rest = [rests and not is_fixed for rests, is_fixed in zip(rest, fixed, strict=True)]
         for request, rests in zip(requests, rest, strict=True):
             if not rests:
                 request.wake(now, len(requests))
