@@ -5,6 +5,7 @@ take turns in one process, so that a slow phase of the machine affects both; med
 that of a process of its own for each.
 
 Run with: python benchmarks/gguf_overhead.py FILE [--tokens 128] [--repeats 9] [--threads 1] [--context 1024] [--memory]
+[--native]
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from foretoken import Engine, SamplingParams, load
+from foretoken.models.base import LanguageModel
 from foretoken.models.gguf.layouts import Batch
 from foretoken.models.gguf.library import library
 
@@ -67,15 +69,27 @@ class Bare:
 
 
 class Ours:
-    """The engine without a drafter."""
+    """The engine without a drafter, on llama.cpp."""
 
     def __init__(self, path: Path, threads: int, context: int) -> None:
-        self._engine = Engine(load(path, n_threads=threads, n_ctx=context), None)
+        self._engine = Engine(self.load(path, threads, context), None)
+
+    def load(self, path: Path, threads: int, context: int) -> LanguageModel:
+        """The model."""
+        return load(path, n_threads=threads, n_ctx=context)
 
     def generate(self, prompt: list[int], tokens: int) -> list[int]:
         """The most probable continuation, token by token."""
         params = SamplingParams(temperature=0.0, max_new_tokens=tokens, ignore_eos=True)
         return self._engine.generate(prompt, params).token_ids
+
+
+class Native(Ours):
+    """The engine without a drafter, on the native runner, which has as many threads as torch."""
+
+    def load(self, path: Path, threads: int, context: int) -> LanguageModel:
+        """See `Ours`."""
+        return load(path, runner="native", n_ctx=context)
 
 
 SIDES = {"llama.cpp": Bare, "foretoken": Ours}
@@ -139,7 +153,10 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--memory", action="store_true", help="compare peak memory instead")
     parser.add_argument("--peak", choices=("imports", *SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--native", action="store_true", help="the native runner instead of llama.cpp's")
     arguments = parser.parse_args()
+    if arguments.native:
+        SIDES["foretoken"] = Native
     torch.set_num_threads(arguments.threads)
     if arguments.peak:
         peak(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import gguf as package
 import numpy as np
@@ -127,6 +128,37 @@ def test_scores_of_rounded_files_are_as_near_to_the_plain_models_as_llama_cpps(k
     ours, theirs = ((scores(each, tokens) - expected).square().mean().sqrt() for each in (model, gguf.load(path, "")))
     assert ours < max((3 if kind == "BF16" else 1.5) * theirs, 1e-4)
     assert model.weight_bytes == sum(tensor.data.nbytes for tensor in gguf.read_header([path]).tensors.values())
+
+
+def resident(folder):
+    """Bytes of deleted files of a folder that are mapped, and those of them that lie in memory."""
+    size = lies = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            wanted = str(folder) in line and line.endswith("(deleted)")
+        elif wanted and line.startswith("Size:"):
+            size += 1024 * int(line.split()[1])
+        elif wanted and line.startswith("Rss:"):
+            lies += 1024 * int(line.split()[1])
+    return size, lies
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="the system doesn't say what lies in memory")
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "BF16"])
+def test_weights_are_read_from_the_disk_once_and_leave_memory(kind, rounded_file, monkeypatch, tmp_path):
+    module, path = rounded_file(kind)
+    tokens = [3 + i * 7 % 50 for i in range(24)]
+    expected = scores(native(path, module), tokens)
+    assert resident(tmp_path) == (0, 0)
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    model = native(path, module)
+    for size in (24, 1, 3, 8, 16, 24):
+        found = scores(model, tokens[:size])
+        size, lies = resident(tmp_path)
+        # Embeddings are looked up in the file from then on; the system reads some of its neighbours, too.
+        assert size > 100_000
+        assert lies <= 100_000
+    assert torch.equal(found, expected)
 
 
 def test_matrices_of_several_types_make_one_layer(files):

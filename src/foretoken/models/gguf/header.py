@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from foretoken.errors import ModelError
+from foretoken.models.mapped import release
 
 KINDS = {
     0: ("F32", 1, 4),
@@ -69,8 +70,7 @@ class Header:
 
     def release(self) -> None:
         """Give memory of the files back; what is read again is read from the disk again."""
-        for file in self.files if hasattr(mmap, "MADV_DONTNEED") else ():
-            file.madvise(mmap.MADV_DONTNEED)
+        release(self.files)
 
 
 def read_header(parts: Sequence[Path]) -> Header:

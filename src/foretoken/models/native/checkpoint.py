@@ -119,6 +119,9 @@ class Weights:
         spec = self.spec if layers is None else replace(self.spec, layers=layers)
         return sum(math.prod(shape) for shape in expected_shapes(spec).values()) * self._dtype.itemsize
 
+    def release(self) -> None:
+        """Give memory of files back that weights are read from again when they are needed again."""
+
     def embedding(self) -> Tensor:
         """``[V, hidden]``."""
         return self._get("model.embed_tokens.weight")

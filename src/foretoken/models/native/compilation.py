@@ -15,6 +15,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from foretoken.models.mapped import meanwhile, trim
 from foretoken.models.native.graph_nodes import shared
 from foretoken.models.native.openvino_graph import DecoderGraph
 from foretoken.models.native.paging import BlockPool
@@ -79,8 +80,10 @@ class CompiledGraph:
             "INFERENCE_NUM_THREADS": str(options.threads),
             "ENABLE_CPU_PINNING": "NO",
         }
-        self._graph = graph
-        compiled = _core().compile_model(graph.model, "CPU", settings)
+        self._graph, self._packed = graph, False
+        trim()  # what building the graph took besides
+        with meanwhile(graph.release):
+            compiled = _core().compile_model(graph.model, "CPU", settings)
         self._request = compiled.create_infer_request()
         self._outputs = len(compiled.outputs)
         self._pool, self._version = pool, -1
@@ -103,7 +106,12 @@ class CompiledGraph:
             else:
                 request.set_input_tensor(number, ov.Tensor(array, shared_memory=True))
                 self._inputs[number] = array
-        request.infer()
+        if self._packed:
+            request.infer()
+        else:
+            with meanwhile(self._graph.release):  # the first run packs the weights
+                request.infer()
+            self._packed = True
         return [torch.from_numpy(request.get_output_tensor(i).data.copy()) for i in range(self._outputs)]
 
 

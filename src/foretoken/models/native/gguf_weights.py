@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.cache_folder import cache_folder
 from foretoken.models.gguf.blocks import ROUNDED, growth, unpack, widened
 from foretoken.models.gguf.header import Header, StoredTensor
+from foretoken.models.mapped import ScratchFile
 from foretoken.models.native.checkpoint import (
     AnyMatrix,
     LayerWeights,
@@ -75,6 +77,8 @@ _VIEWS: dict[str, tuple[Any, torch.dtype]] = {
 }
 """Types that are not rounded: what NumPy and torch call them."""
 
+
+AnyWeight = TypeVar("AnyWeight", Tensor, Packed)
 
 MOST_GROWTH = 1.1
 """A file whose weights take more bytes here than in the file, times this, decodes slower here without drafts.
@@ -219,6 +223,8 @@ class GgufSource(TensorSource):
 
     def __init__(self, header: Header, spec: Spec) -> None:
         self._header, self._tensors, self._spec = header, header.tensors, spec
+        size = sum(tensor.data.nbytes for tensor in header.tensors.values())
+        self._scratch = ScratchFile(cache_folder("weights"), size)
         self.names = tuple(name for name in expected_shapes(spec) if self.stored_name(name) in header.tensors)
 
     @staticmethod
@@ -254,9 +260,18 @@ class GgufSource(TensorSource):
         offsets = None if blocks.offsets is None else torch.from_numpy(blocks.offsets)
         return Packed(torch.from_numpy(blocks.integers), blocks.bits, torch.from_numpy(blocks.scales), offsets)
 
+    def kept(self, weight: AnyWeight) -> AnyWeight:
+        """A matrix in memory that `release` gives back."""
+        keep = self._scratch.keep
+        if isinstance(weight, Tensor):
+            return keep(weight)
+        offsets = None if weight.offsets is None else keep(weight.offsets)
+        return Packed(keep(weight.integers), weight.bits, keep(weight.scales), offsets)
+
     def release(self) -> None:
-        """Give memory that the file is mapped to back."""
+        """Give memory of matrices back; they are read from the disk again when they are needed again."""
         self._header.release()
+        self._scratch.release()
 
     def bytes(self) -> int:
         """Of all tensors in the file."""
@@ -306,6 +321,10 @@ class GgufWeights(Weights):
         self._file.release()
         return found
 
+    def release(self) -> None:
+        """See `Weights`."""
+        self._file.release()
+
     def table(self) -> Tensor | Packed:
         """See `Weights`."""
         return self._matrix("model.embed_tokens.weight")
@@ -316,34 +335,37 @@ class GgufWeights(Weights):
 
     def _joined(self, parts: list[str], bias: bool) -> AnyMatrix:
         """See `Weights`; matrices of different types stay apart."""
-        weights = [self._read_matrix(f"{part}.weight") for part in parts]
         biases = [self._get(f"{part}.bias") for part in parts] if bias else None
-        plain = [weight for weight in weights if isinstance(weight, Tensor)]
+        if len({self._file.kind(f"{part}.weight") for part in parts}) > 1:
+            return self._apart(parts, biases)
+        weights = [self._unpacked(f"{part}.weight") for part in parts]
         packed = [weight for weight in weights if isinstance(weight, Packed)]
+        plain = [weight for weight in weights if isinstance(weight, Tensor)]
         whole = None if biases is None else torch.cat(biases)
-        if not packed and len({weight.dtype for weight in plain}) == 1:
-            return Matrix(plain[0] if len(plain) == 1 else torch.cat(plain), whole)
-        if not plain and all(packed[0].joins(other) for other in packed):
-            return PackedMatrix(join(packed), whole)
-        return _parts(weights, biases)
+        if packed:
+            return PackedMatrix(self._file.kept(join(packed)), whole)
+        return Matrix(plain[0] if len(plain) == 1 else self._file.kept(torch.cat(plain)), whole)
 
     def _gates(self, parts: list[str], bias: bool) -> AnyMatrix:
         """See `Weights`; they are multiplied apart, so that they stay where they are in the file."""
-        weights = [self._read_matrix(f"{part}.weight") for part in parts]
-        return _parts(weights, [self._get(f"{part}.bias") for part in parts] if bias else None)
+        return self._apart(parts, [self._get(f"{part}.bias") for part in parts] if bias else None)
+
+    def _apart(self, parts: list[str], biases: list[Tensor] | None) -> Parts:
+        matrices: list[Matrix | PackedMatrix] = []
+        for number, part in enumerate(parts):
+            weight = self._read_matrix(f"{part}.weight")
+            bias = None if biases is None else biases[number]
+            matrices.append(Matrix(weight, bias) if isinstance(weight, Tensor) else PackedMatrix(weight, bias))
+        return Parts(tuple(matrices))
 
     def _read_matrix(self, name: str) -> Tensor | Packed:
+        found = self._unpacked(name)
+        # Others lie in the file itself.
+        return self._file.kept(found) if isinstance(found, Packed) else found
+
+    def _unpacked(self, name: str) -> Tensor | Packed:
         return self._file.packed(name) if self._file.kind(name) in ROUNDED else self._file.get(name)
 
     def _get(self, name: str) -> Tensor:
         """A vector, or the embeddings, in float32."""
         return self._file.get(name).float()
-
-
-def _parts(weights: list[Tensor | Packed], biases: list[Tensor] | None) -> Parts:
-    """Matrices that stay apart."""
-    matrices: list[Matrix | PackedMatrix] = []
-    for number, weight in enumerate(weights):
-        bias = None if biases is None else biases[number]
-        matrices.append(Matrix(weight, bias) if isinstance(weight, Tensor) else PackedMatrix(weight, bias))
-    return Parts(tuple(matrices))

@@ -94,7 +94,7 @@ class DecoderGraph:
         layers: int | None = None,
         draws: bool = False,
     ) -> None:
-        self.spec = weights.spec
+        self.spec, self.release = weights.spec, weights.release
         self.weights = WeightNodes(quantize)
         self._draws = draws
         count = layers or self.spec.layers

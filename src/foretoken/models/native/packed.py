@@ -41,11 +41,6 @@ class Packed:
         offsets = None if self.offsets is None else self.offsets[which]
         return Packed(self.integers[which], self.bits, self.scales[which], offsets)
 
-    def joins(self, other: Packed) -> bool:
-        """Whether rows of both can make one matrix."""
-        same = (self.bits, self.group, self.shape[1]) == (other.bits, other.group, other.shape[1])
-        return same and (self.offsets is None) == (other.offsets is None)
-
 
 @dataclass(frozen=True)
 class PackedMatrix:

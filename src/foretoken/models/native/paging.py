@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from threading import RLock
 from typing import Any
@@ -9,6 +11,7 @@ from weakref import finalize
 
 import numpy as np
 import torch
+from torch import Tensor
 
 BLOCK = 32
 """Slots of a block of keys or values: what OpenVINO's kernels for CPUs take."""
@@ -22,6 +25,9 @@ pass takes 3, in each graph. Rounding up to so many costs nothing: attention rea
 
 FIRST_BLOCKS = 16
 """Blocks that a model begins with; when they run out, there are half as many more."""
+
+_PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""What mapped memory is asked for with, that no other process sees."""
 
 
 def context_room(slots: int) -> int:
@@ -45,7 +51,7 @@ class BlockPool:
 
     def __init__(self, layers: int, groups: int, head_dim: int, dtype: torch.dtype) -> None:
         shape = (FIRST_BLOCKS, groups, BLOCK, head_dim)
-        self.tensors = [torch.zeros(shape, dtype=dtype) for _ in range(2 * layers)]
+        self.tensors = [_zeros(shape, dtype) for _ in range(2 * layers)]
         self.version = 0
         self._arrays: tuple[int, list[Any]] = (-1, [])
         self._free = list(range(FIRST_BLOCKS))
@@ -83,11 +89,17 @@ class BlockPool:
     def _grow(self) -> None:
         size = self.tensors[0].shape[0]
         for index, old in enumerate(self.tensors):
-            new = old.new_zeros((size + size // 2, *old.shape[1:]))
+            new = _zeros((size + size // 2, *old.shape[1:]), old.dtype)
             new[:size] = old
             self.tensors[index] = new
         self._free.extend(range(size, size + size // 2))
         self.version += 1
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory when they are first read or written to, page by page; torch writes them all at once."""
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **_PRIVATE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _release(pool: BlockPool, tables: list[list[int]]) -> None:
