@@ -52,7 +52,7 @@ class ScratchFile:
             return tensor
         begin = self._file.seek(0, 2)
         try:
-            left = memoryview(data.numpy())
+            left = data.numpy().data
             while left:
                 left = left[self._file.write(left) :]
             # What is mapped begins on a page of its own.
