@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.audit import AuditError
-from foretoken.audit.register import Entry, entries, run
+from foretoken.audit.known_faults import KNOWN_FAULTS
+from foretoken.audit.register import Outcome, page, run
+from foretoken.audit.register_entries import Entry, entries
 from foretoken.cli.app import app
 
 ANSWER = {
@@ -92,13 +94,36 @@ def test_a_folder_that_is_a_file(tmp_path):
 
 def test_every_engine_is_listed_and_names_are_unique():
     found = entries({"vllm": "env/bin/python"})
-    assert {one.engine for one in found} == {"Foretoken", "transformers", "vLLM", "OpenVINO GenAI", "llama.cpp"}
+    engines = {"Foretoken", "Foretoken's server", "transformers", "vLLM", "OpenVINO GenAI", "llama.cpp"}
+    assert {one.engine for one in found} == engines
     assert len({one.name for one in found}) == len(found)
     commands = [one.command(()) for one in found if one.engine == "vLLM"]
     assert all(command.endswith("--python env/bin/python") for command in commands)
     assert any(command.startswith("FORETOKEN_VLLM_MEND=0 ") for command in commands)
     with pytest.raises(AuditError, match="environment of 'sglang'"):
         entries({"sglang": "python"})
+
+
+def test_every_method_of_vllm_is_listed_with_both_batches_with_the_plug_in_and_without():
+    modes = {one.mode for one in entries() if one.engine == "vLLM"}
+    methods = ["draft-model", "draft-model, drawn drafts", "prompt-lookup"]
+    methods += [f"Foretoken's {name}" for name in ("Lookup", "PromptLookup", "Suffix", "NgramStorage", "Retrieval")]
+    for method in methods:
+        for batch in (1, 16):
+            for plug_in in ("Foretoken's plug-in", "no plug-in"):
+                assert f"{method}, batch {batch}, {plug_in}" in modes
+
+
+def test_a_failure_that_is_understood_is_explained_and_a_success_is_not():
+    def answer(one, verdict):
+        return Outcome(one.engine, one.mode, "command", "https://example.org", verdict, "", "1", "2026-11-23")
+
+    found = entries()
+    for fault in KNOWN_FAULTS:
+        touched = [one for one in found if fault.explains(one.engine, one.mode)]
+        assert touched, fault.title  # a mode that was renamed
+        assert fault.title in page([answer(touched[0], "FAIL")])
+        assert fault.title not in page([answer(touched[0], "PASS")])
 
 
 @pytest.mark.parametrize(

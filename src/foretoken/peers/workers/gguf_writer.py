@@ -124,11 +124,16 @@ def _stored(values: Any, kind: str, dtype: str) -> tuple[Any, Any]:
 
 
 def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
-    """A byte-level BPE tokenizer, padded to the embedding's rows; of others only the size, as prompts are token ids."""
+    """A byte-level BPE tokenizer, padded to the embedding's rows; of others only the size, as prompts are token ids.
+
+    Words without merges, as small worlds have them, are such a tokenizer, too: llama.cpp's server takes no model
+    without tokens.
+    """
     file = folder / "tokenizer.json"
     stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     model = stored.get("model", {})
-    if model.get("type") != "BPE" or "byte_fallback" not in model or model["byte_fallback"]:
+    words = model.get("type") == "WordLevel"
+    if not words and (model.get("type") != "BPE" or "byte_fallback" not in model or model["byte_fallback"]):
         writer.add_tokenizer_model("no_vocab")
         return
     size = config["vocab_size"]
@@ -137,12 +142,12 @@ def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
         tokens[number], kinds[number] = token, NORMAL
     for added in stored.get("added_tokens", ()):
         tokens[added["id"]], kinds[added["id"]] = added["content"], CONTROL if added["special"] else NORMAL
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", ())]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")  # its own way to split words has no name there
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges(merges)
+    writer.add_token_merges(merges or ["\u0120 \u0120"])  # the list must not be empty: spaces, which no word has
     for name, add in (("bos_token_id", writer.add_bos_token_id), ("eos_token_id", writer.add_eos_token_id)):
         number = config.get(name)
         if isinstance(number, list):
