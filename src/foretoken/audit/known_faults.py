@@ -31,8 +31,8 @@ KNOWN_FAULTS = (
         "vLLM",
         ("no plug-in",),
         "vLLM 0.32.0 for CPUs: draft tokens get sampling parameters that nobody wrote",
-        """The function `_expand_kernel_impl` (`vllm/utils/cpu_triton_utils.py`) gives the kernel `_ensure_int64(output)`: for
-floats that is a copy, into which the temperatures and top-p of the draft tokens are written and which is then
+        """The function `_expand_kernel_impl` (`vllm/utils/cpu_triton_utils.py`) gives its kernel `_ensure_int64(output)`,
+a copy where the tensor is of floats: the temperatures and top-p of the draft tokens are written there, and it is
 dropped. What the sampler reads is uninitialised memory.
 
 ```python
