@@ -31,9 +31,9 @@ KNOWN_FAULTS = (
         "vLLM",
         ("no plug-in",),
         "vLLM 0.32.0 for CPUs: draft tokens get sampling parameters that nobody wrote",
-        """The function `_expand_kernel_impl` (`vllm/utils/cpu_triton_utils.py`) gives its kernel `_ensure_int64(output)`,
-a copy where the tensor is of floats: the temperatures and top-p of the draft tokens are written there, and it is
-dropped. What the sampler reads is uninitialised memory.
+        """`_expand_kernel_impl` in `vllm/utils/cpu_triton_utils.py` hands `_ensure_int64(output)` to its kernel. For a
+tensor of floats that is a copy: the temperatures and top-p of the draft tokens are written into it, and it is dropped.
+What the sampler reads is uninitialised memory.
 
 ```python
 import torch

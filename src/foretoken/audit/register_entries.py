@@ -101,12 +101,13 @@ def entries(environments: Mapping[str, str] | None = None) -> list[Entry]:
     )
     modes = ("draft-model", "prompt-lookup", "plain")
     found.append(outside("vLLM", "vllm", "plain", label="plain, no plug-in", variables=_NO_PLUG_IN))
+    places = [(f"batch {batch}", ("--batch", batch), ()) for batch in ("1", "16")]
+    ranks = ("two tensor-parallel ranks", ("--batch", "16", "--option", "tensor_parallel_size=2"), _UNBOUND)
     for label, mode, more in _VLLM:
-        for batch in ("1", "16"):
-            size = ("--batch", batch)
+        for where, size, variables in [*places, ranks] if label in _IN_RANKS else places:
             entry = partial(outside, "vLLM", "vllm", mode, *more, *size, upstream=f"{HOMES['vLLM']}/issues/55005")
-            found.append(entry(label=f"{label}, batch {batch}, Foretoken's plug-in"))
-            found.append(entry(label=f"{label}, batch {batch}, no plug-in", variables=_NO_PLUG_IN))
+            found.append(entry(label=f"{label}, {where}, Foretoken's plug-in", variables=variables))
+            found.append(entry(label=f"{label}, {where}, no plug-in", variables=(*_NO_PLUG_IN, *variables)))
     for mode in modes:
         link = {"upstream": f"{HOMES['OpenVINO GenAI']}/issues/4190"} if mode == "draft-model" else {}
         found.append(outside("OpenVINO GenAI", "openvino", mode, **link))
@@ -149,6 +150,9 @@ _LLAMA_SERVER = (
 )
 """Ways of llama.cpp's server: label, mode, options of ``foretoken audit llama-server``. By default its n-grams match 12
 tokens and more, which short outputs never do."""
+
+_IN_RANKS = ("draft-model", "Foretoken's Lookup")
+_UNBOUND = (("VLLM_CPU_OMP_THREADS_BIND", "nobind"),)  # by default each rank wants a NUMA node of its own
 
 _DRAWN = json.dumps({"num_speculative_tokens": 2, "draft_sample_method": "probabilistic"})
 _VLLM = (

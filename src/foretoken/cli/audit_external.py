@@ -52,6 +52,13 @@ def vllm(
             show_default=False,
         ),
     ] = None,
+    option: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A further argument of vllm.LLM, as JSON, such as tensor_parallel_size=2. Repeatable.",
+        ),
+    ] = [],  # noqa: B006
     real: RealOptions,
     claim: ClaimOptions,
     run: RunOptions,
@@ -59,7 +66,7 @@ def vllm(
     """Audit vLLM's offline engine, in an environment of its own."""
     from foretoken.audit.world_corpus import world_index
 
-    options: dict[str, Any] = {}
+    options = dict(map(argument, option))
     if proposer is not None:
         if speculative_config is not None:
             raise ParameterError("give --proposer or --speculative-config: each says what drafts")

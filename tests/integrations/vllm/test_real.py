@@ -14,14 +14,16 @@ from foretoken.integrations.vllm.plugin import SWITCH
 PYTHON = os.environ.get("FORETOKEN_VLLM")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="needs an interpreter with vLLM in FORETOKEN_VLLM: make test-vllm")
 
-OURS = "foretoken.integrations.vllm."
 METHODS = {
-    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3},
-    **{
-        name: {"method": "custom_class", "model": OURS + name}
-        for name in ("Lookup", "PromptLookup", "Suffix", "NgramStorage")
-    },
+    "draft-model": ["--mode", "draft-model"],
+    "drawn drafts": [
+        *("--mode", "draft-model", "--speculative-config"),
+        json.dumps({"num_speculative_tokens": 2, "draft_sample_method": "probabilistic"}),
+    ],
+    "ngram": ["--mode", "prompt-lookup"],
+    **{name: ["--proposer", name] for name in ("Lookup", "PromptLookup", "Suffix", "NgramStorage", "Retrieval")},
 }
+RANKS = ["--option", "tensor_parallel_size=2"]
 
 
 def verdict(arguments: list[str], mend: bool) -> str:
@@ -39,17 +41,18 @@ def verdict(arguments: list[str], mend: bool) -> str:
     return found
 
 
-def drafting(name: str) -> list[str]:
-    if name == "draft-model":
-        return ["--mode", "draft-model"]
-    return ["--speculative-config", json.dumps({**METHODS[name], "num_speculative_tokens": 2})]
-
-
-@pytest.mark.parametrize("name", ["draft-model", *METHODS])
+@pytest.mark.parametrize("name", METHODS)
 def test_with_the_repair_outputs_have_the_models_distribution(name: str) -> None:
-    assert verdict(drafting(name), mend=True) == "PASS"
+    assert verdict([*METHODS[name], "--batch", "16"], mend=True) == "PASS"
 
 
-@pytest.mark.parametrize("name", ["draft-model", "PromptLookup"])
+@pytest.mark.parametrize("name", ["draft-model", "Lookup"])
+def test_alone_and_in_two_ranks_they_do_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdict([*METHODS[name], "--batch", "1"], mend=True) == "PASS"
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    assert verdict([*METHODS[name], "--batch", "16", *RANKS], mend=True) == "PASS"
+
+
+@pytest.mark.parametrize("name", ["draft-model", "drawn drafts", "PromptLookup"])
 def test_without_it_they_do_not(name: str) -> None:
-    assert verdict(drafting(name), mend=False) == "FAIL"
+    assert verdict([*METHODS[name], "--batch", "16"], mend=False) == "FAIL"
