@@ -155,10 +155,12 @@ _IN_RANKS = ("draft-model", "Foretoken's Lookup")
 _UNBOUND = (("VLLM_CPU_OMP_THREADS_BIND", "nobind"),)  # by default each rank wants a NUMA node of its own
 
 _DRAWN = json.dumps({"num_speculative_tokens": 2, "draft_sample_method": "probabilistic"})
+_SUFFIX = json.dumps({"method": "suffix", "num_speculative_tokens": 2})
 _VLLM = (
     ("draft-model", "draft-model", ()),
     ("draft-model, drawn drafts", "draft-model", ("--speculative-config", _DRAWN)),
     ("prompt-lookup", "prompt-lookup", ()),
+    ("suffix", "prompt-lookup", ("--speculative-config", _SUFFIX)),  # needs arctic-inference in vLLM's environment
     *(
         (f"Foretoken's {name}", "prompt-lookup", ("--proposer", name))
         for name in ("Lookup", "PromptLookup", "Suffix", "NgramStorage", "Retrieval")
