@@ -72,6 +72,24 @@ class ReplicaOptions:
             rich_help_panel=_REPLICAS,
         ),
     ] = 4
+    upscale_delay: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="For which load has to ask for more replicas before one comes.",
+            rich_help_panel=_REPLICAS,
+        ),
+    ] = 30.0
+    downscale_delay: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="For which load has to ask for fewer replicas before one goes.",
+            rich_help_panel=_REPLICAS,
+        ),
+    ] = 600.0
 
     @property
     def any(self) -> bool:
@@ -177,6 +195,8 @@ def _deployment(
         gpus=scaling.replica_gpus,
         gateways=scaling.gateways,
         slack=scaling.prefix_slack,
+        upscale_delay=scaling.upscale_delay,
+        downscale_delay=scaling.downscale_delay,
         grace=options.grace,
         log_format="json" if options.log_format == "json" else "text",
     )

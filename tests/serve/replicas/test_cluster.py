@@ -8,84 +8,27 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-import tiny
-from byte_tokenizer import byte_tokenizer
-from replica_processes import below, command_line, maps, parents
-from serve_harness import Answer, Running, begin, hang_up
+from replica_harness import LONGEST, Cluster, replicas_of, tiny_target, until
+from replica_processes import below, maps, parents
+from serve_harness import Answer, begin, hang_up
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-LONGEST = 300
-ADDRESS = re.compile(r"(\S+) at http://([\d.]+):(\d+)/v1")
 ROWS, QUEUE = 4, 4
 LONG = "a long system prompt, the same for every turn of one conversation; " * 4
 
 
-@dataclass(frozen=True)
-class Cluster(Running):
-    process: subprocess.Popen[str]
-
-    def replicas(self) -> list[int]:
-        return [one for one in below(self.process.pid) if "ServeReplica:foretoken:replica" in command_line(one)]
-
-    def ask(self, **body: Any) -> Answer:
-        return self.post("/v1/completions", {"max_tokens": 12, "ignore_eos": True, **body})
-
-    def counts(self, name: str) -> dict[str, float]:
-        """What the replicas count, by replica."""
-        found = re.findall(rf'^{re.escape(name)}{{engine="(\w+)".*}} (\S+)$', self.get("/metrics").text, re.MULTILINE)
-        return {replica: float(value) for replica, value in found}
-
-    def gateway(self, name: str) -> float:
-        (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", self.get("/metrics").text, re.MULTILINE)
-        return float(value)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
-    end = time.monotonic() + LONGEST
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
 @pytest.fixture
 def cluster(tmp_path) -> Iterator[Cluster]:
-    folder = tmp_path / "tiny-target"
-    tiny.tiny_llama(vocab_size=259, seed=1, eos_token_id=258, max_position_embeddings=4096).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    command = [sys.executable, "-m", "foretoken", "serve", "--target", str(folder), "--port", "0", "--replicas", "2"]
-    command += ["--max-batch-size", str(ROWS), "--max-queue", str(QUEUE), "--eager", "--grace", "240"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment) as it:
-        try:
-            assert it.stderr is not None
-            said = []
-            for line in it.stderr:
-                said.append(line)
-                if found := ADDRESS.search(line):
-                    break
-            else:
-                pytest.fail("".join(said))
-            yield Cluster(int(found[3]), None, it)  # type: ignore[arg-type]
-        finally:
-            if it.poll() is None:
-                for one in [*below(it.pid), it.pid]:
-                    with suppress(ProcessLookupError):
-                        os.kill(one, signal.SIGKILL)
+    options = ["--replicas", "2", "--max-batch-size", str(ROWS), "--max-queue", str(QUEUE), "--grace", "240"]
+    with replicas_of(tiny_target(tmp_path), options) as it:
+        yield it
 
 
 def only_replicas_have_loaded_torch(cluster: Cluster) -> None:

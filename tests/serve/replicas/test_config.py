@@ -39,9 +39,16 @@ def test_the_example_is_a_config_file_of_serve_and_its_args_are_options():
     parts = deployments(**found.args)
     scaling = parts["replica"]._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 8, 16)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (30.0, 600.0)
     assert parts["replica"].max_ongoing_requests == 16 + 64
     assert parts["replica"].ray_actor_options["num_cpus"] == 4
     assert parts["gateway"].num_replicas == 2
+
+
+def test_delays_of_scaling_are_options():
+    scaling = deployments(replicas="1-2", upscale_delay=1.5, downscale_delay=0)["replica"]._deployment_config
+    delays = scaling.autoscaling_config.upscale_delay_s, scaling.autoscaling_config.downscale_delay_s
+    assert delays == (1.5, 0.0)
 
 
 def test_a_number_of_replicas_stays():
@@ -102,7 +109,14 @@ def test_another_release_of_ray_is_told(command, found, monkeypatch):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--replica-cpus", "2.0"), ("--replica-gpus", "0.5"), ("--gateways", "3"), ("--prefix-slack", "0")],
+    [
+        ("--replica-cpus", "2.0"),
+        ("--replica-gpus", "0.5"),
+        ("--gateways", "3"),
+        ("--prefix-slack", "0"),
+        ("--upscale-delay", "5.0"),
+        ("--downscale-delay", "60.0"),
+    ],
 )
 def test_options_that_mean_nothing_without_replicas_are_told(option, value, monkeypatch):
     monkeypatch.setattr("foretoken.cli.app.run_server", lambda *_: pytest.fail("a server was started"))

@@ -50,6 +50,8 @@ class Deployment:
         gateways: copies of the gateway.
         slack: of `affinity.ranked`.
         affine: whether requests go where their prefix is.
+        upscale_delay: seconds for which load asks for more replicas before one comes.
+        downscale_delay: seconds for which load asks for fewer replicas before one goes.
         grace: seconds that requests have to end once a replica is told to.
         log_format: of the gateway's log.
     """
@@ -63,6 +65,8 @@ class Deployment:
     gateways: int = 1
     slack: int = DEFAULT_SLACK
     affine: bool = True
+    upscale_delay: float = 30.0
+    downscale_delay: float = 600.0
     grace: float = 30.0
     log_format: Format = "text"
 
@@ -177,6 +181,8 @@ def build(how: Deployment) -> serve.Application:
             max_replicas=limits.high,
             initial_replicas=limits.low,
             target_ongoing_requests=float(how.rows),
+            upscale_delay_s=how.upscale_delay,
+            downscale_delay_s=how.downscale_delay,
         )
         count = {"autoscaling_config": scaling}
     routing = RequestRouterConfig(
