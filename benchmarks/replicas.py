@@ -2,6 +2,7 @@
 
     python benchmarks/replicas.py                       # the shipped pair, without Ray, with 1 and with 2 replicas
     python benchmarks/replicas.py --replicas 0 1 2 4 -o replicas.json
+    python benchmarks/replicas.py --autoscale --option=--downscale-delay=30     # a second replica comes, and goes
 
 Replicas share this machine's cores: on few cores their number shows what Ray costs, not what replicas give.
 """
@@ -17,8 +18,11 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -42,13 +46,20 @@ def below(pid: int) -> list[int]:
     return found
 
 
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
 def cpu_seconds(pid: int) -> Counter[str]:
     """Of a process and those below it, by their kind."""
     total: Counter[str] = Counter()
     for one in [pid, *below(pid)]:
         with suppress(OSError):
             fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            line = Path(f"/proc/{one}/cmdline").read_text().replace("\0", " ")
+            line = command_line(one)
             kinds = (("deployment gateway", ":gateway"), ("proxy", "ProxyActor"), ("replicas", ":replica"))
             kind = next((name for name, mark in kinds if mark in line), "server" if one == pid else "the rest of Ray")
             total[kind] += (int(fields[11]) + int(fields[12])) / TICK
@@ -56,7 +67,7 @@ def cpu_seconds(pid: int) -> Counter[str]:
 
 
 @contextmanager
-def server(replicas: int, options: list[str]):
+def server(replicas: int | str, options: list[str]):
     command = [
         sys.executable,
         "-m",
@@ -127,6 +138,48 @@ def measure(replicas: int, requests: int, options: list[str]) -> dict[str, Any]:
     }
 
 
+def generated(port: int) -> dict[str, float]:
+    """Tokens of each replica that has made some, those that are gone included."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as page:
+        text = page.read().decode()
+    found = re.findall(r'^vllm:generation_tokens_total{engine="(\w+)".*} (\S+)$', text, re.MULTILINE)
+    return {name: float(tokens) for name, tokens in found if float(tokens)}
+
+
+def phase(port: int, clients: int, over: Callable[[], bool]) -> dict[str, float]:
+    """Clients that ask one request after the other until it is over; an answer other than 200 ends all."""
+    began, ended = time.monotonic(), threading.Event()
+
+    def ask(client: int) -> int:
+        count = 0
+        while not ended.is_set():
+            post(port, "/v1/completions", prompt=f"Chapter {count}.", seed=client, max_tokens=48, ignore_eos=True)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(clients) as pool:
+        asking = [pool.submit(ask, client) for client in range(clients)]
+        while not over() and not any(one.done() for one in asking):
+            time.sleep(0.2)
+        seconds = time.monotonic() - began
+        ended.set()
+        return {"seconds": seconds, "requests": sum(one.result() for one in asking)}
+
+
+def autoscale(options: list[str]) -> dict[str, Any]:
+    """One replica, then two under 32 clients, then one under two clients."""
+    cpus = (os.cpu_count() or 1) / 2
+    with server("auto", ["--max-queue", "64", "--replica-cpus", str(cpus), *options]) as (pid, port, _):
+
+        def replicas() -> int:
+            return sum("ServeReplica:foretoken:replica" in command_line(one) for one in below(pid))
+
+        rise = phase(port, 32, lambda: len(generated(port)) == 2)
+        both = phase(port, 32, lambda: min(generated(port).values()) > 2_000)
+        fall = phase(port, 2, lambda: replicas() == 1)
+    return {"second_answers": rise, "both_answer": both, "one_is_gone": fall}
+
+
 def choice_seconds(replicas: int, blocks: int = 100, choices: int = 200) -> float:
     """CPU seconds of the choice among so many replicas, for a prompt of so many blocks."""
     index, names = PrefixIndex(), [f"replica-{number}" for number in range(replicas)]
@@ -167,8 +220,12 @@ def main() -> None:
     parser.add_argument(
         "--option", action="append", default=[], help="of foretoken serve, such as --option=--target=DIR"
     )
+    parser.add_argument("--autoscale", action="store_true", help="only how replicas come and go by load")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
+    if given.autoscale:
+        print(json.dumps(autoscale(given.option)))
+        return
     measured = []
     for count in given.replicas:
         measured.append(measure(count, given.requests, given.option))
