@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from foretoken import load, tiny_pair_path
 from foretoken.cli.app import app
 from foretoken.cli.audit_run import end_tokens, load_reference
+from foretoken.models.native.loader import openvino_refusal
+from foretoken.models.processor import multiplies_int8
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +43,21 @@ def test_the_reference_is_a_plain_pass_over_the_rounded_weights(file):
     assert end_tokens(reference) == model.eos_token_ids
 
 
-def test_an_audit_of_a_file_passes(file):
-    options = ["--drafter", "lookup", "--num-tokens", "6", "--quick", "--tv", "0.5", "--json"]
+@pytest.mark.parametrize(
+    "runner",
+    [
+        "gguf",
+        pytest.param(
+            "native",
+            marks=pytest.mark.skipif(
+                openvino_refusal(torch.float32, torch.device("cpu")) is not None or not multiplies_int8(),
+                reason="OpenVINO does not run here, or the processor has no VNNI",
+            ),
+        ),
+    ],
+)
+def test_an_audit_of_a_file_passes(runner, file):
+    options = ["--drafter", "lookup", "--num-tokens", "6", "--quick", "--tv", "0.5", "--json", "--runner", runner]
     result = CliRunner().invoke(app, ["audit", "engine", "--target", str(file), *options])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["verdict"] == "PASS"

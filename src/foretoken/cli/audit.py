@@ -61,6 +61,12 @@ def engine(
             "retrieval looks into text of the world's target.",
         ),
     ] = "draft-model",
+    runner: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="What runs the target, and a GGUF file's reference: auto, native, hf or gguf."
+        ),
+    ] = "auto",
     real: RealOptions,
     claim: ClaimOptions,
     run: RunOptions,
@@ -76,10 +82,11 @@ def engine(
     k = real.num_speculative_tokens
 
     def make(target: Any, drafter: Any) -> Subject:
-        return EngineSubject(Engine(target, drafter, verifier, k, max_batch_size=128, dtype="float32"))
+        options = {"dtype": "float32", "runner": runner}
+        return EngineSubject(Engine(target, drafter, verifier, k, max_batch_size=128, **options))
 
     if real.target is not None:
-        on_model(lambda: make(real.target, real.drafter), claim, real, run)
+        on_model(lambda: make(real.target, real.drafter), claim, real, run, runner)
 
     def in_world(world: World) -> Subject:
         if mode == "retrieval":

@@ -143,8 +143,10 @@ def _one_thread() -> None:
         torch.set_num_threads(1)
 
 
-def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions, run: RunOptions) -> None:
-    """Audit with a real model."""
+def on_model(
+    make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions, run: RunOptions, runner: str = "auto"
+) -> None:
+    """Audit with a real model; `runner` is that of the reference where the target is a GGUF file."""
     from foretoken.audit import audit_model
     from foretoken.sampling import SamplingParams
 
@@ -152,7 +154,7 @@ def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions
     target = real.target
 
     def audit(plan: AuditPlan, watch: Watcher) -> Report:
-        reference, tokenizer = load_reference(target)
+        reference, tokenizer = load_reference(target, runner)
         drafter_reference = None
         if real.drafter is not None and os.path.isdir(real.drafter):
             drafter_reference, _ = load_reference(real.drafter)
@@ -177,7 +179,7 @@ def on_model(make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions
     conclude(audit, run)
 
 
-def load_reference(path: str) -> tuple[ReferenceModel, Any]:
+def load_reference(path: str, runner: str = "auto") -> tuple[ReferenceModel, Any]:
     """A model's distribution, computed in float32 or, of a GGUF file, plainly by its runner; and its tokenizer."""
     file = gguf.find(path)
     if file is not None:
@@ -185,7 +187,7 @@ def load_reference(path: str) -> tuple[ReferenceModel, Any]:
         from foretoken.audit.plain_module import PlainModule
         from foretoken.models import load
 
-        model = load(path)
+        model = load(path, runner=runner)
         if model.tokenizer is None:
             raise ModelError(f"{path} has no tokenizer, which prompts need: name another file")
         return ReferenceModel(PlainModule(model)), model.tokenizer
