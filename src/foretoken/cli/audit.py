@@ -25,9 +25,10 @@ from foretoken.cli.audit_run import (
     read_prompts,
 )
 from foretoken.cli.audit_server import server
+from foretoken.cli.checks import RUNNERS
 from foretoken.cli.commands import registrar
 from foretoken.cli.screen import Screen
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, check_choice
 
 if TYPE_CHECKING:
     from foretoken.audit import AuditPlan, Report, Subject, World
@@ -77,16 +78,17 @@ def engine(
     from foretoken.audit.world_corpus import world_index
     from foretoken.policy.request import AUTO
 
+    check_choice("--runner", runner, RUNNERS)
     if verifier != AUTO:
         verify.get(verifier)
     k = real.num_speculative_tokens
+    options: dict[str, Any] = {"runner": runner}
 
     def make(target: Any, drafter: Any) -> Subject:
-        options = {"dtype": "float32", "runner": runner}
-        return EngineSubject(Engine(target, drafter, verifier, k, max_batch_size=128, **options))
+        return EngineSubject(Engine(target, drafter, verifier, k, max_batch_size=128, dtype="float32", **options))
 
     if real.target is not None:
-        on_model(lambda: make(real.target, real.drafter), claim, real, run, runner)
+        on_model(lambda: make(real.target, real.drafter), claim, real, run, options)
 
     def in_world(world: World) -> Subject:
         if mode == "retrieval":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,9 +144,13 @@ def _one_thread() -> None:
 
 
 def on_model(
-    make: Callable[[], Subject], claim: ClaimOptions, real: RealOptions, run: RunOptions, runner: str = "auto"
+    make: Callable[[], Subject],
+    claim: ClaimOptions,
+    real: RealOptions,
+    run: RunOptions,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Audit with a real model; `runner` is that of the reference where the target is a GGUF file."""
+    """Audit with a real model; a GGUF file's reference is loaded with the options."""
     from foretoken.audit import audit_model
     from foretoken.sampling import SamplingParams
 
@@ -154,7 +158,7 @@ def on_model(
     target = real.target
 
     def audit(plan: AuditPlan, watch: Watcher) -> Report:
-        reference, tokenizer = load_reference(target, runner)
+        reference, tokenizer = load_reference(target, **(options or {}))
         drafter_reference = None
         if real.drafter is not None and os.path.isdir(real.drafter):
             drafter_reference, _ = load_reference(real.drafter)
@@ -179,15 +183,18 @@ def on_model(
     conclude(audit, run)
 
 
-def load_reference(path: str, runner: str = "auto") -> tuple[ReferenceModel, Any]:
-    """A model's distribution, computed in float32 or, of a GGUF file, plainly by its runner; and its tokenizer."""
+def load_reference(path: str, **options: Any) -> tuple[ReferenceModel, Any]:
+    """A model's distribution, computed in float32 or, of a GGUF file, plainly by its runner; and its tokenizer.
+
+    The options are those of loading such a file.
+    """
     file = gguf.find(path)
     if file is not None:
         from foretoken.audit import ReferenceModel
         from foretoken.audit.plain_module import PlainModule
         from foretoken.models import load
 
-        model = load(path, runner=runner)
+        model = load(path, **options)
         if model.tokenizer is None:
             raise ModelError(f"{path} has no tokenizer, which prompts need: name another file")
         return ReferenceModel(PlainModule(model)), model.tokenizer

@@ -49,7 +49,7 @@ SHIPPED_DRAFTER = "draft-model"
 AUTO: Literal["auto"] = "auto"
 _TREES = ("none", "static", "dynamic")
 _VOCABS = ("auto", "same", "intersection", "text")
-_RUNNERS = ("auto", "native", "hf", "gguf")
+RUNNERS = ("auto", "native", "hf", "gguf")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WITH_FILE = ("retrieval", "eagle3", "medusa")  # drafters whose argument is a file or folder
 
@@ -87,7 +87,7 @@ def check_loading(options: LoadOptions) -> None:
     if options.target is not None:
         check_source(options.target)
     if options.runner is not None:
-        check_choice("runner", options.runner, _RUNNERS)
+        check_choice("runner", options.runner, RUNNERS)
 
 
 def check_source(name: str) -> None:
