@@ -66,4 +66,4 @@ def test_an_audit_of_a_file_passes(runner, file):
 def test_a_runner_that_there_is_none_of_is_refused_before_anything_is_loaded():
     result = CliRunner().invoke(app, ["audit", "engine", "--runner", "lama", "--target", "nowhere.gguf"])
     assert result.exit_code != 0
-    assert "use one of 'auto', 'native', 'hf', 'gguf'" in str(result.exception)
+    assert "use one of 'auto', 'native', 'hf', 'gguf'" in result.output
