@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -286,3 +287,33 @@ def test_fewer_likely_tokens_than_are_kept():
     assert SUCCESSORS == 8
     target = load(tiny_llama(vocab_size=4, seed=1))
     Engine(target, "lookup", num_speculative_tokens=3).generate([1, 2, 1], GREEDY)
+
+
+def test_without_logits_copies_are_judged_by_what_was_emitted():
+    """As inside vLLM, which shows none: copies that turn out wrong are held to be less likely, and right ones more."""
+    chances = {}
+    for right in (True, False):
+        drafter, random = Lookup(), Random(1)
+        sequence = sequence_of([1, 2, 3, 4, 1])
+        for _ in range(60):
+            batch = batch_of(sequence)
+            drafter.judge(batch)
+            drafter.propose(batch, [4])
+            first = drafter.estimates[sequence][0]
+            sequence.tokens.extend([2, 3, 4, 1] if right else [random.randrange(5, VOCAB_SIZE), 3, 4, 1])
+        chances[right] = first
+    assert chances[True] > 0.9
+    assert chances[False] < 0.1
+
+
+def test_rows_for_which_no_draft_was_wanted_are_not_judged():
+    drafter = Lookup()
+    sequence = sequence_of([1, 2, 1])
+    drafter.propose(batch_of(sequence), [4])
+    before = drafter.estimates[sequence]
+    drafter.propose(batch_of(sequence), [0])
+    sequence.tokens.extend([9, 1])
+    drafter.judge(batch_of(sequence))
+    drafter.propose(batch_of(sequence), [4])
+    assert drafter.foreseen[sequence] == []
+    assert before

@@ -97,6 +97,17 @@ class Lookup(Drafter):
             for node in (*range(len(nodes)), *path):
                 known.scored(nodes[node], likeliest[row][node])
 
+    def judge(self, batch: Batch) -> None:
+        """Judge what could have been drafted by the tokens that were emitted since: where nobody calls `observe`.
+
+        Rows for which no draft was wanted are left alone.
+        """
+        for sequence in batch.sequences:
+            state = self._sequences[sequence]
+            if state.known is not None and state.asked:
+                seen = len(state.known) - len(sequence.source or ())
+                self.foreseen[sequence] = state.known.extend(sequence.tokens[seen:])
+
     def _continuations(self, batch: Batch, row: int) -> Continuations:
         """The row's state, up to date with its sequence."""
         sequence = batch.sequences[row]

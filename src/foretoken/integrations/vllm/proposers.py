@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from foretoken.drafters import Drafter, get
+from foretoken.drafters import Lookup as LookupDrafter
 from foretoken.drafters.base import Batch
 from foretoken.drafters.judging import follow
 from foretoken.errors import ParameterError
@@ -27,6 +29,7 @@ from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LONGEST, Offer, Row
 from foretoken.sampling import Sampler
+from foretoken.sequence import Sequence
 
 _MEASUREMENTS = 3
 """Rounds without drafts, and rounds with them, from which the first estimate of the costs is made."""
@@ -72,6 +75,7 @@ class Proposer:
         # Requests that wait for their turn, and those that just ended, are kept beside a whole batch.
         self._rows = KnownRows(2 * vllm_config.scheduler_config.max_num_seqs)
         self._seeds = count()
+        self._parameters: dict[int, tuple[Sampler, Tensor]] = {}  # by rows
         self._begun: float | None = None
         self._measured: dict[int, list[float]] | None = {}  # seconds by positions; None once costs are estimated
 
@@ -158,22 +162,16 @@ class Proposer:
     def _draft(self, known: list[Known]) -> list[list[int]]:
         """Have the drafter draft, and the policy decide how much of it vLLM verifies."""
         sequences = [one.sequence for one in known]
-        size = len(known)
+        asked = self._policy.ask([one.request for one in known])
         # The last token that a sequence may have is vLLM's own to sample.
         most = min(self._most, LONGEST)
-        if self._measured is not None and len(self._measured.get(size, ())) < _MEASUREMENTS:
+        if self._measured is not None and len(self._measured.get(len(known), ())) < _MEASUREMENTS:
             most = 0
         room = [min(most, max(self._max_length - len(s.tokens) - 1, 0)) for s in sequences]
-        batch = Batch(
-            sequences,
-            Sampler([s.params for s in sequences], [s.seed for s in sequences], vocab_size=self._vocab_size),
-            torch.tensor([s.seed for s in sequences]),
-            torch.tensor([len(s.tokens) for s in sequences]),
-            self._vocab_size,
-            shared_noise=(False,) * size,
-            trees=(False,) * size,
-            reproducible=(self._reproducible,) * size,
-        )
+        room = [0 if worth is None else limit for limit, worth in zip(room, asked, strict=True)]
+        batch = self._batch(sequences, tuple(worth or 0.0 for worth in asked))
+        if isinstance(self._drafter, LookupDrafter):
+            self._drafter.judge(batch)
         draft = self._drafter.propose(batch, room)
         for one, tokens, length, limit in zip(known, draft.tokens.tolist(), draft.counts.tolist(), room, strict=True):
             matches, estimates = self._drafter.matches, self._drafter.estimates
@@ -191,6 +189,25 @@ class Proposer:
             one.drafted = len(tokens)
             result.append(tokens)
         return result
+
+    def _batch(self, sequences: list[Sequence], least: tuple[float, ...]) -> Batch:
+        """The rows, for a drafter that draws nothing: seeds and parameters are those of any rows."""
+        size = len(sequences)
+        if size not in self._parameters:
+            sampler = Sampler([s.params for s in sequences], [0] * size, vocab_size=self._vocab_size)
+            self._parameters[size] = sampler, torch.zeros(size, dtype=torch.int64)
+        sampler, zeros = self._parameters[size]
+        return Batch(
+            sequences,
+            sampler,
+            zeros,
+            zeros,
+            self._vocab_size,
+            shared_noise=(False,) * size,
+            trees=(False,) * size,
+            reproducible=(self._reproducible,) * size,
+            least=least,
+        )
 
 
 class Lookup(Proposer):
