@@ -294,16 +294,16 @@ def test_without_logits_copies_are_judged_by_what_was_emitted():
     chances = {}
     for right in (True, False):
         drafter, random = Lookup(), Random(1)
-        sequence = sequence_of([1, 2, 3, 4, 1])
-        for _ in range(60):
+        sequence = sequence_of([1, 2, 3, 4, 5, 6, 7, 8] * 2)
+        for number in range(240):
             batch = batch_of(sequence)
             drafter.judge(batch)
             drafter.propose(batch, [4])
             first = drafter.estimates[sequence][0]
-            sequence.tokens.extend([2, 3, 4, 1] if right else [random.randrange(5, VOCAB_SIZE), 3, 4, 1])
+            sequence.tokens.append(1 + number % 8 if right else random.randrange(1, 9))
         chances[right] = first
     assert chances[True] > 0.9
-    assert chances[False] < 0.1
+    assert chances[False] < 0.35  # one in eight, and the best of several
 
 
 def test_rows_for_which_no_draft_was_wanted_are_not_judged():
