@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -67,6 +68,26 @@ def test_actors_give_the_same_answers_and_few_requests_are_under_way(tmp_path):
     assert len(found) == REQUESTS
     assert found == answers(here)
     assert not ray.is_initialized()
+
+
+def test_the_cluster_keeps_no_record_of_each_request(monkeypatch):
+    """Ray's events of the last 100,000 tasks are some 260 MB."""
+    from foretoken.cli.batch_ray import RayJobs, run_ray
+
+    given = {}
+
+    class Kind:
+        def options(self, **options):
+            given.update(options)
+            return self
+
+        def remote(self, options):
+            return None
+
+    monkeypatch.setattr("foretoken.cli.batch_ray.cluster", lambda *_: nullcontext())
+    monkeypatch.setattr("ray.remote", lambda kind: Kind())
+    run_ray(EngineOptions(ModelOptions(), 4, None, "tiny", 16, True), RayJobs("local", 2), iter(()), pytest.fail)
+    assert given["enable_task_events"] is False
 
 
 def killable() -> int:
