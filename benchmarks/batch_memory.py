@@ -134,12 +134,15 @@ def run(command: list[str], output: Path, until: float, every: float, samples: l
         sys.exit(f"{' '.join(command)} ended with status {process.returncode}")
 
 
-def growth(samples: list[Sample], warm: int) -> dict[str, float]:
-    """MiB for each 10,000 answers, once a run has given `warm` of them; of the run that has most."""
+def growth(samples: list[Sample], warm: int, requests: int) -> dict[str, float]:
+    """MiB for each 10,000 answers, once a run has given `warm` of them; of the run that has most.
+
+    Processes end once all answers are there: samples from then on are left out.
+    """
     lines = {}
     for number in {one.run for one in samples}:
         its = [one for one in samples if one.run == number]
-        lines[number] = [one for one in its if one.answers - its[0].answers >= warm]
+        lines[number] = [one for one in its if its[0].answers + warm <= one.answers < requests]
     longest = max(lines.values(), key=len)
     if len(longest) < 3:
         return {}
@@ -186,7 +189,8 @@ def main() -> None:
             f"{one.run} {one.seconds:7.1f} s {one.answers:8,} answers: command {one.command:6.1f}, "
             f"engine {one.engine:6.1f}, rest of Ray {one.ray:7.1f} MiB"
         )
-    told = {"requests": given.requests, "seconds": samples[-1].seconds, "mib_per_10000": growth(samples, given.warm)}
+    grown = growth(samples, given.warm, given.requests)
+    told = {"requests": given.requests, "seconds": samples[-1].seconds, "mib_per_10000": grown}
     print(json.dumps(told))
     if given.output:
         given.output.write_text(json.dumps({**told, "samples": [asdict(one) for one in samples]}, indent=1) + "\n")
