@@ -26,7 +26,7 @@ def tensors():
 
 @needs_release
 def test_tensors_in_the_file_are_the_same_before_and_after_their_memory_is_given_back(tmp_path):
-    file = ScratchFile(tmp_path / "made", 1000)
+    file = ScratchFile(tmp_path / "made", 100 * PAGE)
     kept = [file.keep(tensor) for tensor in tensors()]
     for _ in range(2):
         for found, expected in zip(kept, tensors(), strict=True):
@@ -39,10 +39,36 @@ def test_tensors_in_the_file_are_the_same_before_and_after_their_memory_is_given
 
 @needs_release
 def test_small_tensors_stay_in_memory(tmp_path):
-    file = ScratchFile(tmp_path, 1000)
+    file = ScratchFile(tmp_path, 3 * PAGE)
     small, large = torch.zeros(PAGE - 1, dtype=torch.int8), torch.zeros(PAGE, dtype=torch.int8)
     assert file.keep(small) is small
     assert file.keep(large) is not large
+
+
+@needs_release
+def test_tensors_beyond_the_files_room_stay_in_memory(tmp_path):
+    file = ScratchFile(tmp_path, 3 * PAGE)
+    first, wide, last, another = (torch.full((size,), 7, dtype=torch.int8) for size in (PAGE + 1, PAGE + 1, PAGE, PAGE))
+    kept = [file.keep(tensor) for tensor in (first, wide, last, another)]
+    assert kept[1] is wide
+    assert kept[3] is another
+    for found, expected in ((kept[0], first), (kept[2], last)):
+        assert found is not expected
+        assert torch.equal(found, expected)
+
+
+@needs_release
+def test_many_tensors_keep_one_file_open(tmp_path):
+    resource = pytest.importorskip("resource")
+    file = ScratchFile(tmp_path, 2000 * PAGE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        kept = [file.keep(torch.full((PAGE,), i, dtype=torch.int16)) for i in range(400)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    file.release()
+    assert [int(tensor[-1]) for tensor in kept] == list(range(400))
 
 
 class FullDisk:
@@ -50,7 +76,7 @@ class FullDisk:
 
     def __init__(self, file, room):
         self._file, self._room = file, room
-        self.fileno, self.seek, self.tell, self.truncate = file.fileno, file.seek, file.tell, file.truncate
+        self.fileno, self.seek, self.truncate = file.fileno, file.seek, file.truncate
 
     def write(self, data):
         if self._file.tell() >= self._room:
@@ -62,7 +88,7 @@ class FullDisk:
 def test_tensors_stay_in_memory_where_the_disk_is_full(tmp_path, monkeypatch):
     make = tempfile.TemporaryFile
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: FullDisk(make(**options), 5 * PAGE))
-    file = ScratchFile(tmp_path, 1000)
+    file = ScratchFile(tmp_path, 100 * PAGE)
     small, large = torch.arange(PAGE // 8), torch.arange(PAGE)
     kept = [file.keep(small), file.keep(large), file.keep(small + 1)]
     assert kept[1] is large
@@ -72,16 +98,18 @@ def test_tensors_stay_in_memory_where_the_disk_is_full(tmp_path, monkeypatch):
 
 
 def test_tensors_stay_in_memory_where_no_file_can_be_made(tmp_path, monkeypatch):
-    tensor = torch.zeros(PAGE)
+    tensor, room = torch.zeros(PAGE), 4 * PAGE
     (tmp_path / "file").write_text("")
-    assert ScratchFile(tmp_path / "file", 1000).keep(tensor) is tensor
+    assert ScratchFile(tmp_path / "file", room).keep(tensor) is tensor
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(mapped.shutil, "disk_usage", lambda folder: usage(2000))
-    assert ScratchFile(tmp_path, 1000).keep(tensor) is tensor
+    monkeypatch.setattr(mapped.shutil, "disk_usage", lambda folder: usage(2 * room))
+    assert ScratchFile(tmp_path, room).keep(tensor) is tensor
+    monkeypatch.setattr(mapped.shutil, "disk_usage", lambda folder: usage(2 * room + 1))
     if mapped.CAN_RELEASE:
-        assert ScratchFile(tmp_path, 999).keep(tensor) is not tensor
+        assert ScratchFile(tmp_path, room).keep(tensor) is not tensor
     monkeypatch.setattr(mapped, "CAN_RELEASE", False)
-    assert ScratchFile(tmp_path, 999).keep(tensor) is tensor
+    assert ScratchFile(tmp_path, room).keep(tensor) is tensor
+    ScratchFile(tmp_path, room).release()
 
 
 def test_work_is_done_meanwhile_and_once_after_a_block():

@@ -32,42 +32,46 @@ class ScratchFile:
 
     Args:
         folder: where the file is made.
-        size: bytes that it will have, about; it is not made where they would take more than half of the free space.
+        room: bytes that it has room for; each tensor begins on a page of its own. It is not made where they would take
+            more than half of the free space.
     """
 
-    def __init__(self, folder: Path, size: int) -> None:
-        self._maps: list[mmap.mmap] = []
+    def __init__(self, folder: Path, room: int) -> None:
+        self._end, self._room = 0, room
         self._file: IO[bytes] | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if CAN_RELEASE and shutil.disk_usage(folder).free > 2 * size:
-                self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as this lives)
-        except OSError:
+            if CAN_RELEASE and shutil.disk_usage(folder).free > 2 * room:
+                file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as this lives)
+                file.truncate(room)  # takes no space yet
+                # One for all tensors: each mapping keeps a file open. Writes to it would go to a copy: torch takes no
+                # memory that can't be written to.
+                self._map = mmap.mmap(file.fileno(), room, access=mmap.ACCESS_COPY)
+                self._file = file
+        except (OSError, ValueError):
             pass
 
     def keep(self, tensor: Tensor) -> Tensor:
         """The same numbers in the file, not to be written to; the tensor itself where that can't be."""
         data = tensor.contiguous().view(-1).view(torch.uint8)
-        if self._file is None or len(data) < mmap.ALLOCATIONGRANULARITY:
+        begin, end = self._end, self._end + len(data)
+        if self._file is None or len(data) < mmap.PAGESIZE or end > self._room:
             return tensor
-        begin = self._file.seek(0, 2)
         try:
+            self._file.seek(begin)
             left = data.numpy().data
             while left:
                 left = left[self._file.write(left) :]
-            # What is mapped begins on a page of its own.
-            self._file.truncate(-(-self._file.tell() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY)
         except OSError:  # the disk is full
-            self._file.truncate(begin)
             return tensor
-        # Writes would go to a copy: torch takes no memory that can't be written to.
-        mapped = mmap.mmap(self._file.fileno(), len(data), access=mmap.ACCESS_COPY, offset=begin)
-        self._maps.append(mapped)
-        return torch.frombuffer(mapped, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
+        self._end = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        mapped = torch.frombuffer(self._map, dtype=torch.uint8, count=len(data), offset=begin)
+        return mapped.view(tensor.dtype).view(tensor.shape)
 
     def release(self) -> None:
         """Give the memory back."""
-        release(self._maps)
+        if self._file is not None:
+            release([self._map])
 
 
 def release(files: Iterable[mmap.mmap]) -> None:

@@ -151,7 +151,7 @@ def test_weights_are_read_from_the_disk_once_and_leave_memory(kind, rounded_file
     tokens = [3 + i * 7 % 50 for i in range(24)]
     expected = scores(native(path, module), tokens)
     assert resident(tmp_path) == (0, 0)
-    probe = ScratchFile(tmp_path, 1)
+    probe = ScratchFile(tmp_path, 200_000)
     probed = probe.keep(torch.zeros(100_000, dtype=torch.int8))
     probe.release()
     if resident(tmp_path)[0] < len(probed) or resident(tmp_path)[1]:
@@ -161,10 +161,10 @@ def test_weights_are_read_from_the_disk_once_and_leave_memory(kind, rounded_file
     model = native(path, module)
     for size in (24, 1, 3, 8, 16, 24):
         found = scores(model, tokens[:size])
-        size, lies = resident(tmp_path)
-        # Embeddings are looked up in the file from then on; the system reads some of its neighbours, too.
-        assert size > 100_000
-        assert lies <= 100_000
+        whole, lies = resident(tmp_path)
+        # Embeddings are looked up in the file from then on; the system reads some of their neighbours, too.
+        assert whole > 300_000
+        assert lies <= whole / 4
     assert torch.equal(found, expected)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections import Counter
 from functools import cache
 from types import SimpleNamespace
@@ -97,9 +99,7 @@ A 10M model as Q8_0 wrote 406 tokens a second, and 995 with llama.cpp.
 
 def slow_without_drafts(header: Header) -> str | None:
     """Why plain decoding of a file is slower here than with llama.cpp, where `refusal` has nothing against it."""
-    sizes: Counter[str] = Counter()
-    for tensor in header.tensors.values():
-        sizes[tensor.kind] += tensor.data.nbytes
+    sizes = _sizes(header)
     total, times = sum(sizes.values()), growth(sizes)
     if total < LEAST_BYTES:
         return f"it has {total:,} bytes of weights, and fewer than {LEAST_BYTES:,} are read sooner than a pass begins"
@@ -108,6 +108,14 @@ def slow_without_drafts(header: Header) -> str | None:
     return (
         f"its weights take {times:.2f} times their bytes in the file here, and more than {MOST_GROWTH} are slow to read"
     )
+
+
+def _sizes(header: Header) -> Counter[str]:
+    """Bytes of tensors in a file, by type."""
+    sizes: Counter[str] = Counter()
+    for tensor in header.tensors.values():
+        sizes[tensor.kind] += tensor.data.nbytes
+    return sizes
 
 
 def refusal(header: Header) -> str | None:
@@ -223,8 +231,10 @@ class GgufSource(TensorSource):
 
     def __init__(self, header: Header, spec: Spec) -> None:
         self._header, self._tensors, self._spec = header, header.tensors, spec
-        size = sum(tensor.data.nbytes for tensor in header.tensors.values())
-        self._scratch = ScratchFile(cache_folder("weights"), size)
+        # Integers, scales and offsets begin on pages of their own.
+        sizes = _sizes(header)
+        room = math.ceil(growth(sizes) * sum(sizes.values())) + 3 * mmap.PAGESIZE * len(header.tensors)
+        self._scratch = ScratchFile(cache_folder("weights"), room)
         self.names = tuple(name for name in expected_shapes(spec) if self.stored_name(name) in header.tensors)
 
     @staticmethod
