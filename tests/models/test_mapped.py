@@ -7,6 +7,7 @@ import mmap
 import tempfile
 import threading
 from collections import namedtuple
+from itertools import count
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_work_is_done_meanwhile_and_once_after_a_block():
     with pytest.raises(KeyError), meanwhile(lambda: done.clear()):
         raise KeyError
     assert done == []
-    turns = iter(range(1000))
+    turns = count()
     twice = threading.Event()
     with meanwhile(lambda: next(turns) and twice.set()):
         assert twice.wait(60)
