@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -63,6 +64,13 @@ def replicas(port: int) -> set[str]:
         return set(re.findall(r'^vllm:num_requests_running{engine="(\w+)"', answer.read().decode(), re.MULTILINE))
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """For what Ray writes, the address of this machine's latest cluster included; sockets have no longer names."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 @dataclass(frozen=True)
 class Command:
     """A command that runs, with the processes below it."""
@@ -107,13 +115,14 @@ def test_the_example_is_run_and_answers(tmp_path):
     (port,), file = free_ports(1), tmp_path / "replicas.yaml"
     write_config(file, port)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["RAY_ADDRESS"] = "local"  # else it is the machine's latest cluster, though that has ended
     command = [sys.executable, "-m", "ray.serve.scripts", "run", str(file)]
     with running(command, tmp_path / "log", environment, signal.SIGINT) as it:
         it.until(lambda: complete(port)["usage"]["completion_tokens"] == 8)
 
 
 @pytest.mark.full
-def test_the_example_is_deployed_changed_and_shut_down(tmp_path):
+def test_the_example_is_deployed_changed_and_shut_down(tmp_path, short_path):
     """By ``ray start --head``, ``serve deploy``, which needs the dashboard, and ``serve shutdown``."""
     port, cluster, dashboard, *others = free_ports(5)
     file, api = tmp_path / "replicas.yaml", f"http://127.0.0.1:{dashboard}"
@@ -122,7 +131,7 @@ def test_the_example_is_deployed_changed_and_shut_down(tmp_path):
     head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={cluster}"]
     head += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
     head += [f"--ray-client-server-port={others[0]}", f"--dashboard-agent-listen-port={others[1]}"]
-    head += ["--num-cpus=4", "--object-store-memory=100000000"]
+    head += ["--num-cpus=4", "--object-store-memory=100000000", f"--temp-dir={short_path}"]
 
     def serve(verb: str, *arguments: str) -> str:
         command = [sys.executable, "-m", "ray.serve.scripts", verb, "--address", api, *arguments]
