@@ -166,10 +166,32 @@ def test_an_address_where_nothing_answers_is_told_before_ray_tries(monkeypatch):
         ),
     ],
 )
-def test_a_cluster_that_can_not_be_joined_is_told(error, said, monkeypatch):
+def test_a_cluster_that_can_not_be_joined_is_told(error, said, monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # without a latest cluster
+
     def init(**_: object) -> None:
         raise error
 
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(ForetokenError, match=said), cluster("auto", 1.0):
         pass
+
+
+def test_a_latest_cluster_that_has_ended_is_told_before_ray_tries(monkeypatch, tmp_path):
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray tried"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    check_address("auto")  # none is known: Ray looks for one
+    (tmp_path / "ray").mkdir()
+    with socket.socket() as bound:  # it does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        with pytest.raises(ForetokenError, match=rf"'{address}', the cluster that .*`ray stop`"), cluster("auto", 1.0):
+            pass
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+        check_address("auto")
+        monkeypatch.delenv("RAY_ADDRESS")
+        bound.listen()
+        check_address("auto")

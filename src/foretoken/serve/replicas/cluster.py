@@ -80,6 +80,10 @@ def check_address(address: str, seconds: float = _REACH_SECONDS) -> None:
     Raises:
         ForetokenError: it is no address, or nothing does.
     """
+    where = repr(address)
+    if address == AUTO:
+        address = _latest_address()
+        where = f"{address!r}, the cluster that `ray start` started here last (`ray stop` forgets it)"
     if address in (LOCAL, AUTO):
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -88,7 +92,18 @@ def check_address(address: str, seconds: float = _REACH_SECONDS) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
     except (OSError, UnicodeError) as error:
-        raise ForetokenError(f"nothing answers at {address!r} within {seconds:g} s ({error}): {_CURE}") from error
+        raise ForetokenError(f"nothing answers at {where} within {seconds:g} s ({error}): {_CURE}") from error
+
+
+def _latest_address() -> str:
+    """What Ray takes for ``auto``: of the environment, or in a file that ``ray start`` writes; else ``auto``."""
+    if given := os.environ.get("RAY_ADDRESS"):
+        return given
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip() or AUTO
+    except OSError:
+        return AUTO
 
 
 @contextmanager
