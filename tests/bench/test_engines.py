@@ -58,6 +58,8 @@ def test_options_are_part_of_the_name() -> None:
 def test_modes_share_a_process_where_an_engine_can() -> None:
     assert len({engine.process for engine in parse("transformers", [2, 5])}) == 1
     assert len({engine.process for engine in parse("vllm-cpu", [2, 5])}) == 5
+    nested = 'vllm-cpu:plain+compilation_config={"level": 0}'
+    assert len({*parse(nested, [5]), *parse(nested, [5])}) == 1
 
 
 @pytest.mark.parametrize(

@@ -89,3 +89,6 @@ def test_further_options_are_the_engines(made):
     assert how["tensor_parallel_size"] == 2
     assert how["additional_config"] == {"foretoken": {}}
     assert "proposer" not in how
+    how = made("prompt-lookup", proposer="Lookup", drafter="lookup:1000")
+    assert how["additional_config"] == {"foretoken": {"drafter": "lookup:1000"}}
+    assert "drafter" not in how

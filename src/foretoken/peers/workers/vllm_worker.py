@@ -1,4 +1,8 @@
-"""vLLM's offline engine. Options: further arguments of ``vllm.LLM``."""
+"""vLLM's offline engine.
+
+Options: further arguments of ``vllm.LLM``; ``proposer``, one of Foretoken's drafters for it by its class, or ``suffix``
+for vLLM's own; ``drafter``, that drafter's name with its argument, such as ``lookup:100000``.
+"""
 
 import os
 import sys
@@ -26,6 +30,8 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
 
     mode, k, fields = options["mode"], options["k"], dict(options["options"])
     proposer = fields.pop("proposer", None)
+    if "drafter" in fields:  # of the proposer, with its argument
+        fields["additional_config"] = {"foretoken": {"drafter": fields.pop("drafter")}}
     speculative: dict[str, Any] | None = None
     if mode == "draft-model":
         speculative = {"method": "draft_model", "model": options["drafter"], "num_speculative_tokens": k}
