@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from audit import test_endpoint as servers
+from foretoken.audit import AuditError
 from foretoken.cli.app import app
 
 SAMPLERS = """
@@ -150,3 +152,28 @@ def test_a_world_is_made_served_and_audited(tmp_path):
         options = ["--tokenizer", str(folder / "target"), "--prompts", "prompts.txt", "--samples-per-request", "64"]
         result = run("endpoint", url, *options, "--tv", "0.35", "--num-tokens", "16")
         assert result.exit_code == 0, result.output
+
+
+def test_a_proposer_of_vllm_gets_a_corpus_of_the_world(monkeypatch):
+    given = []
+
+    def starts(engine, target, drafter, mode, k, **how):
+        given.append((engine, mode, how, Path(how["options"]["drafter"].partition(":")[2]).is_file()))
+        raise AuditError("it is not there")
+
+    monkeypatch.setattr("foretoken.audit.external.external_subject", starts)
+    result = CliRunner().invoke(
+        app, ["audit", "vllm", "--proposer", "Retrieval", "--batch", "16", "--option", "seed=3"]
+    )
+    assert "it is not there" in result.stderr
+    ((engine, mode, how, indexed),) = given
+    assert (engine, mode, how["batch"], indexed) == ("vllm-cpu", "prompt-lookup", 16, True)
+    assert how["options"]["proposer"] == "Retrieval"
+    assert how["options"]["seed"] == 3
+
+
+def test_what_drafts_inside_vllm_is_said_once():
+    setting = '{"method": "ngram", "num_speculative_tokens": 2}'
+    result = CliRunner().invoke(app, ["audit", "vllm", "--proposer", "Lookup", "--speculative-config", setting])
+    assert result.exit_code == 2
+    assert "give --proposer or --speculative-config" in result.stderr

@@ -178,16 +178,16 @@ def _external(
 
     k = real.num_speculative_tokens
 
-    def make(target: str, drafter: str | None, **more: Any) -> Subject:
+    def make(target: str, drafter: str | None, more: Mapping[str, Any]) -> Subject:
         own = {**(options or {}), **more}
         return external_subject(engine, target, drafter, mode, k, python=python, options=own, **how)
 
     if real.target is not None:
         target, drafter = real.target, real.drafter
-        on_model(lambda: make(target, drafter), claim, replace(real, num_speculative_tokens=0), run)
+        on_model(lambda: make(target, drafter, {}), claim, replace(real, num_speculative_tokens=0), run)
 
     def subject(world: World) -> Subject:
-        return make(world.target_path, world.drafter_path, **in_world(world))
+        return make(world.target_path, world.drafter_path, in_world(world))
 
     on_worlds(subject, claim, k, run)
 
