@@ -35,6 +35,7 @@ KNOWN_FAULTS = (
 tensor of floats that is a copy: the temperatures and top-p of the draft tokens are written into it, and it is dropped.
 What the sampler reads is uninitialised memory.
 
+<!-- not run: needs vLLM, which has an environment of its own -->
 ```python
 import torch
 from vllm.platforms import current_platform
