@@ -35,18 +35,17 @@ KNOWN_FAULTS = (
 tensor of floats that is a copy: the temperatures and top-p of the draft tokens are written into it, and it is dropped.
 What the sampler reads is uninitialised memory.
 
-<!-- not run: needs vLLM, which has an environment of its own -->
-```python
-import torch
-from vllm.platforms import current_platform
+With vLLM's Python:
 
-current_platform.import_kernels()
-from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+    import torch
+    from vllm.platforms import current_platform
 
-output = torch.full((5,), -9.0)
-_expand_kernel_impl(output, torch.tensor([0.5, 0.9]), torch.tensor([2, 5], dtype=torch.int32), 0, 1)
-print(output)  # -9 five times, and not 0.5, 0.5, 0.9, 0.9, 0.9
-```
+    current_platform.import_kernels()
+    from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+
+    output = torch.full((5,), -9.0)
+    _expand_kernel_impl(output, torch.tensor([0.5, 0.9]), torch.tensor([2, 5], dtype=torch.int32), 0, 1)
+    print(output)  # -9 five times, and not 0.5, 0.5, 0.9, 0.9, 0.9
 
 Greedy decoding is not touched. [Foretoken's plug-in](vllm.md) replaces that function where it fails this test.""",
     ),
