@@ -19,6 +19,7 @@ from foretoken.audit.errors import AuditError
 from foretoken.audit.reference import ReferenceModel
 from foretoken.audit.statistics import Floats
 from foretoken.audit.subjects import Sample, SampleRequest, Speculation
+from foretoken.audit.world_models import LETTERS
 from foretoken.audit.worlds import World
 
 PREDICTIONS = ("right", "half", "wrong")
@@ -51,9 +52,8 @@ class AlternatingReference(ReferenceModel):
 
 def alternating(world: World) -> str:
     """A regular expression: a letter of the first half of the vocabulary, one of the second half, and so on."""
-    letters = [chr(ord("a") + token) for token in range(world.vocab_size)]
-    half = len(letters) // 2
-    return f"([{''.join(letters[:half])}][{''.join(letters[half:])}])*"
+    half = world.vocab_size // 2
+    return f"([{LETTERS[:half]}][{LETTERS[half : world.vocab_size]}])*"
 
 
 def claim_alternating(world: World) -> None:
@@ -92,7 +92,7 @@ def predictions(world: World, kind: str) -> dict[tuple[int, ...], str]:
             "half": [a if i % 2 else b for i, (a, b) in enumerate(zip(right, other, strict=True))],
             "wrong": other,
         }[kind]
-        found[prompt] = " ".join(chr(ord("a") + token) for token in chosen)
+        found[prompt] = " ".join(LETTERS[token] for token in chosen)
     return found
 
 

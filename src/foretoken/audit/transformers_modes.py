@@ -205,8 +205,9 @@ def in_world(world: World, mode: str, k: int) -> tuple[Any, Any, dict[str, Any]]
     """
     here = WORLD_MODES[mode]
     try:
-        target = here.prepare(world, k)
-        assistant = here.assistant(world, k).eval() if here.assistant is not None else None
+        with torch.random.fork_rng(devices=[]):  # models are made with weights that are drawn anew after it
+            target = here.prepare(world, k)
+            assistant = here.assistant(world, k).eval() if here.assistant is not None else None
     except ImportError as error:
         import transformers
 
