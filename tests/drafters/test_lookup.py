@@ -297,7 +297,7 @@ def test_without_logits_copies_are_judged_by_what_was_emitted():
         sequence = sequence_of([1, 2, 3, 4, 5, 6, 7, 8] * 2)
         for number in range(240):
             batch = batch_of(sequence)
-            drafter.judge(batch)
+            drafter.judge([sequence])
             drafter.propose(batch, [4])
             first = drafter.estimates[sequence][0]
             sequence.tokens.append(1 + number % 8 if right else random.randrange(1, 9))
@@ -313,7 +313,7 @@ def test_rows_for_which_no_draft_was_wanted_are_not_judged():
     before = drafter.estimates[sequence]
     drafter.propose(batch_of(sequence), [0])
     sequence.tokens.extend([9, 1])
-    drafter.judge(batch_of(sequence))
+    drafter.judge([sequence])
     drafter.propose(batch_of(sequence), [4])
     assert drafter.foreseen[sequence] == []
     assert before

@@ -171,6 +171,13 @@ class Drafter(ABC):
         """
         return
 
+    def judge(self, sequences: AbstractSequence[Sequence]) -> None:
+        """Learn from the tokens that were appended to these sequences since the last proposal.
+
+        Called instead of `observe` where another engine verifies, whose logits and verdicts nobody sees.
+        """
+        return
+
     def observe_hidden(
         self,
         sequences: AbstractSequence[Sequence],

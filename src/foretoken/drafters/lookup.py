@@ -13,6 +13,7 @@ from foretoken.drafters.other_requests import OtherRequests
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
+from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
 
@@ -97,12 +98,12 @@ class Lookup(Drafter):
             for node in (*range(len(nodes)), *path):
                 known.scored(nodes[node], likeliest[row][node])
 
-    def judge(self, batch: Batch) -> None:
-        """Judge what could have been drafted by the tokens that were emitted since: where nobody calls `observe`.
+    def judge(self, sequences: AbstractSequence[Sequence]) -> None:
+        """Judge what could have been drafted by the tokens that were emitted since.
 
-        Rows for which no draft was wanted are left alone.
+        Sequences for which no draft was wanted are left alone.
         """
-        for sequence in batch.sequences:
+        for sequence in sequences:
             state = self._sequences[sequence]
             if state.known is not None and state.asked:
                 seen = len(state.known) - len(sequence.source or ())

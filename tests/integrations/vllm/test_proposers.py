@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch
 from foretoken.errors import ParameterError
 from foretoken.integrations.vllm import Lookup, NgramStorage, PromptLookup, Proposer, Retrieval, Suffix
 
@@ -145,6 +148,40 @@ def test_nothing_is_drafted_for_long_where_nothing_is_accepted(kind: type[Propos
     plain = runner.emitted * 1.2  # seconds of the same tokens one by one
     assert runner.drafted > 0
     assert runner.clock < 1.02 * plain + 12 * 1.2
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_drafter_that_takes_long_is_seldom_asked_where_nothing_is_accepted(rows: int) -> None:
+    """Asked in every round, it would take a tenth of the time."""
+
+    def run(truths: list[list[int]]) -> tuple[Runner, int]:
+        runner = started(Lookup, truths, rows, each=0.001)
+        drafter, calls = runner.proposer._drafter, 0
+        usual = drafter.propose
+
+        def propose(batch: Batch, limits: Sequence[int]) -> Draft:
+            nonlocal calls
+            calls += sum(limit > 0 for limit in limits)
+            runner.clock += 0.1 * any(limits)
+            return usual(batch, limits)
+
+        drafter.propose = propose  # type: ignore[method-assign]
+        for first in range(0, len(truths), rows):
+            for row in range(rows):
+                runner.join(row, first + row, prompt=10)
+            while runner.lengths[first] < LENGTH - 20:
+                runner.round()
+            for row in range(rows):
+                runner.leave(row)
+        return runner, calls
+
+    runner, calls = run([noise(seed) for seed in range(24)])
+    # Of 130 rounds of a request some seven are looks at doubling intervals; drafts that are rejected come on top.
+    assert calls < runner.emitted / 5
+    assert runner.clock < 1.04 * runner.rounds * (1.0 + 0.001 * rows)
+    copied, calls = run([periodic(seed) for seed in range(24)])
+    assert calls > copied.rounds * rows / 2
+    assert copied.emitted / copied.rounds > 4.0 * rows
 
 
 @pytest.mark.parametrize("options", [None, {"reproducible": True}, {"drafter": "suffix:60"}])

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.drafters import Drafter, get
-from foretoken.drafters import Lookup as LookupDrafter
 from foretoken.drafters.base import Batch
 from foretoken.drafters.judging import follow
 from foretoken.errors import ParameterError
@@ -76,7 +75,8 @@ class Proposer:
         self._rows = KnownRows(2 * vllm_config.scheduler_config.max_num_seqs)
         self._seeds = count()
         self._parameters: dict[int, tuple[Sampler, Tensor]] = {}  # by rows
-        self._begun: float | None = None
+        self._ended: float | None = None  # the last call
+        self._copied = 0.0  # seconds that it took for drafts
         self._measured: dict[int, list[float]] | None = {}  # seconds by positions; None once costs are estimated
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -98,8 +98,7 @@ class Proposer:
             slot_mappings: vLLM's; not used.
         """
         now = self._clock()
-        seconds = None if self._begun is None else now - self._begun
-        self._begun = now
+        seconds = None if self._ended is None else now - self._ended
         rows: list[int] = []
         known: list[Known] = []
         emitted: list[list[int]] = []
@@ -118,27 +117,36 @@ class Proposer:
         prefilled = len(rows) < len(sampled_token_ids) or not all(emitted)
         self._learn(known, emitted, None if prefilled else seconds)
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        if known:
-            for row, draft in zip(rows, self._draft(known), strict=True):
-                drafts[row] = draft
-        for one in known:
+        asked = self._draft(known)
+        for row, one in zip(rows, known, strict=True):
+            drafts[row] = one.offered[: one.drafted]
             self._rows.put(one)
+        self._ended = self._clock()
+        # Where all rows rest, what is left of this call is part of any round.
+        self._copied, self._ended = (self._ended - now, self._ended) if asked else (0.0, now)
         return drafts
 
     def _learn(self, known: list[Known], emitted: list[list[int]], seconds: float | None) -> None:
         """Judge the last drafts by what was emitted, and tell the policy how long the round took."""
-        decided, lengths, positions = [], [], 0
+        decided, lengths, judged, positions, beside = [], [], [], 0, 0
         for one, tokens in zip(known, emitted, strict=True):
-            if not tokens or one.decision is None:
+            if not tokens:
                 continue
+            positions += 1 + one.drafted
+            if one.decision is None:
+                beside += 1
+                continue
+            if one.decision.room:
+                judged.append(one.sequence)
             if one.offer is not None:
                 self._judge(one, one.offer, tokens)
             decided.append(one.decision)
             lengths.append(len(tokens))
-            positions += 1 + one.drafted
-        if decided:
-            self._policy.learn(decided, lengths, positions, (), seconds)
-        if seconds is not None and self._measured is not None:
+        if judged:
+            self._drafter.judge(judged)
+        if positions:
+            self._policy.learn(decided, lengths, positions, (), seconds, self._copied, beside=beside)
+        if seconds is not None and positions and self._measured is not None:
             self._calibrate(self._measured, positions, seconds)
 
     def _calibrate(self, measured: dict[int, list[float]], positions: int, seconds: float) -> None:
@@ -159,36 +167,41 @@ class Proposer:
         if not offer.reach:
             self._policy.judge(one.request, 0, right + missed, right, offer.match)
 
-    def _draft(self, known: list[Known]) -> list[list[int]]:
-        """Have the drafter draft, and the policy decide how much of it vLLM verifies."""
-        sequences = [one.sequence for one in known]
-        asked = self._policy.ask([one.request for one in known])
+    def _draft(self, known: list[Known]) -> bool:
+        """Have the drafter draft, and the policy decide how much of it vLLM verifies; whether any row was asked for."""
+        rest = self._policy.resting([one.request for one in known])
+        for one in known:
+            one.offered, one.offer, one.decision, one.drafted = [], None, None, 0
+        awake = [one for one, rests in zip(known, rest, strict=True) if not rests]
+        if not awake:
+            return False
+        sequences = [one.sequence for one in awake]
+        asked = self._policy.ask([one.request for one in awake], len(known) - len(awake))
         # The last token that a sequence may have is vLLM's own to sample.
         most = min(self._most, LONGEST)
         if self._measured is not None and len(self._measured.get(len(known), ())) < _MEASUREMENTS:
             most = 0
         room = [min(most, max(self._max_length - len(s.tokens) - 1, 0)) for s in sequences]
         room = [0 if worth is None else limit for limit, worth in zip(room, asked, strict=True)]
-        batch = self._batch(sequences, tuple(worth or 0.0 for worth in asked))
-        if isinstance(self._drafter, LookupDrafter):
-            self._drafter.judge(batch)
-        draft = self._drafter.propose(batch, room)
-        for one, tokens, length, limit in zip(known, draft.tokens.tolist(), draft.counts.tolist(), room, strict=True):
+        if any(room):
+            draft = self._drafter.propose(self._batch(sequences, tuple(worth or 0.0 for worth in asked)), room)
+            drafts, lengths = draft.tokens.tolist(), draft.counts.tolist()
+        else:
+            drafts, lengths = [[]] * len(awake), [0] * len(awake)
+        decisions: list[Row] = []
+        for one, tokens, length, limit in zip(awake, drafts, lengths, room, strict=True):
             matches, estimates = self._drafter.matches, self._drafter.estimates
-            one.offered, one.offer = tokens[:length], None
+            one.offered = tokens[:length]
             if length:
                 match = 0 if matches is None else min(matches[one.sequence], LONGEST)
                 reach = () if estimates is None else tuple(estimates[one.sequence][:length])
                 one.offer = Offer(0, length, match, reach)
-            one.decision = Row(one.request, limit, (0,), () if one.offer is None else (one.offer,), most=limit)
-        decisions = [one.decision for one in known if one.decision is not None and one.decision.room > 0]
-        self._policy.choose(decisions)
-        result = []
-        for one in known:
-            tokens = one.offered[: one.decision.chosen.tokens] if one.decision is not None else []
-            one.drafted = len(tokens)
-            result.append(tokens)
-        return result
+            one.request.asked = limit > 0
+            decisions.append(Row(one.request, limit, (0,), () if one.offer is None else (one.offer,), most=limit))
+        self._policy.choose(decisions, beside=len(known) - len(awake))
+        for one, decision in zip(awake, decisions, strict=True):
+            one.decision, one.drafted = decision, decision.chosen.tokens
+        return True
 
     def _batch(self, sequences: list[Sequence], least: tuple[float, ...]) -> Batch:
         """The rows, for a drafter that draws nothing: seeds and parameters are those of any rows."""

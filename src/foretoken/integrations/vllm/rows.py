@@ -28,7 +28,7 @@ class Known:
         tokens: the same tokens, as an array that has room to grow.
         offer: the last draft, of which the policy may have cut the end; None for none.
         offered: its tokens.
-        decision: what the policy decided in the last round; None before the first one.
+        decision: what the policy decided in the last round; None before the first one, and where the row rested.
         drafted: tokens that vLLM was given to verify.
     """
 
