@@ -22,6 +22,7 @@ from foretoken.drafters import Drafter, get
 from foretoken.drafters.base import Batch
 from foretoken.drafters.judging import follow
 from foretoken.errors import ParameterError
+from foretoken.integrations.vllm.plain_rounds import shorten
 from foretoken.integrations.vllm.rows import Known, KnownRows, begin
 from foretoken.policy.acceptance import LOOKUP
 from foretoken.policy.costs import Costs, DrafterCosts, Line
@@ -64,6 +65,7 @@ class Proposer:
 
     def __init__(self, vllm_config: Any, clock: Callable[[], float] = perf_counter) -> None:
         options = _options(vllm_config.additional_config)
+        shorten()
         self._most: int = vllm_config.speculative_config.num_speculative_tokens
         self._max_length: int = vllm_config.model_config.max_model_len
         self._vocab_size: int = vllm_config.model_config.get_vocab_size()
