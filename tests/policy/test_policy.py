@@ -443,6 +443,28 @@ def test_rows_in_which_nothing_is_to_be_decided_rest():
     assert play([policy.open(sampled=False)])[0].chosen.drafter == 1  # the first round of a request that is alone
 
 
+@pytest.mark.parametrize(("share", "rests"), [(0.0, 0), (0.009, 0), (0.1, 80)])
+def test_a_row_by_itself_rests_where_decisions_take_long(share, rests):
+    """Beside a pass of a millisecond a decision takes a tenth of the round, beside one of forty next to nothing."""
+    costs = Costs(Line(9.9, 0.1), [DrafterCosts(Line(50.0, 50.0))])
+    policy = Policy([MODEL], [False], costs, Costs.by_bytes(1.0, [0.5]))
+    request, decided = policy.open(sampled=False), []
+    for _ in range(100):
+        (resting,) = policy.resting([request])
+        rows = [] if resting else [Row(request, 100, [0])]
+        policy.choose(rows, beside=int(resting))
+        assert not any(row.chosen.tokens for row in rows)
+        policy.learn(rows, [1] * len(rows), 1, [], 10.0, beside=int(resting), deciding=10.0 * share * len(rows))
+        decided.append(len(rows))
+    assert 100 - sum(decided) >= rests
+    assert (sum(decided) == 100) == (not rests)
+    waited = 0
+    while policy.resting([request])[0]:
+        policy.learn([], [], 1, [], 10.0, beside=1)
+        waited += 1
+    assert waited <= 8
+
+
 def test_a_row_whose_draft_length_is_fixed_never_rests():
     policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), Costs.by_bytes(1.0, [0.0]))
     request = policy.open(sampled=False)

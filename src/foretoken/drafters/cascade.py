@@ -160,7 +160,7 @@ class Cascade(Drafter):
             return no_draft(size, batch.device)
         drafts = [no_draft(size, batch.device)] * len(self._sources)
         offered: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in limits]
-        start = self.clock()
+        begun = start = self.clock()
         wanted, batch = self._wanted(batch, limits, states, awake)
         for at, drafter in enumerate(self._sources):
             if any(wanted) and self.free[at] and (at < last or any(one.prediction for one in batch.sequences)):
@@ -172,12 +172,14 @@ class Cascade(Drafter):
         self.policy.extends = [drafter.extends for drafter in self._sources]
         free = [rows[index] for index in awake if rows[index].room > 0]
         width = self.policy.choose(free, (widths.last, widths.least) if widths else None, size - len(free))
+        deciding = self.clock() - begun - copied
         if len(self.drafters) < 2 and any(exact):
             for row, is_exact, limit in zip(rows, exact, limits, strict=True):
                 if is_exact:
                     row.chosen, width = of_length(row, limit, self.policy.kinds, self.free), 0
         turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self._sources))]
         current = self._round = Round(list(batch.sequences), rows, awake, offered, turns, any(wanted), copied=copied)
+        current.deciding = deciding
         for at, drafter in enumerate(self.drafters):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
@@ -331,10 +333,8 @@ class Cascade(Drafter):
         if seconds is not None:
             seconds = max(seconds - sum(call[4] for call in now.calls) - now.copied, 0.0)
         rows = [now.rows[row] for row in now.awake]
-        positions, beside = now.positions, len(now.sequences) - len(rows)
-        self.policy.learn(
-            rows, now.emitted, positions, now.calls, seconds, now.copied, changed=now.changed, beside=beside
-        )
+        others = now.changed, len(now.sequences) - len(rows), now.deciding
+        self.policy.learn(rows, now.emitted, now.positions, now.calls, seconds, now.copied, *others)
         self._rounds += 1
         if self._key is not None and self._rounds >= _SAVE_ROUNDS and self._rounds & (self._rounds - 1) == 0:
             store.write(self._key, self.policy.as_json())

@@ -39,4 +39,5 @@ class Round:
     positions: int = 0
     changed: bool = False  # the pass is not as wide as the one before
     copied: float = 0.0  # seconds that free drafters took
+    deciding: float = 0.0  # seconds that the choice took
     emitted: list[int] = field(default_factory=list)

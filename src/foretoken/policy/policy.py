@@ -35,7 +35,7 @@ from math import exp
 from typing import Any
 
 from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
-from foretoken.policy.account import FORESEEN, PACE, Guard, Pace, Runs
+from foretoken.policy.account import FORESEEN, PACE, SHARE, Guard, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import LONGER, Costs, bucket
 from foretoken.policy.decision import Decision
@@ -89,6 +89,7 @@ class Policy:
         self._rounds = 0
         self._considers = True  # models are considered in this round
         self._considered = -1  # the round in which they last were
+        self._idle = 0  # decisions in a row by which no row drafted
         self._rest_of_models = 0  # before which they are not considered, unless most requests are new
         self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
@@ -201,18 +202,25 @@ class Policy:
         models = self._models if self._considers else ()
         return Decision(shared, self.kinds, models, self.extends, widths, beside, self._charged).width
 
-    def _let_rest(self, rows: Sequence[Row]) -> None:
-        """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts."""
+    def _let_rest(self, rows: Sequence[Row], deciding: float) -> None:
+        """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts.
+
+        A row by itself rests only where decisions take more than 2 `SHARE` of the time, for a round, then for three,
+        …, until they don't or a draft is made.
+        """
         now = self._rounds
         if rows and self._considers and self._models:
             self._considered, waits = now, []
-            most = min(_REST, len(rows) - 1)  # what a model is worth to a row depends on its last tokens, too
+            drafts = any(row.chosen.tokens for row in rows)  # behind copies, a model may be next
+            self._idle = 0 if drafts else self._idle + 1
+            # What a model is worth to a row depends on its last tokens, too, and on those of one row more than of many.
+            worth = deciding / (2.0 * SHARE * self.costs.target(1) * exp(self.costs.drift.value))
+            most = min(_REST, max(len(rows) - 1, min(2**self._idle - 1, int(worth))))
             looked_at = self._models if self.guards[1].spare > 0.0 else ()
             for row in rows:
                 row.request.considered = now
                 dues = (row.request.looks[at].due for at in looked_at)
                 waits.append(min([most, *(due - row.request.rounds for due in dues if due >= row.request.rounds)]))
-            drafts = any(row.chosen.tokens for row in rows)  # behind copies, a model may be next
             self._rest_of_models = 0 if drafts else self._until(round(sum(waits) / len(waits)))
         for row in rows:
             request = row.request
@@ -249,9 +257,9 @@ class Policy:
         calls: Sequence[tuple[int, int, int, int, float]],
         seconds: float | None,
         copied: float = 0.0,
-        *,
         changed: bool = False,
         beside: int = 0,
+        deciding: float = 0.0,
     ) -> None:
         """A round is over.
 
@@ -264,6 +272,7 @@ class Policy:
             copied: seconds that free drafters took, which `seconds` has not.
             changed: the pass was not as wide as the one before, and took longer for that.
             beside: further rows of the pass, which were plain.
+            deciding: those of `seconds` that the decision took.
         """
         self._rounds += 1
         costs, count = self.costs, len(rows) + beside
@@ -309,7 +318,7 @@ class Policy:
             mean = (sum(tokens for _, tokens in shared) + beside) / (len(shared) + beside)
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked, padded=padded)
-        self._let_rest([row for row, _ in shared])
+        self._let_rest([row for row, _ in shared], deciding)
         self._considers = True
 
     def _is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
