@@ -131,6 +131,45 @@ def test_scores_of_rounded_files_are_as_near_to_the_plain_models_as_llama_cpps(k
     assert model.weight_bytes == sum(tensor.data.nbytes for tensor in gguf.read_header([path]).tensors.values())
 
 
+@pytest.mark.parametrize(
+    ("kind", "cached"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", None), ("Q8_0", torch.float16)]
+)
+def test_keys_and_values_are_kept_in_half_the_bytes_unless_the_file_is_float32(kind, cached, rounded_file, files):
+    module, path = files("native llama", tiny_llama) if kind == "F32" else rounded_file(kind)
+    model = native(path, module)
+    assert {tensor.dtype for tensor in model.backend.pool.tensors} == {cached or model.dtype}
+    cache = model.open(1)
+    tokens = [3 + i * 7 % 50 for i in range(40)]
+    whole = scores(model, tokens)
+    parts = []
+    for part in (tokens[:30], tokens[30:]):
+        steps = torch.arange(len(part))[None]
+        found = model.forward(torch.tensor([part]), steps - 1, torch.tensor([len(part)]), cache)
+        parts.append(found.logits[0].float())
+        cache.commit(steps, torch.tensor([len(part)]))
+    entries = model.backend.pool.tensors[0][cache.store.tables[0][0]]
+    assert entries.float().abs().max() > 0  # the runtime writes there, and not to a copy
+    assert (torch.cat(parts) - whole).abs().max() < (0.1 if kind == "BF16" else 1e-3)
+
+
+def test_prefill_over_rounded_weights_is_split_further(rounded_file, monkeypatch):
+    module, path = rounded_file("Q8_0")
+    model = native(path, module)
+    sizes = []
+    score = model.backend.score
+    monkeypatch.setattr(
+        model.backend,
+        "score",
+        lambda cache, feeds, *rest: sizes.append(len(feeds[0].tokens)) or score(cache, feeds, *rest),
+    )
+    cache = model.open(1)
+    cache.defer_prefill([[3 + i % 50 for i in range(300)]])
+    found = model.forward(torch.tensor([[5]]), torch.tensor([[-1]]), torch.tensor([1]), cache).logits
+    assert sizes == [128, 128, 45]
+    whole = scores(model, [*(3 + i % 50 for i in range(300)), 5])[-1]
+    assert (found[0, 0] - whole).abs().max() < 1e-3
+
+
 def resident(folder):
     """Bytes of deleted files of a folder that are mapped, and those of them that lie in memory."""
     size = lies = 0

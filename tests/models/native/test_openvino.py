@@ -119,6 +119,21 @@ def test_store_moves_slots_across_blocks():
     assert (pool.tensors[0][table[0], :, BLOCK - 1] == 7.0).all()
 
 
+@pytest.mark.parametrize(("most", "moves"), [(0, True), (2000, False), (1 << 50, True)])
+def test_pools_grow_where_they_are_as_far_as_addresses_were_set_aside(most, moves):
+    """More addresses than there are leave the pool with what it needs."""
+    pool = BlockPool(1, 2, 4, torch.float32, most)
+    begin = pool.tensors[0].data_ptr()
+    pool.tensors[0].fill_(3.0)
+    size = len(pool.tensors[0])
+    for _ in range(size + 1):
+        pool.take()
+    assert len(pool.tensors[0]) == size + size // 2
+    assert (pool.tensors[0].data_ptr() != begin) == moves
+    assert (pool.tensors[0][:size] == 3.0).all()
+    assert not pool.tensors[0][size:].any()
+
+
 @functools.cache
 def chaining(name: str, quantize: str | None):
     """One model for chains of all lengths, which are compiled once."""
@@ -507,7 +522,7 @@ def test_trees_of_few_nodes_are_padded_too():
     assert torch.allclose(*outcomes, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_entries_move_in_every_layer_also_after_the_pool_has_grown(dtype):
     pool = BlockPool(2, 3, 4, dtype)
     store = PagedStore(pool, 3)

@@ -9,10 +9,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foretoken.limits import current_limits
 from foretoken.models.base import Cache, cut_rows, kept_lengths
 
 _FEW = 8
 """Committed tokens, at most, that a pass over a tree computes along with it."""
+
+
+def prefill_chunk(most: int | None) -> int:
+    """Most tokens of a row in a prefill pass of a backend; `most` is None where the limits alone say it."""
+    limit = current_limits().prefill_tokens
+    return limit if most is None else min(most, limit)
 
 
 @dataclass(slots=True)

@@ -91,6 +91,8 @@ class Weights:
 
     rounds_inputs = False
     """What linear layers of rounded weights are multiplied with is rounded, too."""
+    cache_dtype: torch.dtype | None = None
+    """Of keys and values; None for what the model is computed in."""
 
     def __init__(self, spec: Spec, source: TensorSource, name: str, dtype: torch.dtype) -> None:
         self.spec, self._source, self._dtype = spec, source, dtype

@@ -22,6 +22,7 @@ from foretoken.models.native.paging import BlockPool
 from foretoken.models.widths import PassWidths
 
 _INPUT_GROUP = 32
+_PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,14 @@ class CompileOptions:
 
     Attributes:
         dtype: what they compute in: float32 or bfloat16.
+        cache_dtype: of keys and values: `dtype`, or float16 for float32.
         rounds_inputs: what linear layers multiply their weights with is rounded to eight bits, group by group.
         threads: of the runtime.
         patience, least: of `PassWidths`; chains have no least width.
     """
 
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     rounds_inputs: bool
     threads: int
     patience: int
@@ -70,10 +73,9 @@ class CompiledGraph:
 
     def __init__(self, graph: DecoderGraph, pool: BlockPool, options: CompileOptions) -> None:
         self.widths = PassWidths(options.patience, options.least)
-        precision = "f32" if options.dtype is torch.float32 else "bf16"
         settings = {
-            "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": precision,
+            "INFERENCE_PRECISION_HINT": _PRECISIONS[options.dtype],
+            "KV_CACHE_PRECISION": _PRECISIONS[options.cache_dtype],
             # Features of a layer's input that share a scale, in eight bits; with 0 they keep their precision.
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(_INPUT_GROUP if options.rounds_inputs else 0),
             "PERFORMANCE_HINT": "LATENCY",

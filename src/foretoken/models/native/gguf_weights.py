@@ -303,7 +303,8 @@ class GgufSource(TensorSource):
 class GgufWeights(Weights):
     """The weights of a GGUF file that `refusal` has nothing against. Vectors are float32, as in the file.
 
-    Inputs of layers of rounded weights are rounded to eight bits, as llama.cpp rounds them.
+    Inputs of layers of rounded weights are rounded to eight bits, as llama.cpp rounds them, and keys and values of
+    files that are not F32 to float16, as it keeps them.
 
     Args:
         spec: the model's shape.
@@ -316,6 +317,8 @@ class GgufWeights(Weights):
         super().__init__(spec, source, name, dtype)
         self._file = source
         self.rounds_inputs = any(source.kind(each) in ROUNDED for each in source.names)
+        exact = {source.kind(each) for each in source.names if len(source.shape(each)) > 1} == {"F32"}
+        self.cache_dtype = torch.float16 if dtype is torch.float32 and not exact else dtype
         # Several graphs of one model share the memory of its weights.
         self._matrix = cache(self._read_matrix)
         self._layer = cache(super().layer)

@@ -53,7 +53,8 @@ DRAW_INPUTS = {
 """Further inputs of a graph that draws its tokens."""
 
 
-_TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}
+_CACHE_TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.dynamic}
+"""Of keys and values. Those of inputs in float16 would be widened first; so the runtime is left to choose, as told."""
 
 
 class DecoderGraph:
@@ -66,7 +67,7 @@ class DecoderGraph:
 
     Args:
         weights: of the checkpoint.
-        dtype: of weights, keys and values.
+        dtype: of keys and values.
         quantize: "int8" or "w8a8" for linear layers of eight bits.
         hidden_layers: layers whose hidden states are outputs besides the logits.
         steps: None for one pass. A number for a chain: a pass, followed by so many less one of one token a row, each
@@ -101,7 +102,7 @@ class DecoderGraph:
         described = self._inputs_of(steps)
         self._inputs = {name: parameter(name, *about) for name, about in described.items()}
         self._caches = [
-            parameter(f"{kind}.{number}", _TYPES[dtype], [-1, self.spec.groups, BLOCK, self.spec.head_dim])
+            parameter(f"{kind}.{number}", _CACHE_TYPES[dtype], [-1, self.spec.groups, BLOCK, self.spec.head_dim])
             for number in range(count)
             for kind in ("keys", "values")
         ]

@@ -23,8 +23,11 @@ The runtime makes new kernels whenever this number of slots, in whole blocks, is
 pass takes 3, in each graph. Rounding up to so many costs nothing: attention reads as many as there are.
 """
 
-FIRST_BLOCKS = 16
-"""Blocks that a model begins with; when they run out, there are half as many more."""
+FIRST_BLOCKS = 17
+"""Blocks that a model begins with: 512 slots, and where padding goes; when they run out, there are half as many more.
+
+The runtime copies what it is given in a new shape, if only for a moment, so that few tokens should need no more.
+"""
 
 _PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """What mapped memory is asked for with, that no other process sees."""
@@ -43,15 +46,18 @@ class BlockPool:
         groups: key and value heads, G.
         head_dim: D.
         dtype: of keys and values.
+        most: slots up to which it grows without a copy: addresses are set aside for them, and no memory.
 
     Attributes:
         tensors: keys, then values, of each layer in turn: ``[blocks, G, BLOCK, D]``.
         version: changes when the tensors are replaced.
     """
 
-    def __init__(self, layers: int, groups: int, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, layers: int, groups: int, head_dim: int, dtype: torch.dtype, most: int = 0) -> None:
         shape = (FIRST_BLOCKS, groups, BLOCK, head_dim)
-        self.tensors = [_zeros(shape, dtype) for _ in range(2 * layers)]
+        # One more: where padding goes.
+        rooms = [_Room(shape, dtype, -(-most // BLOCK) + 1) for _ in range(2 * layers)]
+        self._rooms, self.tensors = rooms, [room.tensor for room in rooms]
         self.version = 0
         self._arrays: tuple[int, list[Any]] = (-1, [])
         self._free = list(range(FIRST_BLOCKS))
@@ -88,18 +94,48 @@ class BlockPool:
 
     def _grow(self) -> None:
         size = self.tensors[0].shape[0]
-        for index, old in enumerate(self.tensors):
-            new = _zeros((size + size // 2, *old.shape[1:]), old.dtype)
-            new[:size] = old
-            self.tensors[index] = new
+        for index, room in enumerate(self._rooms):
+            room.grow(size + size // 2)
+            self.tensors[index] = room.tensor
         self._free.extend(range(size, size + size // 2))
         self.version += 1
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory when they are first read or written to, page by page; torch writes them all at once."""
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **_PRIVATE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+class _Room:
+    """Zeros that take memory when they are first read or written to, page by page; torch writes them all at once.
+
+    Args:
+        shape: of the tensor at first.
+        dtype: of it.
+        most: of its first dimension, up to which it grows where it is.
+
+    Attributes:
+        tensor: of that shape.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, most: int) -> None:
+        self._entry, self._dtype = shape[1:], dtype
+        self._size = math.prod(self._entry) * dtype.itemsize
+        try:
+            self._memory = self._mapped(max(shape[0], most if _PRIVATE else 0))
+        except (OSError, ValueError, OverflowError):  # there are fewer addresses than that
+            self._memory = self._mapped(shape[0])
+        self.tensor = self._view(shape[0])
+
+    def grow(self, size: int) -> None:
+        """Replace the tensor by one with a larger first dimension, and the same values."""
+        old = self.tensor
+        if size * self._size > len(self._memory):
+            self._memory = self._mapped(size)
+            self._view(size)[: len(old)] = old
+        self.tensor = self._view(size)
+
+    def _mapped(self, size: int) -> mmap.mmap:
+        return mmap.mmap(-1, size * self._size, **_PRIVATE)
+
+    def _view(self, size: int) -> Tensor:
+        count = size * math.prod(self._entry)
+        return torch.frombuffer(self._memory, dtype=self._dtype, count=count).view(size, *self._entry)
 
 
 def _release(pool: BlockPool, tables: list[list[int]]) -> None:

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from foretoken.limits import current_limits
 from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.chain import Chains, Draws
-from foretoken.models.native.cache import Feed, NativeCache
+from foretoken.models.native.cache import Feed, NativeCache, prefill_chunk
 from foretoken.models.native.checkpoint import expected_shapes
 from foretoken.models.native.rope import Rotary
 from foretoken.models.native.spec import Spec
@@ -30,6 +29,8 @@ class Backend(Protocol):
     """Rows of different lengths cost it no more than as many tokens of one row."""
     own_threads: bool
     """It computes with threads that are not torch's."""
+    prefill_tokens: int | None
+    """Most tokens of a row in a prefill pass, where the limits allow more; None for as many as they allow."""
 
     @property
     def quantize(self) -> str | None:
@@ -200,7 +201,7 @@ class NativeModel(LanguageModel):
 
     def catch_up(self, cache: NativeCache) -> None:
         """Bring the KV cache up to the committed tokens."""
-        while lagging := cache.lagging(current_limits().prefill_tokens):
+        while lagging := cache.lagging(prefill_chunk(self.backend.prefill_tokens)):
             self.backend.score(cache, lagging, [], ())
             cache.fed(lagging)
 
@@ -208,7 +209,7 @@ class NativeModel(LanguageModel):
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]
     ) -> Scores:
         """Logits and hidden states of the nodes that were added last, ``counts[b]`` to row b."""
-        while behind := cache.catch_up(current_limits().prefill_tokens):
+        while behind := cache.catch_up(prefill_chunk(self.backend.prefill_tokens)):
             self.backend.score(cache, behind, [], ())
             cache.fed(behind)
         feeds = cache.feeds()

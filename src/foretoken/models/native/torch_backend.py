@@ -67,6 +67,7 @@ class TorchBackend:
     chains = False
     ragged = False
     own_threads = False
+    prefill_tokens: int | None = None
 
     def __init__(
         self,
