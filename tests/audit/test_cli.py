@@ -154,6 +154,13 @@ def test_a_world_is_made_served_and_audited(tmp_path):
         assert result.exit_code == 0, result.output
 
 
+def test_a_proposer_that_is_none_is_refused_before_vllm_starts():
+    result = CliRunner().invoke(app, ["audit", "vllm", "--proposer", "LookUp"])
+    assert result.exit_code != 0
+    assert "'LookUp'" in result.stderr
+    assert "NgramStorage" in result.stderr
+
+
 def test_a_proposer_of_vllm_gets_a_corpus_of_the_world(monkeypatch):
     given = []
 

@@ -74,6 +74,7 @@ def vllm(
     if proposer is not None:
         if speculative_config is not None:
             raise ParameterError("give --proposer or --speculative-config: each says what drafts")
+        _check_proposer(proposer)
         mode, options["proposer"] = "prompt-lookup", proposer
         if proposer == "Retrieval" and real.target is not None:
             raise ParameterError("the proposer Retrieval is audited in small worlds, which it has a corpus of")
@@ -91,6 +92,13 @@ def vllm(
         return {"drafter": f"retrieval:{world_index(world)}"}
 
     _external("vllm-cpu", python, mode, real, claim, run, options, in_world, seeded=seeds, **size)
+
+
+def _check_proposer(name: str) -> None:
+    from foretoken.integrations.vllm import PROPOSERS
+
+    if name not in PROPOSERS:
+        raise ParameterError(f"--proposer {name!r} is none of Foretoken's: choose one of {', '.join(PROPOSERS)}")
 
 
 def _speculative_config(given: str) -> dict[str, Any]:

@@ -9,4 +9,7 @@ from __future__ import annotations
 
 from foretoken.integrations.vllm.proposers import Lookup, NgramStorage, PromptLookup, Proposer, Retrieval, Suffix
 
-__all__ = ["Lookup", "NgramStorage", "PromptLookup", "Proposer", "Retrieval", "Suffix"]
+__all__ = ["PROPOSERS", "Lookup", "NgramStorage", "PromptLookup", "Proposer", "Retrieval", "Suffix"]
+
+PROPOSERS = tuple(one.__name__ for one in (Lookup, PromptLookup, Suffix, NgramStorage, Retrieval))
+"""Names of those that can be named."""
