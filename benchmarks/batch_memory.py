@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between samples")
     parser.add_argument("--warm", type=int, default=2_000, help="answers of a run before growth counts")
-    parser.add_argument("--option", action="append", default=[], help="of foretoken batch, such as --option=--drafter=none")
+    parser.add_argument("--option", action="append", default=[], help="of foretoken batch, --option=--drafter=none")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     samples: list[Sample] = []
