@@ -200,7 +200,8 @@ class Proposer:
                 one.offer = Offer(0, length, match, reach)
             one.request.asked = limit > 0
             decisions.append(Row(one.request, limit, (0,), () if one.offer is None else (one.offer,), most=limit))
-        self._policy.choose(decisions, beside=len(known) - len(awake))
+        free = [decision for decision in decisions if decision.room > 0]
+        self._policy.choose(free, beside=len(known) - len(free))
         for one, decision in zip(awake, decisions, strict=True):
             one.decision, one.drafted = decision, decision.chosen.tokens
         return True
