@@ -9,7 +9,16 @@ from scipy import stats
 
 from foretoken import randomness
 from foretoken.limits import Limits, use_limits
-from foretoken.randomness import Stream, fresh_seed, gumbel, gumbel_at, philox, seed_tensor, uniforms
+from foretoken.randomness import (
+    Stream,
+    fresh_seed,
+    gumbel,
+    gumbel_at,
+    philox,
+    seed_tensor,
+    uniforms,
+    uniforms_of_rows,
+)
 
 COUNT = 20_000
 KEYS = ["positions", "streams", "seeds", "far positions", "bits of the seed"]
@@ -73,6 +82,11 @@ def test_all_code_paths_give_the_same_numbers():
         with use_limits(Limits(scalar_uniforms=size, noise_blocks=size)):
             assert torch.equal(uniforms(seeds, positions, Stream.NEXT), drawn)
             assert torch.equal(gumbel(seeds, positions, 1001), noise)
+    streams = [int(Stream.STOP), int(Stream.NEXT), Stream.DRAFT + 4]
+    rows = uniforms(seeds, positions[:, :1].expand(-1, 3), torch.tensor(streams))
+    for size in (1, 1000):
+        with use_limits(Limits(scalar_uniforms=size)):
+            assert torch.equal(uniforms_of_rows(seeds.tolist(), positions[:, 0].tolist(), streams), rows)
     flat = seeds.repeat_interleave(2), positions.reshape(-1)
     assert torch.equal(randomness._words(*flat, 251), randomness._words_cpu(*flat, 251))
 

@@ -50,7 +50,7 @@ class Draft:
             probs: ``[B, N, V]``, the distribution that each token was drawn from, or None for chosen tokens.
         """
         batch_size, width = tokens.shape
-        parents = torch.arange(width, device=tokens.device).expand(batch_size, width)
+        parents = _steps(width, tokens.device).expand(batch_size, width)
         if counts is None:
             counts = torch.full((batch_size,), width, dtype=torch.int64, device=tokens.device)
         return cls(tokens, parents, counts, probs, is_chain=True)
@@ -147,8 +147,8 @@ class Draft:
         """
         if self.is_chain:
             depth = int(node.max()) if node.numel() else 0
-            steps = torch.arange(1, depth + 1, device=node.device).expand(self.batch_size, depth)
-            return torch.where(steps <= node[:, None], steps, 0), node
+            steps = _steps(depth + 1, node.device)[1:].expand(self.batch_size, depth)
+            return steps if self.batch_size == 1 else torch.where(steps <= node[:, None], steps, 0), node
         parents, paths = self.parents.tolist(), node.tolist()
         for row, last in enumerate(paths):
             paths[row] = walk = []
@@ -184,6 +184,12 @@ def ancestor_matrix(parents: Tensor, is_chain: bool = False) -> Tensor:
         above[:, i, :i] = above[rows, parent.clip(min=0), :i] & (parent >= 0)[:, None]
         above[:, i, i] = True
     return torch.from_numpy(above).to(parents.device)
+
+
+@lru_cache(512)
+def _steps(count: int, device: torch.device) -> Tensor:
+    """0, 1, 2, … as ``[count]`` int64, made once. Nobody may write to it."""
+    return torch.arange(count, device=device)
 
 
 @lru_cache(256)

@@ -28,7 +28,8 @@ class Limits:
         verify_entries: most probabilities (rows × nodes × vocabulary) that are verified at once on a CPU. A few rows at
             a time fit in the processor's cache, and the allocator reuses their memory.
         one_thread_logits: most logits of a round for which one thread is about as fast as several.
-        scalar_uniforms: most uniforms that are computed as plain integers, one after another.
+        scalar_uniforms: most uniforms that are computed as plain integers, and most rows that tokens are drawn from,
+            one after another.
         noise_blocks: most blocks of Philox (four words of noise each) that are computed at once on a CPU.
         noise_numbers: values of shared noise that are generated at a time before they are added to scores and freed.
         block: entries of a vocabulary whose sum or maximum is computed together.

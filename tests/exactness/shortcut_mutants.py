@@ -129,5 +129,9 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "draw: blocks without what came before": ShortcutMutant(DRAW, "- start\n    share", "- 0 * start\n    share", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
     "draw: share of the whole, not of the block": ShortcutMutant(DRAW, "share = left / (ends.gather(-1, block) - start)", "share = left / ends[..., -1:]", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
     "draw: last entry of a short block twice": ShortcutMutant(DRAW, ".masked_fill_(inside >= size, 0.0)", "", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw of one row: blocks without what came before": ShortcutMutant(DRAW, "(u * float(ends[-1]) - before)", "(u * float(ends[-1]))", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
+    "draw of one row: share of the whole, not of the block": ShortcutMutant(DRAW, "/ mass if mass else 0.0", "/ float(ends[-1])", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
+    "draw of one row: no renormalisation": ShortcutMutant(DRAW, "searchsorted(share * total, ", "searchsorted(share, ", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
+    "draw of one row: a block too far": ShortcutMutant(DRAW, "return block * width + _invert_one", "return max(block - 1, 0) * width + _invert_one", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw: a short last block left out": ShortcutMutant(DRAW, "    if whole < size:\n        sums = torch.cat", "    if False:\n        sums = torch.cat", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
 }  # fmt: skip

@@ -140,7 +140,8 @@ def test_drawing_by_blocks_of_the_vocabulary_is_lossless(name):
     tables = pair("independent", 5, 1, seed=70)
     for block in (1, 2, 3):
         with use_limits(Limits(block=block)):
-            errors(Drawn(get(name)), (0,), tables, "with replacement", TOLERANCE)
+            for alone in (False, True):
+                errors(Drawn(get(name), alone=alone), (0,), tables, "with replacement", TOLERANCE)
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -225,7 +226,7 @@ def test_the_proof_finds(name):
 
 
 def test_the_number_of_mutants():
-    assert len(SHORTCUT_MUTANTS) == 46
+    assert len(SHORTCUT_MUTANTS) == 50
 
 
 def test_a_strict_comparison_in_a_draw_is_found():

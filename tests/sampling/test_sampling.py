@@ -435,6 +435,8 @@ def test_draw_inverts_the_distribution(size):
         assert ((ends - probs.double() / probs.double().sum())[drawn] <= u + 1e-14).all()
         assert drawn[u == 0].unique().tolist() == [int(possible[0])]
         assert drawn[-2:].tolist() == [int(possible[-1])] * 2
+        with use_limits(Limits(scalar_uniforms=len(u))):  # the same row by row, without torch
+            assert torch.equal(draw(probs.expand(len(u), size), u), drawn)
 
 
 def test_draw_shapes_and_one_hot_distributions():

@@ -12,7 +12,7 @@ from torch import Tensor
 from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch
 from foretoken.models.chain import Chains, Draws
-from foretoken.randomness import Stream, uniforms
+from foretoken.randomness import Stream, uniforms_of_rows
 from foretoken.sampling.vocabulary import all_finite, check_finite, draw
 
 OneCall = Callable[[AbstractSequence[int], Draws | None], Chains]
@@ -59,7 +59,7 @@ def draft_chains(
         draft, sound = steps(others)
         parts.append(([limit > 0 for limit in others], draft))
     if any(drawn):
-        chains = one_call(drawn, Draws(inverse_temperatures, _uniforms(batch, max(drawn)).cpu()))
+        chains = one_call(drawn, Draws(inverse_temperatures, _uniforms(batch, max(drawn))))
         draft, all_there = _draft_of(chains, drawn, device)
         parts.append(([limit > 0 for limit in drawn], draft))
         sound = sound and all_there
@@ -161,7 +161,7 @@ def draw_chains(
     counts, sound = torch.tensor(limits, device=device), True
     tokens = torch.zeros((size, 0), dtype=torch.int64, device=device)
     probs: list[Tensor] = []
-    uniform = None if chosen else _uniforms(batch, width)
+    uniform = None if chosen else _uniforms(batch, width).to(device)
     for step in range(width):
         scores = logits[:, None].to(device)
         if not all_finite(scores):
@@ -191,7 +191,7 @@ def draw_chains(
 
 
 def _uniforms(batch: Batch, width: int) -> Tensor:
-    """``[B, width]``: one uniform for each token of a chain."""
+    """``[B, width]`` on the CPU: one uniform for each token of a chain."""
     # Keyed by the root's position and the step, so that no two rounds share a draw.
-    streams = Stream.DRAFT + torch.arange(width, device=batch.device)
-    return uniforms(batch.seeds, batch.positions[:, None].expand(-1, width), streams)
+    streams = list(range(Stream.DRAFT, Stream.DRAFT + width))
+    return uniforms_of_rows(batch.seeds.tolist(), batch.positions.tolist(), streams)

@@ -62,7 +62,7 @@ class DraftCache:
             else:
                 path = torch.arange(max(self.tentative)).expand(size, -1)
                 own = [max(count - first, 0) for count, first in zip(accepted, begun, strict=True)]
-                counts = torch.minimum(torch.tensor(own), torch.tensor(self.tentative))
+                counts = torch.tensor([min(pair) for pair in zip(own, self.tentative, strict=True)])
             self.cache.commit(path, counts)
         if any(begun) and any(count < first for count, first in zip(accepted, begun, strict=True)):
             lengths = self.cache.lengths.tolist()

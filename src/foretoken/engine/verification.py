@@ -11,7 +11,7 @@ from torch import Tensor
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
 from foretoken.limits import current_limits
-from foretoken.randomness import Stream, uniforms
+from foretoken.randomness import Stream, uniforms_of_rows
 from foretoken.sampling import GrammarMatcher, Sampler, all_finite, mask_logits
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier, Verdict, decide, is_coupled
@@ -216,9 +216,9 @@ def decide_batch(
 
 def verdict_uniforms(sampler: Sampler, sequences: AbstractSequence[Sequence]) -> Tensor:
     """What a round of these rows is drawn with, ``[B, 2]`` float64: for the node to stop at, and for the next token."""
-    positions = sampler.positions(sequences)[:, None].expand(-1, 2)
-    streams = torch.tensor([int(Stream.STOP), int(Stream.NEXT)], device=positions.device)
-    return uniforms(sampler.seeds, positions, streams)
+    positions = sampler.positions(sequences).tolist()
+    found = uniforms_of_rows(sampler.seeds.tolist(), positions, [int(Stream.STOP), int(Stream.NEXT)])
+    return found.to(sampler.device)
 
 
 def join(verdicts: AbstractSequence[Verdict], order: Tensor | None = None) -> Verdict:

@@ -22,7 +22,9 @@ class Draws:
     uniforms: Tensor
 
     def of(self, rows: Sequence[int]) -> Draws:
-        """Those of some rows, in this order."""
+        """Those of some rows, in this order; itself where they are all."""
+        if list(rows) == list(range(len(self.uniforms))):
+            return self
         return Draws(self.inverse_temperatures[list(rows)], self.uniforms[list(rows)])
 
     def among(self, rows: Sequence[int], total: int) -> Draws:

@@ -24,17 +24,23 @@ def one_thread(enabled: bool = True) -> AbstractContextManager[None]:
     which is the process's.
     """
     omp = _omp() if enabled else None
-    return nullcontext() if omp is None else _one_thread(omp)
+    return nullcontext() if omp is None else _OneThread(omp)
 
 
-@contextmanager
-def _one_thread(omp: Any) -> Iterator[None]:
-    before = omp.omp_get_max_threads()
-    omp.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        omp.omp_set_num_threads(before)
+class _OneThread:
+    """What `one_thread` returns, to be entered once. A generator takes several times as long."""
+
+    __slots__ = ("_before", "_omp")
+
+    def __init__(self, omp: Any) -> None:
+        self._omp = omp
+
+    def __enter__(self) -> None:
+        self._before = self._omp.omp_get_max_threads()
+        self._omp.omp_set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._omp.omp_set_num_threads(self._before)
 
 
 _TURNS: WeakKeyDictionary[object, RLock] = WeakKeyDictionary()

@@ -101,6 +101,7 @@ class Sampler:
                 groups[_Group.key(p)].append(row)
         self._groups = [_Group(rows, self.params, self.device) for rows in groups.values()]
         self._parts: dict[int, list[tuple[slice, Sampler]]] = {}
+        self._inverse: Tensor | None = None
 
     def __init_subclass__(cls) -> None:
         """Refuse a subclass without `select`: large batches are verified in parts, which would be plain samplers."""
@@ -140,8 +141,10 @@ class Sampler:
     def inverse_temperatures(self) -> Tensor:
         """``[B]`` float32: a where a row's distribution is ``softmax(a · logits)``; 0 where other parameters apply too.
 
-        A row's value depends on its own parameters alone.
+        A row's value depends on its own parameters alone. Don't write to it: it is made once.
         """
+        if self._inverse is not None:
+            return self._inverse
         inverse = torch.zeros(len(self.params), dtype=torch.float32, device=self.device)
         for group in self._groups:
             value = group.filters.inverse_temperature
@@ -149,6 +152,7 @@ class Sampler:
                 rows = slice(None) if group.rows is None else group.rows
                 inverse[rows] = value.squeeze(-1) if isinstance(value, Tensor) else value
         inverse[sorted(self._altered)] = 0.0
+        self._inverse = inverse
         return inverse
 
     def scores(

@@ -67,7 +67,7 @@ class Filters:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Filters:
         changed: dict[str, Any] = {n: change(v) for n, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **changed)
+        return replace(self, **changed) if changed else self
 
 
 def truncate(scores: Tensor, filters: Filters) -> list[Kept]:

@@ -7,7 +7,9 @@ maxima: the best entries of a row lie in the blocks with the largest maxima.
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -133,6 +135,12 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     sums = probs[..., :whole].unflatten(-1, (-1, width)).sum(-1, dtype=torch.float64)
     if whole < size:
         sums = torch.cat([sums, probs[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
+    if 0 < uniforms.numel() <= current_limits().scalar_uniforms and _is_plain(probs):
+        shares = uniforms.reshape(-1).tolist()
+        rows = probs.detach().numpy().reshape(len(shares), size)
+        blocks = sums.detach().numpy().reshape(len(shares), -1)
+        found = [_draw_one(*row, width) for row in zip(rows, blocks, shares, strict=True)]
+        return torch.tensor(found, dtype=torch.int64).view(uniforms.shape)
     ends = sums.cumsum(-1)
     block = _invert(ends, uniforms[..., None])
     # The rest of u * total inside the block, as a fraction of the block's mass.
@@ -142,6 +150,35 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     inside = block * width + torch.arange(width, device=probs.device)
     weights = probs.gather(-1, inside.clamp(max=size - 1)).to(torch.float64).masked_fill_(inside >= size, 0.0)
     return inside.gather(-1, _invert(weights.cumsum(-1), share)).squeeze(-1)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether NumPy can look at it where it is."""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+def _draw_one(probs: Any, sums: Any, u: float, width: int) -> int:
+    """`draw` for one row, step by step the same: for so few numbers torch's calls take several times as long.
+
+    Args:
+        probs: ``[V]`` of NumPy.
+        sums: ``[blocks]`` float64, of each `width` entries of it.
+        u: in [0, 1).
+        width: of a block.
+    """
+    ends = sums.cumsum()
+    block = _invert_one(ends, u)
+    before = float(ends[block - 1]) if block else 0.0
+    mass = float(ends[block]) - before
+    share = (u * float(ends[-1]) - before) / mass if mass else 0.0
+    inside = probs[block * width : (block + 1) * width].astype(np.float64).cumsum()
+    return block * width + _invert_one(inside, share)
+
+
+def _invert_one(cumulative: Any, share: float) -> int:
+    """`_invert` for one row."""
+    total = cumulative[-1]
+    return min(int(cumulative.searchsorted(share * total, "right")), int(cumulative.searchsorted(total)))
 
 
 def draw_distinct(probs: Tensor, uniforms: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from foretoken.models.chain import Draws
@@ -37,10 +36,9 @@ def steps_of_call(steps: int) -> int:
 def draw_arrays(draws: Draws, steps: slice) -> dict[str, Any]:
     """Inputs of a graph that draws, for some of the steps."""
     uniforms = np.zeros((steps.stop - steps.start, len(draws.uniforms)), dtype=np.float32)
-    given = draws.uniforms[:, steps].numpy().T
+    given = draws.uniforms.numpy()[:, steps].T
     uniforms[: len(given)] = np.floor(given * UNITS)
-    # A copy: an input's memory is written to later on.
-    temperatures = draws.inverse_temperatures[:, None].numpy().copy()
+    temperatures = draws.inverse_temperatures.numpy()[:, None]
     return {"inverse_temperatures": temperatures, "uniforms": uniforms.reshape(-1, 1)}
 
 
@@ -59,8 +57,9 @@ def next_pass_arrays(rotations: Tensor, ends: list[int], steps: int) -> dict[str
         ends: of each row, tokens before the chain.
         steps: of the chain, more than one.
     """
-    positions = (torch.arange(steps - 1)[:, None] + torch.tensor(ends)).flatten()
-    turns = rotations[:, positions, None, None].numpy()
+    first = ends[0]
+    positions = slice(first, first + steps - 1) if len(ends) == 1 else np.add.outer(np.arange(steps - 1), ends).ravel()
+    turns = rotations.numpy()[:, positions, None, None]
     return {
         "next_cosines": turns[0],
         "next_sines": turns[1],

@@ -94,7 +94,7 @@ class CompiledGraph:
         self._inputs: list[Any] = [None] * len(self._names)
 
     def run(self, arrays: dict[str, Any]) -> list[Tensor]:
-        """Outputs ``[P, …]`` for inputs by name; they belong to the caller."""
+        """Outputs ``[P, …]`` for inputs by name; they belong to the caller, as the inputs do: both are copied."""
         request = self._request
         if self._version != self._pool.version:
             self._memory = [shared(tensor) for tensor in self._pool.tensors[: self._graph.caches]]
@@ -106,8 +106,8 @@ class CompiledGraph:
             if bound is not None and bound.shape == array.shape:
                 np.copyto(bound, array)  # takes a tenth of the time of making a tensor
             else:
-                request.set_input_tensor(number, ov.Tensor(array, shared_memory=True))
-                self._inputs[number] = array
+                bound = self._inputs[number] = np.array(array, order="C")
+                request.set_input_tensor(number, ov.Tensor(bound, shared_memory=True))
         if self._packed:
             request.infer()
         else:

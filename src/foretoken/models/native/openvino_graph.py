@@ -75,8 +75,8 @@ class DecoderGraph:
             are about the further passes, one pass after another, and the first output is ``[steps, S]`` int32, the
             vocabulary's size where a logit was NaN.
         layers: how many there are, the first ones, before the last norm and the output layer; None for all.
-        draws: whether the steps' tokens are drawn, by `DRAW_INPUTS`. Then each step has an output more, ``[S, V]``
-            float32: the cumulative distribution that its tokens were drawn from, in multiples of ``1 / UNITS``.
+        draws: whether the steps' tokens are drawn, by `DRAW_INPUTS`. Then the second output is ``[S, steps, V]``
+            float32: the cumulative distributions that they were drawn from, in multiples of ``1 / UNITS``.
 
     Attributes:
         model: OpenVINO's.
@@ -253,7 +253,8 @@ class DecoderGraph:
             state = self.run()[-1]
             chosen.append(self._choose(state, step))
         tokens = ops.concat([ops.unsqueeze(token, integers(0)) for token, _ in chosen], 0)
-        return [tokens, *(cumulative for _, cumulative in chosen if cumulative is not None), *self.carried(state)]
+        drawn = [ops.unsqueeze(cumulative, integers(1)) for _, cumulative in chosen if cumulative is not None]
+        return [tokens, *([ops.concat(drawn, 1)] if drawn else []), *self.carried(state)]
 
     def _choose(self, state: Any, step: int) -> tuple[Any, Any | None]:
         """Tokens ``[S]`` int32 after states ``[S, hidden]``, and the cumulative distribution where they are drawn."""
