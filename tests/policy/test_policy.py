@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from math import exp, log
 
@@ -11,7 +12,7 @@ import pytest
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed, outputs
 
 from foretoken.policy.acceptance import LOOKUP, MODEL, TREES
-from foretoken.policy.account import CREDIT, SHARE, Runs
+from foretoken.policy.account import CREDIT, EARNED, SHARE, Guard, Missed, Runs
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row
@@ -118,14 +119,105 @@ def test_what_padding_and_narrower_passes_cost_is_charged_to_who_drafted_last():
     assert after(PLAIN, 1, 2, changed=True, rows=2) == [False, False]  # their pass had another width
 
 
-def test_copies_that_no_account_can_pay_for_are_not_asked_for():
-    costs = Costs(Line(1.0, 0.1), [DrafterCosts(Line(0.0, 0.0))])
-    policy = Policy([LOOKUP], [True], costs, Costs.by_bytes(1.0, [0.0]), given=True)
-    requests = [policy.open(sampled=False), policy.open(sampled=True, reproducible=True)]
-    assert None not in policy.ask(requests)
+def play_copies(policy: Policy, rounds: int, right: Callable[[bool], bool]) -> tuple[list[bool], list[int]]:
+    """Rounds of one row that is offered eight tokens to copy, which are right, or none is.
+
+    Args:
+        policy: of one free drafter; a round takes 1 second and 0.1 for each draft token.
+        rounds: how many.
+        right: whether they are, told whether they are verified.
+
+    Returns:
+        Of each round, whether copies were asked for, and how many tokens were verified.
+    """
+    request, asked, verified = policy.open(sampled=False), [], []
+    for _ in range(rounds):
+        policy.ask([request])
+        row = Row(request, 100, [0], [Offer(0, 8, 4)] if request.asked else [])
+        policy.choose([row])
+        drafted = row.chosen.tokens
+        accepted = drafted * right(drafted > 0)
+        for offer in row.offers:
+            tried = max(drafted, 1)
+            policy.judge(request, 0, tried, tried * right(drafted > 0), offer.match)
+        if request.asked:
+            request.foreseen = [True] * (accepted + 1) if right(drafted > 0) else [False]
+        policy.learn([row], [1 + accepted], 1 + drafted, [], 1.0 + 0.1 * drafted)
+        asked.append(request.asked)
+        verified.append(drafted)
+    return asked, verified
+
+
+def policy_of_copies() -> Policy:
+    costs = Costs(Line(0.9, 0.1), [DrafterCosts(Line(0.0, 0.0))])
+    costs.copying = Line(0.1, 0.001)  # asking takes a tenth of a round
+    return Policy([LOOKUP], [True], costs, Costs.by_bytes(1.0, [0.0]), given=True)
+
+
+def test_copies_that_no_account_can_pay_for_are_asked_for_less_and_less():
+    policy = policy_of_copies()
+    policy.guards[0].balance = -10.0
+    asked, verified = play_copies(policy, 400, lambda verified: False)
+    assert not any(verified)
+    assert 2 <= sum(asked) <= 24
+    assert policy.ask([policy.open(sampled=True, reproducible=True)]) == [0.0]  # its account is its own
+
+
+def test_an_empty_account_earns_what_copies_would_have_gained():
+    """Copies that lost all credit early are verified again where the text begins to repeat."""
+    policy = policy_of_copies()
+    policy.guards[0].balance = -1.0
+    play_copies(policy, 100, lambda verified: False)
+    assert policy.guards[0].balance < 0.0
+    _, verified = play_copies(policy, 100, lambda verified: True)
+    first = next(at for at, tokens in enumerate(verified) if tokens)
+    assert 6 <= first <= 60  # asked rarely at first; then what `EARNED` takes
+    assert all(verified[first:])
+
+
+def test_a_missed_draft_gains_its_right_tokens_and_costs_its_positions():
+    missed = Missed(4, 1.0, 0.5)
+    assert not missed.follow([True])
+    assert not missed.follow([True, True])
+    assert missed.follow([True])
+    assert missed.gained == pytest.approx(3.5)
+    for over in ([False], []):  # a wrong token, and one that nobody drafted for
+        missed = Missed(4, 0.5, 0.5)
+        assert not missed.follow([True])
+        assert missed.follow(over)
+        assert missed.gained == pytest.approx(0.0)
+
+
+def test_chance_hits_earn_nothing():
+    """Copies that are right as often as makes up for half of their cost are not verified for that."""
+    guard, random = Guard(), np.random.default_rng(5)
+    guard.balance = 0.0
+    for _ in range(2_000):
+        guard.miss(0.2 - 0.4 if random.random() < 0.8 else 1.0 - 0.4)
+    assert guard.balance <= EARNED
+
+
+def test_who_knows_the_policy_can_make_it_lose_no_more_than_it_states():
+    """Copies that are right if and only if they are not verified: the worst case, in plain rounds."""
+    policy = policy_of_copies()
     policy.guards[0].balance = 0.0
-    assert policy.ask(requests) == [None, 0.0]
-    assert not requests[0].asked
+    _, verified = play_copies(policy, 3_000, lambda verified: not verified)
+    assert any(verified)
+    lost, plain = 0.1 * sum(verified), verified.count(0)
+    assert lost <= SHARE * 3_000 + CREDIT + plain  # at most a round is missed by each plain one
+    assert plain > 300
+
+
+@pytest.mark.parametrize("machine", [WIDTHS, replace(LARGE, change=5.0, patience=4)], ids=["small", "large"])
+def test_credit_that_was_lost_early_is_no_verdict(machine):
+    """Where a pass of another width costs as much as drafts gain, credit may be lost by bad luck alone."""
+    shares = []
+    for seed in (1, 2, 3, 4):
+        cell = batches("code", 0.0, 128, 6, 1, seed)
+        engine = Engine(machine, (LOOKUP_AT,), seed=seed)
+        engine.policy.guards[0].balance = 0.0
+        shares.append(sum(fixed(machine, cell, MODEL_AT, 0)) / sum(map(engine.run, cell)))
+    assert min(shares) > 1.06, shares
 
 
 def test_what_is_slow_at_first_is_not_taken_for_slow():

@@ -26,15 +26,16 @@ from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
 
 SECONDS = 0.5
-"""Half of this, and no second sweep begins: a budget, by hand. First rounds of a kind, which may compile, count too."""
+"""A further sweep begins if it is likely to end within half of this after the first one, which may compile: a budget,
+by hand."""
 
 _WIDE = 8  # draft tokens of the widest pass that is always measured
 _WIDEST = LARGEST
 """Those of the widest pass, where it takes no longer than the budget: rows of a batch come to as many positions, whose
 arithmetic may take longer than what narrow passes wait for. Beyond it costs are extrapolated."""
 _DRAFTED = (1, 5)  # draft lengths with which drafters are measured
-_REPEATS, _SWEEPS = 2, 2  # rounds of each kind that are measured, and how often
-_WIDTH_KEPT = 5  # rounds after wide ones that may still be padded (`foretoken.models.widths`)
+_IDLE = 2  # first rounds of a kind: the prompt's, and one whose pass is not as wide as that
+_REPEATS, _SWEEPS = 2, 3  # rounds of each kind that are measured, and how often
 _PROMPT = (1, 2, 3, 4)
 _SEED = 0x5EED_0F_CA11B
 
@@ -73,23 +74,23 @@ def calibrate(
     models = [at for at, free in enumerate(cascade.free) if not free]
     kinds: list[tuple[int, int]] = [(-1, 0), *((at, length) for length in _DRAFTED for at in models), (-1, _WIDE)]
     found: dict[tuple[int, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    begun, changes = clock(), list[float]()
-    for sweep in range(_SWEEPS):
+    measured, changes = 0 if cascade.measured else _REPEATS, list[float]()
+    begun: float | None = None  # of the second sweep
+    for _ in range(_SWEEPS):
         for kind in kinds:
             at, length = kind
             drafter = cascade.drafters[at] if at >= 0 else _Filler()
-            # The first rounds of a kind may compile, or still be as wide as those before them.
-            idle = _WIDTH_KEPT if sweep and not length else 1
-            measured = 0 if cascade.measured else _REPEATS
-            rounds = [*_rounds(target, drafter, length, verifier, params, limits, idle + measured)]
-            found[kind] += rounds[idle:]
-            if kind == (-1, _WIDE) and len(rounds) > 1:
-                first, *later = (seconds - drafting for seconds, drafting in rounds)
-                changes.append(first - min(later))
-        if cascade.measured or clock() - begun > SECONDS / 2:
+            rounds = [*_rounds(target, drafter, length, verifier, params, limits, _IDLE + measured)]
+            found[kind] += rounds[_IDLE:]
+            if kind == (-1, _WIDE) and len(rounds) > _IDLE:
+                changed, *later = (seconds - drafting for seconds, drafting in rounds[_IDLE - 1 :])
+                changes.append(changed - min(later))
+        if cascade.measured:
+            return
+        usual = (_IDLE + _REPEATS) * sum(min(rounds)[0] for rounds in found.values() if rounds)
+        begun = clock() if begun is None else begun
+        if clock() - begun + usual > SECONDS / 2:
             break
-    if cascade.measured:
-        return
     points: list[tuple[int, float]] = []
     calls: list[list[tuple[int, float]]] = [[] for _ in cascade.drafters]
     for (at, length), rounds in found.items():
@@ -99,8 +100,8 @@ def calibrate(
                 calls[at].append((length, min(drafting for _, drafting in rounds)))
             if at < 0 or not cascade.drafters[at].trees:
                 points.append((length + 1, min(seconds - drafting for seconds, drafting in rounds)))
-    if (1 + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS / 2:
-        rounds = [*_rounds(target, _Filler(), _WIDEST, verifier, params, limits, 1 + _REPEATS)][1:]
+    if (_IDLE + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS / 2:
+        rounds = [*_rounds(target, _Filler(), _WIDEST, verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
         if rounds:
             points.append((1 + _WIDEST, min(seconds - drafting for seconds, drafting in rounds)))
     change = 0.0
@@ -119,7 +120,10 @@ def _rounds(
     limits: Limits,
     count: int,
 ) -> Iterator[tuple[float, float]]:
-    """Rounds with drafts of one length after a scratch prompt: seconds, and those of them that the drafter took."""
+    """Rounds with drafts of one length after a scratch prompt: seconds, and those of them that the drafter took.
+
+    From the second one on, passes are not padded.
+    """
     size = min(target.vocab_size, *(model.vocab_size for model in drafter.models), 1 << 31)
     prompt = [token % size for token in _PROMPT]
     source = list(prompt) if target.decoder_start_token_id is not None else None
@@ -128,9 +132,12 @@ def _rounds(
     row = Row(sequence, target, verifier=verifier)
     rounds = DecodeLoop(target, drafter, length, Cascade([drafter]), limits=limits)
     rounds.join([row])
+    widths = target.pass_widths(drafter.hidden_layers)
     for _ in range(count):
         if row.finished:
             return
+        if widths is not None and not drafter.trees:
+            widths.hold(max(1 + length, widths.least))
         before = dict(row.stats.seconds)
         rounds.step()
         spent = {part: seconds - before[part] for part, seconds in row.stats.seconds.items()}

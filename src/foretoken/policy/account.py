@@ -10,6 +10,10 @@ SHARE = 0.005
 CREDIT = 12.0
 """Plain rounds that an account begins with, and holds at most: what a useless drafter may cost at first."""
 
+EARNED = CREDIT / 2
+"""Plain rounds that drafts have to have missed, on balance, before the account is given them. Chance alone often brings
+drafts that lose on average a gain of a few rounds, and seldom this one."""
+
 LOOKS = 0.5
 """Those of them that looks may lose at first, the last look not counted. With a half, drafters that failed once are
 found again at batch size 4; with none they are not."""
@@ -30,16 +34,51 @@ class Guard:
     Attributes:
         balance: in all.
         spare: by looks, which are not expected to pay.
+        missed: what drafts that it could not pay for would have gained, lately.
     """
 
     def __init__(self) -> None:
         self.balance, self.spare = CREDIT, LOOKS
+        self.missed = 0.0
 
     def settle(self, took: float, emitted: float, *, looked: bool = False) -> None:
         """A round took so many plain rounds and emitted so many tokens a row."""
         share, gain = SHARE * min(took, emitted), emitted - took
         self.balance = min(self.balance + share + gain, CREDIT)
         self.spare = min(self.spare + 2.0 * share + gain * looked, CREDIT)
+
+    def miss(self, gain: float) -> None:
+        """A draft that could not be paid for would have gained so much; the account gains it once it is `EARNED`."""
+        self.missed = max(self.missed + gain, 0.0)
+        if self.missed >= EARNED:
+            self.balance, self.missed = min(self.balance + self.missed, CREDIT), 0.0
+
+
+class Missed:
+    """A draft that was not verified since the account could not pay for it, while its tokens would be emitted.
+
+    It would have been one round: what the plain rounds in its place took more is what it would have gained.
+
+    Args:
+        tokens: of the draft.
+        gain: of each token that is right, in plain rounds.
+        cost: of verifying it, in plain rounds.
+    """
+
+    __slots__ = ("_cost", "_each", "_left", "gained")
+
+    def __init__(self, tokens: int, gain: float, cost: float) -> None:
+        self._left, self._each, self._cost = tokens, gain, cost
+        self.gained = -cost
+
+    def follow(self, foreseen: Sequence[bool]) -> bool:
+        """Tokens were emitted, each with whether a free drafter had it; whether the draft is over with them."""
+        for one in foreseen or (False,):
+            self._left -= 1
+            if not one:
+                return True
+            self.gained += self._each
+        return self._left <= 0
 
 
 class Look:

@@ -120,6 +120,8 @@ class Decision:
             best = self._best(joints, with_models)
         for row, choice in zip(rows, best.choices, strict=True):
             row.chosen = choice
+            if choice.tokens:
+                row.refused = 0
         if not any(choice.tokens and choice.drafter in models for choice in best.choices):
             for drafter, each in options.items():
                 if self._look(drafter, each):
@@ -212,17 +214,19 @@ class Decision:
                 that is any number of tokens, in several what pays in each with so many at most.
         """
         rows, extra, rho = self.rows, self.table.extra, self.rho
-        limit = self._affordable[0] / len(rows)
+        limit, change = self._affordable[0] / len(rows), self.costs.change / self.count if fitting else 0.0
         joints = [Joint(0, 0.0, rho, 0.0, [PLAIN] * len(rows))]
         drafted: list[tuple[int, int, float, Choice]] = []  # tokens, row, accepted ones, and the choice
         for index, (row, copies) in enumerate(zip(rows, self.copies, strict=True)):
-            drafter, best, gain, accepted = -1, 0, 0.0, 0.0
+            drafter, best, gain, accepted, wished, most = -1, 0, 0.0, 0.0, 0, 0.0
             for offer, _, expected in copies:
                 size = min(offer.size, row.most, LARGEST)
                 for tokens in range(1, size + 1):
-                    if extra[tokens] > limit:
-                        break
                     value = expected[tokens] - rho * extra[tokens]
+                    if value > most:
+                        wished, most = tokens, value
+                    if extra[tokens] > limit:
+                        continue
                     if value > gain:
                         drafter, best, gain, accepted = offer.drafter, tokens, value, expected[tokens]
                     elif len(rows) > 1:
@@ -230,6 +234,8 @@ class Decision:
                     if fitting and (tokens in STEPS or tokens == size):
                         drafted.append((tokens, index, expected[tokens], Choice(offer.drafter, tokens)))
             row.alone, row.gain = Choice(drafter, best) if best else PLAIN, gain
+            row.refused_cost = extra[wished] + change
+            row.refused = wished if row.refused_cost > limit else 0
             if best and (not fitting or best not in STEPS):
                 drafted.append((best, index, accepted, row.alone))
         if len(rows) == 1:

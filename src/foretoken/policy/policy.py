@@ -11,15 +11,19 @@ is affordable if the account covers the loss should every draft token be rejecte
 gains `SHARE` of a round with every round, and holds at most `CREDIT`. So, whatever the acceptance and the estimates
 are, requests that would take T plain rounds lose at most
 
-    SHARE T + CREDIT
+    SHARE T + CREDIT + G
 
-plain rounds by each of two accounts: one of free drafters, one of models. Plain rounds that are padded for the sake of
-drafts, and passes that get narrower after them, are charged to the account that drafted last. Free drafters take time
-in every row for which they are asked, too: they are asked where their drafts gain as much (`Copying`), and else for
-`SHARE` T. This counts the measured time of a round only up to `LONGER` times its planned time: a longer round is put
-down to other work on the machine. The first pass or call of about a size prepares kernels and memory, once: its time is
-learnt from only if it is less than expected, and the account is charged no more than that. A few such rounds would
-otherwise use up the account of models before one pays.
+plain rounds by each of two accounts: one of free drafters, one of models. G is for free drafters alone: what drafts
+would have gained that the account could not pay for. Their tokens are known, and so is whether they were emitted
+(`Missed`): copies that were of no use at first may be later, and the account gains what they would have gained, once
+that is `EARNED`. So G is above 0 only where more drafts would have been faster.
+
+Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
+that drafted last. Free drafters take time in every row for which they are asked, too: they are asked where their drafts
+gain as much (`Copying`), and else for `SHARE` T. This counts the measured time of a round only up to `LONGER` times its
+planned time: a longer round is put down to other work on the machine. The first pass or call of about a size prepares
+kernels and memory, once: its time is learnt from only if it is less than expected, and the account is charged no more
+than that. A few such rounds would otherwise use up the account of models before one pays.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
@@ -35,7 +39,7 @@ from math import exp
 from typing import Any
 
 from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
-from foretoken.policy.account import FORESEEN, PACE, SHARE, Guard, Pace, Runs
+from foretoken.policy.account import FORESEEN, PACE, SHARE, Guard, Missed, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import LONGER, Costs, bucket
 from foretoken.policy.decision import Decision
@@ -163,18 +167,14 @@ class Policy:
             table = self.costs.table(count, LARGEST)
             pace = max(sum(request.pace.of(request.above[0]) for request in shared) / len(shared), 1.0)
             rho = pace * count / table.plain
-            if table.extra[1] > self.guards[0].balance * table.plain:  # no draft could be verified
-                for row, request in enumerate(requests):
-                    if request.costs is self.costs:
-                        request.asked, least[row] = False, None
-                return least
             dearness = rho * min(extra / size for size, extra in enumerate(table.extra[1:], start=1))
             units = max(round(count * self.costs.copies), 1)  # if all rows are asked
             whole = self.costs.copy(units)
             each = rho * max(self.costs.copy(2 * units) - whole, 0.0) / units
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
-                    request.asked = request.copying.asks(rho * whole / count, request.rounds)
+                    wanted = request.copying.asks(rho * whole / count, request.rounds)
+                    request.asked = wanted or request.missed is not None
                     least[row] = dearness + each if request.asked else None
         return least
 
@@ -224,6 +224,8 @@ class Policy:
             self._rest_of_models = 0 if drafts else self._until(round(sum(waits) / len(waits)))
         for row in rows:
             request = row.request
+            if request.missed is not None:
+                continue
             if any(self.free) and not row.chosen.tokens:
                 request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), _REST)))
             elif not any(self.free) and self._rest_of_models > now:
@@ -301,6 +303,7 @@ class Policy:
             if request.asked and own is costs:
                 used = row.chosen.copied or (row.chosen.tokens and self.free[row.chosen.drafter])
                 request.copying.gained(row.gain if used else 0.0, request.rounds)
+                self._miss(row, count, plain)
             request.rounds += 1
             each, among = planned, count
             if own is costs:
@@ -320,6 +323,17 @@ class Policy:
             self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked, padded=padded)
         self._let_rest([row for row, _ in shared], deciding)
         self._considers = True
+
+    def _miss(self, row: Row, rows: int, plain: float) -> None:
+        """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
+        request = row.request
+        if row.chosen.tokens:
+            request.missed = None
+        elif request.missed is None and row.refused:
+            request.missed = Missed(row.refused, 1.0 / rows, row.refused_cost / plain)
+        if request.missed is not None and request.missed.follow(request.foreseen):
+            self.guards[0].miss(request.missed.gained)
+            request.missed = None
 
     def _is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
         """Whether a pass or a call is the first one of about its size.

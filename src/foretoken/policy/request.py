@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from foretoken.policy.acceptance import Acceptance
-from foretoken.policy.account import FORESEEN, PACE, Guard, Look, Pace, Runs
+from foretoken.policy.account import FORESEEN, PACE, Guard, Look, Missed, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs
 
@@ -83,6 +83,7 @@ class Request:
         self.copying = Copying(copying or Copying())
         self.asked = True  # free drafters were, in this round
         self.foreseen: Sequence[bool] = ()  # of the last round's tokens, whether a free drafter would have drafted them
+        self.missed: Missed | None = None  # a draft that could not be paid for, as far as it would be verified
         self.rounds = 0
         self.looking = False  # the round drafts to see whether a drafter has become useful
         self.considered = -1  # the policy's round in which models were last considered for it
@@ -120,6 +121,8 @@ class Row:
         barred: drafters that may not be asked.
         chosen: filled by `Policy.choose`.
         alone: likewise, the best choice without a model; `gain` is what it gains, in tokens.
+        refused: likewise, the tokens of the best draft without a model if the account can't pay for it, else 0.
+        refused_cost: of verifying it, in seconds.
     """
 
     request: Request
@@ -132,3 +135,5 @@ class Row:
     chosen: Choice = PLAIN
     alone: Choice = PLAIN
     gain: float = 0.0
+    refused: int = 0
+    refused_cost: float = 0.0

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import tiny
+from foretoken.drafters import Cascade, PromptLookup
+from foretoken.engine import calibration
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError
 from foretoken.models import load
@@ -298,6 +300,25 @@ def test_the_first_round_reads_the_prompt_along(drafter, monkeypatch):
         passes.clear()
         assert len(engine.generate(prompts, params)) == 3
         assert passes == [[7, 1, 30]]
+
+
+def test_rounds_of_calibration_are_as_wide_as_their_drafts(monkeypatch):
+    """A plain pass behind a wide one would else be padded to it, and be measured as one."""
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    widths, measured, fit = model.pass_widths(()), [], PassWidths.fit
+
+    def watched(self, size: int) -> int:
+        measured.append((size, fit(self, size)))
+        return measured[-1][1]
+
+    monkeypatch.setattr(PassWidths, "fit", watched)
+    monkeypatch.setattr(calibration, "SECONDS", 1000.0)
+    cascade = Cascade([PromptLookup()])
+    calibration.calibrate(model, cascade, Engine(model).verifier, sampled=False)
+    assert cascade.measured
+    assert {size for size, _ in measured} >= {1, 9, 33}
+    assert all(size == width for size, width in measured if size in (1, 9, 33))
+    assert widths.last == 33
 
 
 def test_texts_that_others_copy_are_read_before_the_first_round(monkeypatch):
