@@ -203,6 +203,7 @@ MORE_METHODS = {
     "Cascade": 19,  # the drafter's contract
     "Conversation": 19,  # a method for each command of a chat
     "DecoderGraph": 17,
+    "Engine": 17,  # what users call
     "OpenVinoBackend": 17,
 }
 

@@ -26,13 +26,13 @@ def run_page(screen: Screen, port: int = 0, open_page: bool = True) -> bool:
     check_packages()
     from foretoken.cli.setup import load_engine
     from foretoken.serve.app import create_app
-    from foretoken.serve.lifecycle import listen, serve, warm_up
+    from foretoken.serve.lifecycle import listen, serve
     from foretoken.serve.settings import ServeSettings
 
     settings = ServeSettings(model="tiny-pair")
     with listen(HOST, port, settings.send_seconds) as listener:
         engine = load_engine(ModelOptions(drafter=f"{AUTO},{SHIPPED_DRAFTER}"), screen)
-        warm_up(engine)
+        engine.warm_up()
         app = create_app(engine, settings)
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
         screen.note(f"The page is at {address}; Ctrl-C ends")

@@ -208,10 +208,9 @@ def load_served(
         ForetokenError: a model can't be loaded.
     """
     from foretoken.cli.setup import load_engine
-    from foretoken.serve.lifecycle import warm_up
 
     engine = load_engine(models, screen, max_batch_size=options.max_batch_size, cache_memory=options.cache_memory)
-    warm_up(engine)
+    engine.warm_up()
     return engine, serve_settings(options, keys, engine.target.name)
 
 

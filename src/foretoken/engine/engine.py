@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 from foretoken import verify
 from foretoken.drafters import Drafter, Vocab
 from foretoken.drafters.tree_plan import Tree, plan_of
+from foretoken.engine import settings
 from foretoken.engine.arguments import request_of, requests_of
 from foretoken.engine.cache_budget import parse_bytes
 from foretoken.engine.decode_loop import DecodeLoop
@@ -20,12 +21,7 @@ from foretoken.engine.outputs import Completion, Occupancy, StreamEvent
 from foretoken.engine.profile import Profile, engine_arguments
 from foretoken.engine.prompts import PredictedOutput, Prompt, is_single
 from foretoken.engine.scheduler import Request, Scheduler
-from foretoken.engine.settings import (
-    check_drafter_choice,
-    check_load_options,
-    check_num_speculative_tokens,
-    check_tree_choice,
-)
+from foretoken.engine.settings import check_num_speculative_tokens
 from foretoken.errors import PromptError, check_flag, refuse_unknown
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel, load
@@ -96,7 +92,7 @@ class Engine:
         # Errors in arguments should be raised before models take their time to load.
         check_num_speculative_tokens(num_speculative_tokens)
         self.max_batch_size = check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
-        check_load_options(load_options, target, drafter, _OPTIONS)
+        settings.check_load_options(load_options, target, drafter, _OPTIONS)
         if not isinstance(verifier, str) or verifier != AUTO:
             verify.get(verifier)
         if tree is not None:
@@ -141,14 +137,9 @@ class Engine:
         return cls(**engine_arguments(profile, target, options, _OPTIONS, sampled))
 
     def __repr__(self) -> str:
-        settings = [
-            f"target={self.target.name!r}",
-            f"drafter={self.drafter.name!r}",
-            f"verifier={self.verifier.name!r}",
-            f"num_speculative_tokens={self.num_speculative_tokens!r}",
-            f"max_batch_size={self.max_batch_size}",
-        ]
-        return f"Engine({', '.join(settings)})"
+        named = {"target": self.target.name, "drafter": self.drafter.name, "verifier": self.verifier.name}
+        sizes = {"num_speculative_tokens": self.num_speculative_tokens, "max_batch_size": self.max_batch_size}
+        return f"Engine({', '.join(f'{name}={value!r}' for name, value in (named | sizes).items())})"
 
     @property
     def num_speculative_tokens(self) -> int | Literal["auto"]:
@@ -324,8 +315,8 @@ class Engine:
         row = self._loops.row(request_of(prompt, params, prediction), rule, num_speculative_tokens, stream=True)
         row.trace = trace
         if drafter is not None:
-            row.drafters = check_drafter_choice(drafter, self.drafter)
-        row.chains = tree is not None and check_tree_choice(tree, self.drafter)
+            row.drafters = settings.check_drafter_choice(drafter, self.drafter)
+        row.chains = tree is not None and settings.check_tree_choice(tree, self.drafter)
         if self._scheduler is None:
             loop, budget = self._loops.take(), self._loops.budget
             self._scheduler = Scheduler(loop, self.max_batch_size, budget, first=self._submitted)
@@ -364,12 +355,22 @@ class Engine:
 
     def occupancy(self) -> Occupancy:
         """What the submitted requests take up; another thread may call it meanwhile."""
-        scheduler, target = self._scheduler, self.target
-        if scheduler is None:
+        if (scheduler := self._scheduler) is None:
             return Occupancy()
         lengths = [len(row.sequence.tokens) + len(row.sequence.source or ()) for row in list(scheduler.loop.rows)]
-        used, most = self._loops.cache_use(lengths, [target.max_length] * self.max_batch_size)
+        used, most = self._loops.cache_use(lengths, [self.target.max_length] * self.max_batch_size)
         return Occupancy(len(lengths), scheduler.num_waiting, min(used / most, 1.0) if most else 0.0)
+
+    def warm_up(self, *params: SamplingParams) -> None:
+        """Do now what the first request would wait for: compile, allocate, measure what drafts cost.
+
+        Args:
+            params: of the requests to come; none for sampled and greedy ones.
+
+        Raises:
+            ForetokenError: such requests can't be served.
+        """
+        self._loops.get_ready(self.verifier, params)
 
     def compile_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar before the request that has it; may be called from any thread, even while others decode.

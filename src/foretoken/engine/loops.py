@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Literal
 
 from foretoken.drafters import Cascade, Drafter, NoDrafter, Vocab
 from foretoken.drafters.factory import make_drafter
 from foretoken.drafters.tree_plan import TreePlan
-from foretoken.engine.arguments import RequestArgs
+from foretoken.engine.arguments import RequestArgs, request_of
 from foretoken.engine.cache_budget import Budget
 from foretoken.engine.calibration import calibrate
 from foretoken.engine.decode_loop import DecodeLoop
@@ -24,8 +25,10 @@ from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel
 from foretoken.policy.request import AUTO
 from foretoken.randomness import seed_with
-from foretoken.sampling import GrammarCompiler
+from foretoken.sampling import GrammarCompiler, SamplingParams
 from foretoken.verify import AnyVerifier, is_coupled
+
+_READY_TOKENS = 8  # rounds with and without drafts, so that a first request finds nothing to be allocated
 
 
 class Loops:
@@ -98,6 +101,19 @@ class Loops:
         if length == AUTO and drafts and sampled not in self._calibrated:
             self._calibrated.add(sampled)
             calibrate(self.target, self.cascade, row.verifier, sampled=sampled, limits=self.limits)
+
+    def get_ready(self, verifier: AnyVerifier, params: Sequence[SamplingParams]) -> None:
+        """Decode a few tokens in a loop of its own, which is not kept; see `Engine.warm_up`."""
+        for one in params or (SamplingParams(), SamplingParams(temperature=0.0)):
+            short = replace(
+                one, max_new_tokens=_READY_TOKENS, min_new_tokens=0, ignore_eos=True, stop_token_ids=(), seed=0
+            )
+            row = self.row(request_of([0], replace(short, stop=(), stop_token_ids=()), None), verifier)
+            scheduler = Scheduler(self.make(), 1, self.budget)
+            scheduler.submit(row)
+            scheduler.run()
+            if row.error is not None:
+                raise row.error
 
     def row(
         self,

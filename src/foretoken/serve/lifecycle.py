@@ -14,27 +14,15 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from foretoken.errors import ForetokenError
-from foretoken.sampling import SamplingParams
 from foretoken.serve.http_protocol import HttpProtocol
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from foretoken.engine.engine import Engine
     from foretoken.serve.service import Service
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
-
-
-def warm_up(engine: Engine) -> None:
-    """Decode a few tokens, sampled and greedily, so that the first request finds everything compiled and loaded.
-
-    Raises:
-        ForetokenError: the engine can't.
-    """
-    for temperature in (1.0, 0.0):
-        engine.generate([0], SamplingParams(temperature=temperature, max_new_tokens=8, ignore_eos=True, seed=0))
 
 
 def listen(host: str, port: int, send_seconds: float | None = None) -> socket.socket:

@@ -2,12 +2,15 @@
 
 import pytest
 
-from foretoken import Engine, SamplingParams
+from foretoken import Engine, Grammar, SamplingParams, load
 from foretoken.drafters import get
+from foretoken.engine import loops
 from foretoken.engine.decode_loop import DecodeLoop
+from foretoken.errors import GrammarError
 from foretoken.models.native import compilation
 from foretoken.models.native.chaining import CHAIN_STEPS
 from foretoken.models.tiny_pair import head_path, load_part
+from tiny import tiny_llama
 
 pytest.importorskip("openvino")
 
@@ -95,3 +98,46 @@ def test_graphs_are_compiled_once(compiled):
         for drawn in (True, False):
             drafter.warm_up_chains(drawn)
     assert len(compiled) == len(set(compiled)) == 1 + 2 * len(CHAIN_STEPS)
+
+
+@pytest.mark.parametrize("kind", ["none", "draft-model", "eagle3"])
+def test_after_a_warm_up_the_first_request_waits_for_nothing(kind, compiled, monkeypatch):
+    calibrated = []
+    calibrate = loops.calibrate
+    monkeypatch.setattr(
+        loops, "calibrate", lambda *args, **options: calibrated.append(args) or calibrate(*args, **options)
+    )
+    target = load_part("target", backend="openvino")
+    engine = Engine(target, drafter_of(kind, target))
+    engine.warm_up()
+    assert len(calibrated) == 2 * (kind != "none")  # for sampled requests, and for greedy ones
+    compiled.clear()
+    calibrated.clear()
+    for params in PARAMS:
+        engine.generate("1 + 1 =", params)
+    assert compiled == calibrated == []
+
+
+def test_a_warm_up_keeps_nothing_and_drops_no_prefix(monkeypatch):
+    target = load(tiny_llama(seed=1))
+    engine = Engine(target, None)
+    scored, forward = [], target.forward
+
+    def watched(tokens, parents, counts, *args, **options):
+        scored.append(int(counts.sum()))
+        return forward(tokens, parents, counts, *args, **options)
+
+    monkeypatch.setattr(target, "forward", watched)
+
+    def positions_of(prompt):
+        scored.clear()
+        engine.generate(prompt, SamplingParams(temperature=0.0, max_new_tokens=1))
+        return sum(scored)
+
+    prompt = [1 + 5 * at % 29 for at in range(120)]
+    engine.warm_up(SamplingParams(temperature=0.0, stop_token_ids=(5,), max_new_tokens=1))
+    assert positions_of(prompt) == 120
+    engine.warm_up()
+    assert positions_of(prompt) < 60  # the last call's prefix is there still
+    with pytest.raises(GrammarError):
+        engine.warm_up(SamplingParams(grammar=Grammar.choice(["a"])))  # this target has no tokenizer
