@@ -15,7 +15,7 @@ from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade_rounds import Round, State
 from foretoken.drafters.chains import extended, joined
 from foretoken.drafters.given_length import of_length
-from foretoken.drafters.judging import follow, verdict_of
+from foretoken.drafters.judging import judge_row, verdict_of
 from foretoken.drafters.prediction import Prediction
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
@@ -91,6 +91,7 @@ class Cascade(Drafter):
         self._rounds = 0
         self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
         self._round: Round | None = None
+        self._learning = 0.0  # seconds that learning from a round takes
         self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self.policy = self._new_policy(None)
 
@@ -179,7 +180,7 @@ class Cascade(Drafter):
                     row.chosen, width = of_length(row, limit, self.policy.kinds, self.free), 0
         turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self._sources))]
         current = self._round = Round(list(batch.sequences), rows, awake, offered, turns, any(wanted), copied=copied)
-        current.deciding = deciding
+        current.deciding = deciding + self._learning
         for at, drafter in enumerate(self.drafters):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
@@ -290,7 +291,7 @@ class Cascade(Drafter):
                 current.emitted.append(counts[index] + 1)
                 if row.request.asked or row.chosen.tokens:
                     emitted = [*(tokens[index][node - 1] for node in paths[index][: counts[index]]), following[index]]
-                    self._judge(row, current.offered[index], emitted, sizes[index], counts[index])
+                    judge_row(self.policy, row, current.offered[index], emitted, sizes[index], counts[index])
         for at, drafter in enumerate(self.drafters):
             if current is not None and ((self.free[at] and not current.asked) or not current.turns):
                 continue
@@ -333,34 +334,23 @@ class Cascade(Drafter):
         if seconds is not None:
             seconds = max(seconds - sum(call[4] for call in now.calls) - now.copied, 0.0)
         rows = [now.rows[row] for row in now.awake]
-        others = now.changed, len(now.sequences) - len(rows), now.deciding
-        self.policy.learn(rows, now.emitted, now.positions, now.calls, seconds, now.copied, *others)
+        start = self.clock()
+        self.policy.learn(
+            rows,
+            now.emitted,
+            now.positions,
+            now.calls,
+            seconds,
+            now.copied,
+            changed=now.changed,
+            beside=len(now.sequences) - len(rows),
+            deciding=now.deciding,
+        )
+        if rows:
+            self._learning = self.clock() - start
         self._rounds += 1
         if self._key is not None and self._rounds >= _SAVE_ROUNDS and self._rounds & (self._rounds - 1) == 0:
             store.write(self._key, self.policy.as_json())
-
-    def _judge(
-        self,
-        row: Row,
-        offered: list[tuple[Offer, list[int], list[int]]],
-        emitted: list[int],
-        drafted: int,
-        accepted: int,
-    ) -> None:
-        longest = 0
-        for offer, tokens, parents in offered:
-            right, missed = follow(tokens, parents, emitted)
-            longest = max(longest, right)
-            if not offer.reach:
-                self.policy.judge(row.request, offer.drafter, right + missed, right, offer.match)
-        if (any(self.free[:-1]) or offered) and row.request.asked:
-            row.request.foreseen = [True] * longest + [False] * (longest < len(emitted))
-        drafter, copied = row.chosen.drafter, row.chosen.copied
-        if drafter >= 0 and not self.free[drafter] and drafted > copied and accepted >= copied:
-            if self.policy.kinds[drafter].trees and row.trees:
-                self.policy.judge_tree(row.request, drafter, drafted, accepted)
-            else:
-                self.policy.judge(row.request, drafter, drafted - copied, accepted - copied)
 
     def _may(self, batch: Batch, row: int, at: int) -> bool:
         """Whether a drafter may draft in a row."""

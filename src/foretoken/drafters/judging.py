@@ -7,6 +7,8 @@ from collections.abc import Sequence as AbstractSequence
 import torch
 
 from foretoken.draft import Draft
+from foretoken.policy.policy import Policy
+from foretoken.policy.request import Offer, Row
 from foretoken.verify.base import Verdict
 
 
@@ -37,3 +39,37 @@ def verdict_of(verdict: Verdict, draft: Draft, takes: AbstractSequence[bool]) ->
         tokens = torch.where(mine | (verdict.counts == 0), tokens, first)
     # Other rows' paths are cleared too: they may be longer than any draft of this drafter.
     return Verdict(torch.where(mine[:, None], verdict.path, 0), torch.where(mine, verdict.counts, 0), tokens)
+
+
+def judge_row(
+    policy: Policy,
+    row: Row,
+    offered: AbstractSequence[tuple[Offer, list[int], list[int]]],
+    emitted: list[int],
+    drafted: int,
+    accepted: int,
+) -> None:
+    """Tell the policy which tokens of a row's drafts were emitted, verified or not.
+
+    Args:
+        policy: of the cascade.
+        row: of the round that is over.
+        offered: its drafts that were made before the choice, with their tokens and parents.
+        emitted: its tokens.
+        drafted: tokens of the draft that was verified, copied ones included.
+        accepted: those of them that were accepted.
+    """
+    longest, free = 0, policy.free
+    for offer, tokens, parents in offered:
+        right, missed = follow(tokens, parents, emitted)
+        longest = max(longest, right)
+        if not offer.reach:
+            policy.judge(row.request, offer.drafter, right + missed, right, offer.match)
+    if (any(free[:-1]) or offered) and row.request.asked:
+        row.request.foreseen = [True] * longest + [False] * (longest < len(emitted))
+    drafter, copied = row.chosen.drafter, row.chosen.copied
+    if drafter >= 0 and not free[drafter] and drafted > copied and accepted >= copied:
+        if policy.kinds[drafter].trees and row.trees:
+            policy.judge_tree(row.request, drafter, drafted, accepted)
+        else:
+            policy.judge(row.request, drafter, drafted - copied, accepted - copied)

@@ -50,7 +50,10 @@ _REST = 8
 """Plain rounds of a request that are decided at once, at most; requests that rest so long wake together, in rounds that
 are multiples of it. A decision takes a hundredth to a tenth of a round: for several rows little more than for one."""
 
-_HEARD = 4
+_LONG_REST = 4 * _REST
+"""The same for requests without models, whose free drafters are due later."""
+
+_HEARD = 16
 """Of plain rounds in which all rows rest, one in so many refines the costs: that takes most of their time."""
 
 
@@ -94,6 +97,7 @@ class Policy:
         self._considers = True  # models are considered in this round
         self._considered = -1  # the round in which they last were
         self._idle = 0  # decisions in a row by which no row drafted
+        self._awake = 0.0  # seconds that decisions and what is learnt from them take, each round; drift left out
         self._rest_of_models = 0  # before which they are not considered, unless most requests are new
         self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
@@ -173,7 +177,7 @@ class Policy:
             each = rho * max(self.costs.copy(2 * units) - whole, 0.0) / units
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
-                    wanted = request.copying.asks(rho * whole / count, request.rounds)
+                    wanted = request.copying.asks(rho * (whole / count + self._awake / len(shared)), request.rounds)
                     request.asked = wanted or request.missed is not None
                     least[row] = dearness + each if request.asked else None
         return least
@@ -227,7 +231,8 @@ class Policy:
             if request.missed is not None:
                 continue
             if any(self.free) and not row.chosen.tokens:
-                request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), _REST)))
+                most = _REST if self._models else _LONG_REST
+                request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most)))
             elif not any(self.free) and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
 
@@ -259,6 +264,7 @@ class Policy:
         calls: Sequence[tuple[int, int, int, int, float]],
         seconds: float | None,
         copied: float = 0.0,
+        *,
         changed: bool = False,
         beside: int = 0,
         deciding: float = 0.0,
@@ -274,10 +280,17 @@ class Policy:
             copied: seconds that free drafters took, which `seconds` has not.
             changed: the pass was not as wide as the one before, and took longer for that.
             beside: further rows of the pass, which were plain.
-            deciding: those of `seconds` that the decision took.
+            deciding: seconds that the decision took, and what was learnt from the one before.
         """
         self._rounds += 1
         costs, count = self.costs, len(rows) + beside
+        if not rows and seconds is not None and positions == count and not changed and self._rounds % _HEARD:
+            self._prompted, self._count = False, count
+            for guard in self.guards:
+                guard.settle(1.0, 1.0)
+            return
+        if rows and deciding:
+            self._awake += (deciding * exp(-costs.drift.value) - self._awake) / PACE
         asked = sum(row.request.asked for row in rows)
         drafted = sum(offer.size for row in rows for offer in row.offers)
         total = None if seconds is None or self.given else seconds + copied + sum(call[4] for call in calls)

@@ -176,8 +176,8 @@ def test_a_drafter_that_takes_long_is_seldom_asked_where_nothing_is_accepted(row
         return runner, calls
 
     runner, calls = run([noise(seed) for seed in range(24)])
-    # Of 130 rounds of a request some seven are looks at doubling intervals; drafts that are rejected come on top.
-    assert calls < runner.emitted / 5
+    # Looks at doubling intervals, drafts that are rejected, and those that could not be paid for.
+    assert calls < runner.emitted / 4
     assert runner.clock < 1.04 * runner.rounds * (1.0 + 0.001 * rows)
     copied, calls = run([periodic(seed) for seed in range(24)])
     assert calls > copied.rounds * rows / 2
@@ -264,6 +264,26 @@ def test_measured_times_decide() -> None:
             runner.leave(0)
         drafted.append(runner.drafted)
     assert drafted[0] > 3 * drafted[1]
+
+
+def test_copies_that_lost_their_credit_are_drafted_again_where_text_repeats() -> None:
+    runner = started(Lookup, [periodic(seed) for seed in range(6)], 1)
+    guard = runner.proposer._policy.guards[0]
+    runner.join(0, 0, prompt=30)
+    for _ in range(12):  # costs are measured meanwhile
+        runner.round()
+    runner.leave(0)
+    guard.balance = -10.0
+    drafted = []
+    for request in range(1, 6):
+        runner.join(0, request, prompt=30)
+        runner.drafted = 0
+        while runner.lengths[request] < LENGTH - 20:
+            runner.round()
+        drafted.append(runner.drafted)
+        runner.leave(0)
+    assert guard.balance > 0.0
+    assert all(drafted[1:])
 
 
 @pytest.mark.parametrize(

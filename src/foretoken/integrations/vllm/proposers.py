@@ -166,6 +166,7 @@ class Proposer:
     def _judge(self, one: Known, offer: Offer, emitted: list[int]) -> None:
         parents = list(range(len(one.offered)))
         right, missed = follow(one.offered, parents, emitted)
+        one.request.foreseen = [True] * right + [False] * (right < len(emitted))
         if not offer.reach:
             self._policy.judge(one.request, 0, right + missed, right, offer.match)
 
