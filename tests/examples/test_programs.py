@@ -22,7 +22,11 @@ PRINTS = {
     "batch_and_stream.py": r"(?s)'def add\(a, b\):' -> .*'To be, or not to be' -> .*'role': 'user'.* -> ",
     "predicted_output.py": r"[1-9]\d* of \d+ predicted tokens accepted\n\d+ tokens in \d+ target passes, \d+ without",
     "inside_transformers.py": r"(?s)\['def add\(a, b\):.*To be, or not.*\]\n.*def fibonacci\(n\):",
-    "asyncio_service.py": r"(?s)'def add\(a, b\):' -> '(?!error)|'To be, or not to be' -> '(?!error)",
+    "asyncio_service.py": "(?s)"
+    + "".join(
+        rf"(?=.*'{asked}' -> ['\"](?!error))"
+        for asked in (r"def add\(a, b\):", "To be, or not to be", "Three spiders have")
+    ),
 }
 
 
