@@ -120,8 +120,6 @@ class Decision:
             best = self._best(joints, with_models)
         for row, choice in zip(rows, best.choices, strict=True):
             row.chosen = choice
-            if choice.tokens:
-                row.refused = 0
         if not any(choice.tokens and choice.drafter in models for choice in best.choices):
             for drafter, each in options.items():
                 if self._look(drafter, each):

@@ -280,7 +280,7 @@ class Policy:
             copied: seconds that free drafters took, which `seconds` has not.
             changed: the pass was not as wide as the one before, and took longer for that.
             beside: further rows of the pass, which were plain.
-            deciding: seconds that the decision took, and what was learnt from the one before.
+            deciding: seconds that the decision took, and learning from the round before.
         """
         self._rounds += 1
         costs, count = self.costs, len(rows) + beside
