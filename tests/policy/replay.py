@@ -21,6 +21,11 @@ from foretoken.policy.request import LONGEST, Offer, Row
 FIXED = (1, 2, 3, 5, 8, 12, 16)
 LOOKUP_AT, MODEL_AT = "lookup", "model"
 
+FIRST, HARD = 8, 0.5
+"""Tokens at the beginning of an answer, and how much more seldom draft models are right there. The shipped one is right
+for 0.44 to 0.54 of the first eight tokens of greedy outputs, and for 0.72 to 0.90 of all (code, maths, prose, chat);
+by output for less."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -168,13 +173,14 @@ def outputs(workload: str, rate: float, length: int, count: int, seed: int) -> l
                     tokens += list(random.zipf(1.3, 8) % 900)
             elif workload == "period":
                 tokens += [5, 6, 7, 8, 9, 10, int(random.integers(0, 900))]
-            elif workload == "chat":
+            elif workload in ("chat", "answer"):
                 tokens += list(random.zipf(1.3, 16) % 900)
             else:
                 tokens += list(random.integers(0, 30_000, 16))
         own = float(np.clip(random.normal(rate, 0.07), 0.0, 0.98)) if rate else 0.0
         easy = np.repeat(random.random(length // 8 + 1) < 0.5, 8)[:length]
-        right = random.random(length) < np.clip(own + np.where(easy, 0.1, -0.1) * (rate > 0), 0.0, 0.99)
+        begins = HARD * (np.arange(length) < FIRST) if workload == "answer" else 0.0
+        right = random.random(length) < np.clip(own - begins + np.where(easy, 0.1, -0.1) * (rate > 0), 0.0, 0.99)
         found.append(Output(list(map(int, prompt)), list(map(int, tokens[:length])), right.tolist()).prepare())
     return found
 

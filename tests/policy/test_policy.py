@@ -52,6 +52,17 @@ def test_the_policy_is_near_the_best_fixed_draft_length(machine, size, drafter):
     assert exp(statistics.fmean(map(log, shares))) > 0.93, shares
 
 
+def test_answers_that_begin_hard_are_no_verdict():
+    """Draft models are wrong more often in the first tokens of an answer, all drafts that a new engine has seen."""
+    machine, shares = replace(SMALL, overhead=0.7, weights=3.0, position=0.12, call=0.5, step=0.55, noise=0.15), []
+    for seed in range(1, 25):
+        cell = batches("answer", 0.8, 80, 6, 1, seed)
+        engine = Engine(machine, (MODEL_AT,), seed=seed)
+        shares.append(best_of(machine, cell, (MODEL_AT,)) / sum(map(engine.run, cell)))
+    assert min(shares) > 0.9, shares
+    assert exp(statistics.fmean(map(log, shares))) > 0.975, shares
+
+
 WIDTHS = replace(SMALL, change=1.2, patience=28)
 
 
