@@ -15,9 +15,9 @@ and the estimates are, requests that would take T plain rounds lose at most
 
 plain rounds by each of two accounts from an engine's first request on, and with `HELD` in place of `CREDIT` from any
 later one on: one of free drafters, one of models. G is for free drafters alone: what drafts would have gained that the
-account could not pay for. Their tokens are known, and so is whether they were emitted (`Missed`): copies that were of no
-use at first may be later, and the account gains what they would have gained, once that is `EARNED`. So G is above 0 only
-where more drafts would have been faster.
+account could not pay for. Their tokens are known, and so is whether they were emitted (`Missed`): copies that were of
+no use at first may be later, and the account gains what they would have gained, once that is `EARNED`. So G is above 0
+only where more drafts would have been faster.
 
 Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
 that drafted last. Free drafters take time in every row for which they are asked, too: they are asked where their drafts

@@ -20,6 +20,7 @@ from foretoken.models.gguf.runner import GgufModel
 from foretoken.models.mapped import ScratchFile
 from foretoken.models.native import NativeModel, gguf_weights
 from foretoken.models.native.loader import openvino_refusal
+from foretoken.models.processor import multiplies_bfloat16, multiplies_int8
 from models.gguf import gguf_files
 from models.reference import walk
 from tiny import _llama_like, build, tiny_gemma2, tiny_llama, tiny_qwen3
@@ -28,7 +29,8 @@ pytestmark = pytest.mark.skipif(
     openvino_refusal(torch.float32, torch.device("cpu")) is not None, reason="OpenVINO does not run here"
 )
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
-WHOLE = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+needs_int8 = pytest.mark.skipif(not multiplies_int8(), reason="rounded files need VNNI")
+WHOLE = ("F16", "BF16", *(pytest.param(kind, marks=needs_int8) for kind in ROUNDED))
 
 
 def qwen2(**fields):
@@ -132,12 +134,18 @@ def test_scores_of_rounded_files_are_as_near_to_the_plain_models_as_llama_cpps(k
 
 
 @pytest.mark.parametrize(
-    ("kind", "cached"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", None), ("Q8_0", torch.float16)]
+    ("kind", "cached"),
+    [
+        ("F32", torch.float32),
+        ("F16", torch.float16),
+        ("BF16", torch.bfloat16 if multiplies_bfloat16() else torch.float16),
+        pytest.param("Q8_0", torch.float16, marks=needs_int8),
+    ],
 )
 def test_keys_and_values_are_kept_in_half_the_bytes_unless_the_file_is_float32(kind, cached, rounded_file, files):
     module, path = files("native llama", tiny_llama) if kind == "F32" else rounded_file(kind)
     model = native(path, module)
-    assert {tensor.dtype for tensor in model.backend.pool.tensors} == {cached or model.dtype}
+    assert {tensor.dtype for tensor in model.backend.pool.tensors} == {cached}
     cache = model.open(1)
     tokens = [3 + i * 7 % 50 for i in range(40)]
     whole = scores(model, tokens)
@@ -152,6 +160,7 @@ def test_keys_and_values_are_kept_in_half_the_bytes_unless_the_file_is_float32(k
     assert (torch.cat(parts) - whole).abs().max() < (0.1 if kind == "BF16" else 1e-3)
 
 
+@needs_int8
 def test_prefill_over_rounded_weights_is_split_further(rounded_file, monkeypatch):
     module, path = rounded_file("Q8_0")
     model = native(path, module)
@@ -184,7 +193,7 @@ def resident(folder):
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="the system doesn't say what lies in memory")
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "BF16"])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=needs_int8) for kind in ("Q8_0", "Q4_K")] + ["BF16"])
 def test_weights_are_read_from_the_disk_once_and_leave_memory(kind, rounded_file, monkeypatch, tmp_path):
     module, path = rounded_file(kind)
     tokens = [3 + i * 7 % 50 for i in range(24)]
@@ -207,6 +216,7 @@ def test_weights_are_read_from_the_disk_once_and_leave_memory(kind, rounded_file
     assert torch.equal(found, expected)
 
 
+@needs_int8
 def test_matrices_of_several_types_make_one_layer(files):
     kinds = {"attn_v": "Q6_K", "ffn_up": "Q8_0", "token_embd": "Q6_K", "attn_k": "F16"}
     name = "wide mixed"
@@ -217,6 +227,7 @@ def test_matrices_of_several_types_make_one_layer(files):
     assert (ours - theirs).square().mean().sqrt() < 0.05 * theirs.std()
 
 
+@needs_int8
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_scores_do_not_depend_on_the_width_of_passes(kind, rounded_file):
     """Inputs are rounded token by token. Sums in another order may round one of them to the next integer."""
@@ -271,6 +282,7 @@ def test_targets_that_would_be_slower_without_drafts_run_on_llama_cpp_unless_ask
     kind, runner, rounded_file, monkeypatch
 ):
     path = rounded_file(kind)[1]
+    monkeypatch.setattr(gguf_weights, "multiplies_int8", lambda: True)
     assert isinstance(load(path), GgufModel)
     monkeypatch.setattr(gguf_weights, "LEAST_BYTES", path.stat().st_size)
     assert isinstance(load(path), GgufModel)
