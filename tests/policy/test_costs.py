@@ -116,6 +116,8 @@ def test_costs_by_bytes_are_in_passes_of_the_target():
     assert costs.target(1) == pytest.approx(1.0)
     assert costs.draft(0, 4, 1, 0) == pytest.approx(0.4)
     assert costs.draft(1, 16, 1, 0) == pytest.approx(0.0, abs=1e-4)
+    assert costs.target(2) == pytest.approx(1.04)
+    assert Costs.by_bytes(100.0, [10.0], 0.5).target(3) == pytest.approx(2.0)
 
 
 def test_the_time_of_free_drafts_is_told_by_rows_and_tokens():

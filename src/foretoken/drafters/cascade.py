@@ -93,6 +93,7 @@ class Cascade(Drafter):
         self._round: Round | None = None
         self._learning = 0.0  # seconds that learning from a round takes
         self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
+        self._position: float | None = None
         self.policy = self._new_policy(None)
 
     @property
@@ -107,7 +108,7 @@ class Cascade(Drafter):
 
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter check the target, and compare the sizes of their weights."""
-        self._widths = target.pass_widths
+        self._widths, self._position = target.pass_widths, target.position_share
         for drafter in self.drafters:
             drafter.check_target(target)
         if target.weight_bytes:
@@ -382,7 +383,7 @@ class Cascade(Drafter):
             for drafter, free in zip(self.drafters, self.free, strict=False)
         ]
         kinds.append(PREDICTION)
-        costs, fixed = costs or Costs.by_bytes(1.0, given), Costs.by_bytes(1.0, given)
+        costs, fixed = (each or Costs.by_bytes(1.0, given, self._position) for each in (costs, None))
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()

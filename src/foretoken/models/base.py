@@ -139,6 +139,8 @@ class LanguageModel(ABC):
         supports_early_exit: `exit_after` works.
         quantize: how the weights were quantised, such as ``"int8"``; None for not at all.
         weight_bytes: bytes of weights that a pass reads; 0 where that is not known.
+        position_share: what a further token adds to a pass, as a share of a pass over one, where no clock may tell;
+            None for next to nothing, as where reading the weights takes most of the time.
         backend_name: what computes the passes, where there is a choice, such as ``"openvino"``.
     """
 
@@ -159,6 +161,7 @@ class LanguageModel(ABC):
     supports_early_exit: bool = False
     quantize: str | None = None
     weight_bytes: int = 0
+    position_share: float | None = None
     backend_name: str | None = None
 
     def __repr__(self) -> str:

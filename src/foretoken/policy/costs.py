@@ -251,16 +251,19 @@ class Costs:
         self.anchored = True
 
     @classmethod
-    def by_bytes(cls, target: float, drafters: Sequence[float]) -> Costs:
+    def by_bytes(cls, target: float, drafters: Sequence[float], position: float | None = None) -> Costs:
         """Costs that depend on no clock: in passes of the target, by the bytes of weights that a pass reads.
 
         Args:
             target: bytes of the target's weights.
             drafters: bytes that each drafter reads for a draft token.
+            position: cost of a further position of the target's, as a share of a pass over one; None for
+                `BYTES_PER_POSITION` of a pass.
         """
         shares = [size / max(target, 1.0) for size in drafters]
         lines = [DrafterCosts(Line(0.0, share), lag=share * BYTES_PER_POSITION) for share in shares]
-        return cls(Line(1.0 - BYTES_PER_POSITION, BYTES_PER_POSITION), lines)
+        each = BYTES_PER_POSITION if position is None else position
+        return cls(Line(1.0 - each, each), lines)
 
     def draft(self, drafter: int, tokens: int, rows: int, lag: int) -> float:
         """Seconds of a call of a drafter for so many tokens, in so many rows that it lags so far behind in all."""

@@ -164,3 +164,10 @@ def test_contexts_are_used_again_and_freed_with_the_model(load):
     assert not kept.alive
     model.pool.give_back(kept)  # at the end of a process a context may be freed before its cache
     assert model.pool.take(10) is not kept
+
+
+def test_a_further_token_costs_what_its_products_take_beside_reading_the_weights(load):
+    target = load("grid target", lambda: module_of("llama", 1))
+    assert target.position_share == pytest.approx(0.5 / 4, rel=0.05)  # float32
+    engine = Engine(target, "lookup")
+    assert engine.policy.fixed_costs.target(2) == pytest.approx(1.0 + target.position_share)

@@ -21,6 +21,7 @@ from foretoken.models.gguf.library import Library, library
 from foretoken.models.gguf.options import TYPE_BYTES, TYPES, Options
 from foretoken.models.gguf.runner import ContextPool, GgufModel
 from foretoken.models.gguf.tokenizer import GgufTokenizer
+from foretoken.models.processor import position_share
 
 _UNROUNDED = ("all F32", "F32", "F16", "BF16")
 _MMAP, _NO_MMAP = 1, 0
@@ -66,6 +67,9 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         )
     pool = ContextPool(handle, context, rows, rolls_back, len(own), positions)
     has_text = _has_text(handle)
+    weight_bytes, numbers = calls.llama_model_size(handle.pointer), calls.llama_model_n_params(handle.pointer)
+    # Its kernels for the CPU take a row of weights for one token after another, and are mostly built for AVX2.
+    share = None if calls.llama_supports_gpu_offload() else position_share(weight_bytes / max(numbers, 1), wide=False)
     return GgufModel(
         pool,
         name=name,
@@ -74,9 +78,10 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         cell_bytes=_cell_bytes(handle, TYPE_BYTES[cache_type]),
         tokenizer=tokenizer if tokenizer is not None else own if has_text else None,
         eos_token_ids=own.eog_token_ids if has_text else (),
-        num_parameters=calls.llama_model_n_params(handle.pointer),
+        num_parameters=numbers,
         num_layers=calls.llama_model_n_layer(handle.pointer),
-        weight_bytes=calls.llama_model_size(handle.pointer),
+        weight_bytes=weight_bytes,
+        position_share=share,
         quantize=None if kind in _UNROUNDED else kind,
     )
 

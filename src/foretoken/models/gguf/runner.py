@@ -82,6 +82,7 @@ class GgufModel(LanguageModel):
         num_layers: of the model.
         num_parameters: of the model.
         weight_bytes: that a pass reads.
+        position_share: see `LanguageModel`.
         quantize: the file's type, such as ``"Q4_K - Medium"``.
     """
 
@@ -102,6 +103,7 @@ class GgufModel(LanguageModel):
         num_layers: int,
         num_parameters: int,
         weight_bytes: int,
+        position_share: float | None,
         quantize: str | None,
     ) -> None:
         self.pool = pool
@@ -109,6 +111,7 @@ class GgufModel(LanguageModel):
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.tokenizer, self.eos_token_ids = tokenizer, eos_token_ids
         self.num_layers, self.weight_bytes, self.quantize = num_layers, weight_bytes, quantize
+        self.position_share = position_share
         self.backend_name = "llama.cpp"
         # A copy of a state that can't be rolled back is of no use to a row that shares less than all of it.
         self.shares_prefixes = pool.rolls_back

@@ -15,6 +15,7 @@ from foretoken.models.native.cache import Feed, NativeCache, prefill_chunk
 from foretoken.models.native.checkpoint import expected_shapes
 from foretoken.models.native.rope import Rotary
 from foretoken.models.native.spec import Spec
+from foretoken.models.processor import position_share
 from foretoken.models.widths import PassWidths
 
 
@@ -109,6 +110,8 @@ class NativeModel(LanguageModel):
         self.num_layers = backend.spec.layers
         numbers = sum(prod(shape) for shape in expected_shapes(backend.spec).values())
         self.weight_bytes = weight_bytes or numbers * (1 if quantize else dtype.itemsize)
+        if dtype is torch.float32 and quantize is None and device.type == "cpu":
+            self.position_share = position_share(self.weight_bytes / numbers, wide=True)
         self.max_length = backend.spec.max_length
         self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
         self.own_threads, self.backend_name = backend.own_threads, backend.name

@@ -1,0 +1,32 @@
+"""What is known of the processor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken import load, tiny_pair_path
+from foretoken.models import processor
+
+
+@pytest.mark.parametrize(
+    ("capability", "wide", "bytes_per_weight", "share"),
+    [
+        ("AVX2", True, 2.0, 0.25),
+        ("AVX512", True, 2.0, 0.125),
+        ("AVX512", False, 2.0, 0.25),
+        ("AVX2", False, 0.3, 1.0),
+    ],
+)
+def test_a_further_token_costs_the_more_the_fewer_bytes_its_weights_have(
+    capability, wide, bytes_per_weight, share, monkeypatch
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert processor.position_share(bytes_per_weight, wide=wide) == pytest.approx(share)
+
+
+def test_models_in_float32_say_what_a_further_token_costs_and_rounded_ones_do_not():
+    path = tiny_pair_path() / "drafter"
+    exact, rounded = (load(path, dtype="float32", backend="torch", eager=True, quantize=one) for one in (None, "int8"))
+    assert exact.position_share == processor.position_share(4.0, wide=True)
+    assert rounded.position_share is None
