@@ -209,6 +209,43 @@ def test_a_slow_reader_misses_nothing_and_delays_nobody():
     assert run(main()) == wanted
 
 
+def test_requests_of_one_task_are_read_together():
+    engine = make()
+    wanted = [engine.generate([5 + at], sampling(at, 12)).token_ids for at in range(3)]
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            with served.streams() as streams:
+                assert [streams.submit([5 + at], sampling(at, 12), {}) for at in range(3)] == [0, 1, 2]
+                found = [[], [], []]
+                while streams.left:
+                    index, event = await streams.next()
+                    found[index] += [piece.token_id for piece in event.pieces]
+            return found
+
+    assert run(main()) == wanted
+
+
+def test_requests_that_are_read_together_expire_behind_what_has_come():
+    engine = make(GatedEngine)
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            with served.streams() as streams:
+                streams.submit([1], sampling(1, 100), {})
+                engine.let()
+                index, event = await streams.next()
+                assert (index, len(event.pieces) > 0, event.completion) == (0, True, None)
+                streams.expire(0.0)
+                with pytest.raises(TimeoutError):
+                    await streams.next()
+            assert streams.left == 1
+            engine.open()
+
+    run(main())
+    assert engine.requests[0].completion.finish_reason == "cancelled"
+
+
 def test_settings_reach_submit():
     engine = make(GatedEngine)
     engine.gated = False

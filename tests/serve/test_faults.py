@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.engine.async_engine import _Call
+from foretoken.engine.arrivals import Call
 from foretoken.engine.row import Row
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.lifecycle import listen, serve
@@ -172,9 +172,9 @@ def settled(running: Running) -> None:
     assert running.get("/health").status == 200
 
 
-def requests_in_memory() -> list[_Call | Row]:
+def requests_in_memory() -> list[Call | Row]:
     gc.collect()
-    return [one for one in gc.get_objects() if isinstance(one, (_Call, Row))]
+    return [one for one in gc.get_objects() if isinstance(one, (Call, Row))]
 
 
 def check_storm(requests: int, seed: int) -> None:

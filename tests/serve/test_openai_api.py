@@ -32,6 +32,31 @@ def chunks(answer) -> list[dict]:
     return [json.loads(event) for event in events]
 
 
+def test_chunks_differ_in_their_text_alone(server):
+    """Most of a chunk is encoded once: any character of the text must leave the rest as it is."""
+    for answer, where in (
+        (server.complete(prompt=PROMPT, max_tokens=60, ignore_eos=True, seed=4, stream=True, n=2), ("text",)),
+        (
+            server.chat(
+                messages=[{"role": "user", "content": "é"}], max_tokens=60, ignore_eos=True, seed=4, stream=True
+            ),
+            ("delta", "content"),
+        ),
+    ):
+        shapes = {}
+        for chunk in chunks(answer):
+            (choice,) = chunk["choices"]
+            inside = choice
+            for name in where[:-1]:
+                inside = inside[name]
+            if choice["finish_reason"] is None and set(inside) >= {where[-1]} and "role" not in inside:
+                assert inside.pop(where[-1])
+                shapes.setdefault(choice["index"], []).append(chunk)
+        for same in shapes.values():
+            assert len(same) > 5
+            assert all(one == same[0] for one in same)
+
+
 # --- completions ----------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.serve.figures import WINDOW, Figures
 from foretoken.serve.page_api import MOST_TRACED_TOKENS
 from foretoken.serve.page_files import PAGE_PATHS
+from foretoken.serve.progress import Progress
 from serve_harness import serving, tiny_engine
 
 ROOT = Path(__file__).parents[2]
@@ -149,22 +150,22 @@ class Clock:
 
 
 def test_figures_forget_after_a_minute():
-    from foretoken.engine.outputs import DecodeStats, StreamEvent
+    from foretoken.engine.outputs import DecodeStats
 
     clock = Clock()
     figures = Figures(clock)
     stats = DecodeStats()
-    first, second = figures.follow(), figures.follow()
+    first, second = Progress(), Progress()
     stats.record([1, 2, 3], 2, 3)
-    first(StreamEvent((), stats))
-    second(StreamEvent((), stats))
+    figures.count(first.added(stats))
+    figures.count(second.added(stats))
     clock.now += 1
     told = figures.as_json()
     assert told["tokens_by_second"] == [0] * (WINDOW - 1) + [6]
     assert told["recent"] == told["total"]
     stats.record([1], 1, 2)
     stats.record([1], 0, 1)
-    first(StreamEvent((), stats))
+    figures.count(first.added(stats))
     assert figures.as_json()["total"]["draft_lengths"] == {"1": 2, "3": 2}
     assert figures.as_json()["total"]["accepted_by_position"] == [3, 2, 0]
     clock.now += WINDOW

@@ -18,6 +18,7 @@ from foretoken.errors import ModelError, ParameterError
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.calls import CallParser
 from foretoken.serve.response_template import TemplateParser, read_template
+from foretoken.serve.service import Batch
 from serve_harness import END, MODEL, serving
 from tiny import tiny_llama
 
@@ -190,17 +191,18 @@ def answers(server, monkeypatch):
         made = copy.deepcopy(server.service.target.tokenizer)
         tokens = [*made(text, add_special_tokens=False)["input_ids"], END]
 
-        async def stream(prompt, params, settings) -> AsyncGenerator[StreamEvent, None]:
+        async def events(batch) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+            params = batch.params
             assert params.skip_special_tokens is False
-            detokenizer = Detokenizer(made, params.stop, prompt, params.skip_special_tokens)
+            detokenizer = Detokenizer(made, params.stop, batch.prompt(0), params.skip_special_tokens)
             for at, token in enumerate(tokens):
                 text, completion = detokenizer.add(token), None
                 if at == len(tokens) - 1:
                     text += detokenizer.finish()
                     completion = Completion(tokens, detokenizer.text, "stop")
-                yield StreamEvent((Piece(token, text, "target"),), DecodeStats(), completion=completion)
+                yield 0, StreamEvent((Piece(token, text, "target"),), DecodeStats(), completion=completion)
 
-        monkeypatch.setattr(server.service, "stream", stream)
+        monkeypatch.setattr(Batch, "events", events)
 
     return answer
 

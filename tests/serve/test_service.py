@@ -181,6 +181,36 @@ def test_metrics_have_vllms_names_and_count_what_happened():
         assert found['foretoken:http_responses_total{engine="0",model_name="tiny",status="400"}'] == 1
 
 
+def test_metrics_are_what_prometheus_own_counters_would_tell():
+    from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+    from foretoken.serve.metrics import Counts
+
+    own, theirs = CollectorRegistry(), CollectorRegistry()
+    counts = Counts("m", "0")
+    own.register(counts)
+    labels = ("model_name", "engine")
+    values = (0.0, 1.0, 1.5, 2.0, 7.0, 1e9)
+    counter, histogram = counts.counter("a:b", "Help."), counts.histogram("c", 'With "quotes".', (1, 2.5, 5))
+    other = Counter("a:b", "Help.", labels, registry=theirs).labels("m", "0")
+    spread = Histogram("c", 'With "quotes".', labels, registry=theirs, buckets=(1, 2.5, 5)).labels("m", "0")
+    further = counts.counters("d", "By kind.", "kind")
+    kinds = Counter("d", "By kind.", (*labels, "kind"), registry=theirs)
+    for value in values:
+        counter.inc(value)
+        other.inc(value)
+        histogram.observe(value)
+        spread.observe(value)
+        further[f"k{value > 1}",].inc()
+        kinds.labels("m", "0", f"k{value > 1}").inc()
+
+    def told(registry):
+        lines = generate_latest(registry).decode().splitlines()
+        return sorted(line.rpartition(" ")[0] if "_created{" in line else line for line in lines)
+
+    assert told(own) == told(theirs)
+
+
 def test_metrics_can_be_switched_off():
     with serving(tiny_engine(), expose_metrics=False) as running:
         assert running.get("/metrics").status == 404
@@ -245,6 +275,29 @@ def test_events_are_sent_at_once_on_every_connection(send_seconds):
         closing(listener.accept()[0]) as connection,
     ):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_streams_are_framed_as_the_clients_version_has_it(server, version):
+    body = json.dumps({"model": MODEL, "prompt": "the cat", "max_tokens": 9, "seed": 3, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    with closing(socket.create_connection(("127.0.0.1", server.port), timeout=LONGEST)) as connection:
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        with connection.makefile("rb") as answer:
+            head, _, rest = answer.read().partition(b"\r\n\r\n")
+    assert (b"transfer-encoding: chunked" in head.lower()) is (version == "1.1")
+    if version == "1.1":
+        parts = []
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            length = int(size, 16)
+            parts.append(rest[:length])
+            assert rest[length : length + 2] == b"\r\n"
+            rest = rest[length + 2 :]
+        assert parts.pop() == b""
+        rest = b"".join(parts)
+    assert rest.startswith(b"data: {")
+    assert rest.endswith(b"data: [DONE]\n\n")
 
 
 # --- web pages ------------------------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from math import inf
 from queue import Empty, SimpleQueue
 from threading import RLock, Thread, current_thread
 from time import monotonic
 from typing import Any, Self
 
+from foretoken.engine.arrivals import Arrivals, Call
 from foretoken.engine.engine import Engine
 from foretoken.engine.outputs import Completion, Occupancy, StreamEvent, TokenLogprob
 from foretoken.engine.prompt_scores import Scoring
@@ -73,11 +73,14 @@ class AsyncEngine:
             OutOfMemory: a round that the request took part in did not fit.
             ForetokenError: the engine is closed.
         """
-        call = self._worker.submit(_Call(every_event=False, max_events=None), prompt, params, settings)
+        call = Call(Arrivals(), 0, every_event=False, max_events=None)
+        self._worker.submit(call, prompt, params, settings)
         try:
-            completion = (await call.receive()).completion
-            assert completion is not None
-            return completion
+            _, what = await call.arrivals.next()
+            if isinstance(what, Exception):
+                raise what
+            assert what.completion is not None
+            return what.completion
         finally:
             self._worker.cancel(call)
 
@@ -101,12 +104,17 @@ class AsyncEngine:
         Raises:
             ForetokenError: as `generate`.
         """
-        call = self._worker.submit(_Call(every_event=True, max_events=self._max_events), prompt, params, settings)
-        try:
-            while not call.over:
-                yield await call.receive()
-        finally:
-            self._worker.cancel(call)
+        with self.streams() as streams:
+            streams.submit(prompt, params, settings)
+            while streams.left:
+                _, what = await streams.next()
+                if isinstance(what, Exception):
+                    raise what
+                yield what
+
+    def streams(self) -> Streams:
+        """Requests of the present task that are read together."""
+        return Streams(self._worker, self._max_events)
 
     async def score(self, prompt: Sequence[int], top: int = 0) -> list[TokenLogprob]:
         """Log-probabilities of a prompt's tokens but the first, a pass between two rounds of what is decoded.
@@ -151,67 +159,59 @@ class AsyncEngine:
         await self.aclose()
 
 
-class _Call:
-    """A request as its caller sees it; made on the caller's event loop.
+class Streams:
+    """Requests of one task, whose events come to it in one queue; made by `AsyncEngine.streams`.
 
-    Args:
-        every_event: send the caller all events, not only the last one.
-        max_events: that the caller may be behind; None for any number.
+    As a context manager it cancels, at its end, those that are not over.
+
+    Attributes:
+        left: requests whose last event was not received.
     """
 
-    def __init__(self, every_event: bool, max_events: int | None) -> None:
-        self.every_event = every_event
-        self.waits_until = inf
-        """When it fails, on the clock of `monotonic`, if it has no row by then."""
-        self.over = False
-        """The caller has received the last event, or an error."""
-        self.request: Request | None = None  # the thread's; None while nobody has submitted it
+    def __init__(self, worker: _Worker, max_events: int | None) -> None:
+        self.left = 0
+        self._worker = worker
         self._max_events = max_events
-        self._sent = self._received = 0  # each counted on one thread
-        self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[StreamEvent | Exception] = asyncio.Queue()
+        self._arrivals = Arrivals()
+        self._calls: list[Call] = []
+        self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_behind(self) -> bool:
-        """The caller has not received so many events that it may have no further one."""
-        return self._max_events is not None and self._sent - self._received >= self._max_events
+    def __enter__(self) -> Self:
+        return self
 
-    def send(self, what: StreamEvent | Exception) -> None:
-        """From the thread to the caller."""
-        self.send_all([(self, what)])
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for call in self._calls:
+            self._worker.cancel(call)
 
-    @staticmethod
-    def send_all(sent: Sequence[tuple[_Call, StreamEvent | Exception]]) -> list[_Call]:
-        """From the thread to many callers; which ones' loops are not there any more to take it.
+    def submit(self, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> int:
+        """Have a prompt completed, see `AsyncEngine.stream`; the request's index, from 0.
 
-        Each loop is woken once: it would wake for every event, and the thread wait each time until the loop lets it
-        go on.
+        Raises:
+            ForetokenError: the engine is closed.
         """
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Call, StreamEvent | Exception]]] = {}
-        for call, what in sent:
-            by_loop.setdefault(call._loop, []).append((call, what))
-            call._sent += 1
-        gone: list[_Call] = []
-        for loop, together in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_Call._arrive, together)
-            except RuntimeError:  # the loop was closed with the requests still running
-                gone += [call for call, _ in together]
-        return gone
+        call = Call(self._arrivals, len(self._calls), every_event=True, max_events=self._max_events)
+        self._worker.submit(call, prompt, params, settings)
+        self._calls.append(call)
+        self.left += 1
+        return call.index
 
-    @staticmethod
-    def _arrive(sent: Sequence[tuple[_Call, StreamEvent | Exception]]) -> None:
-        for call, what in sent:
-            call._arrived.put_nowait(what)
+    def expire(self, seconds: float) -> None:
+        """Have `next` raise TimeoutError after so many seconds, behind what has come by then."""
+        self._timer = self._arrivals.loop.call_later(seconds, self._arrivals.put, None, TimeoutError())
 
-    async def receive(self) -> StreamEvent:
-        """The next event; an error is raised."""
-        what = await self._arrived.get()
-        self._received += 1
-        self.over = isinstance(what, Exception) or what.completion is not None
-        if isinstance(what, Exception):
-            raise what
-        return what
+    async def next(self) -> tuple[int, StreamEvent | Exception]:
+        """The next event of any request, with the request's index; or the error that ended the request.
+
+        Raises:
+            TimeoutError: see `expire`.
+        """
+        call, what = await self._arrivals.next()
+        if call is None:
+            raise TimeoutError
+        self.left -= call.over
+        return call.index, what
 
 
 class _Worker:
@@ -223,8 +223,8 @@ class _Worker:
     def __init__(self, engine: Engine, queue_seconds: float | None) -> None:
         self.engine = engine
         self._queue_seconds = queue_seconds
-        self._waiting: dict[_Call, None] = {}  # that may have no row yet, first come first
-        self._calls: dict[Request, _Call] = {}  # of unfinished requests that were not cancelled
+        self._waiting: dict[Call, None] = {}  # that may have no row yet, first come first
+        self._calls: dict[Request, Call] = {}  # of unfinished requests that were not cancelled
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: stop
         # No request may be queued after the command to stop. Garbage collection can call `stop` and `cancel` at any
         # point, even while this thread holds the lock: so it is reentrant, and `cancel` takes none.
@@ -233,14 +233,13 @@ class _Worker:
         self.failure: Exception | None = None
         self._thread: Thread | None = None
 
-    def submit(self, call: _Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> _Call:
+    def submit(self, call: Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> None:
         """Have a request decoded, which sends the call its events, or its error.
 
         Raises:
             ForetokenError: the thread was stopped.
         """
         self._command(partial(self._submit, call, prompt, params, settings))
-        return call
 
     def score(self, scoring: Scoring) -> None:
         """Have a prompt scored.
@@ -263,7 +262,7 @@ class _Worker:
                 self._thread.start()
             self._commands.put(command)
 
-    def cancel(self, call: _Call) -> None:
+    def cancel(self, call: Call) -> None:
         """The caller has stopped waiting; no effect once it has received its last event."""
         if not call.over:
             self._commands.put(partial(self._cancel, call))
@@ -293,7 +292,7 @@ class _Worker:
         except Exception as error:
             self._fail(error)
 
-    def _submit(self, call: _Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> None:
+    def _submit(self, call: Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> None:
         try:
             call.request = self.engine.submit(prompt, params, **settings)
         except Exception as error:
@@ -315,7 +314,7 @@ class _Worker:
             else:
                 self._commands.put(partial(self._score, scoring))
 
-    def _cancel(self, call: _Call) -> None:
+    def _cancel(self, call: Call) -> None:
         self._waiting.pop(call, None)
         if call.request is not None and call.request in self._calls:
             del self._calls[call.request]
@@ -349,7 +348,7 @@ class _Worker:
             for request in ended:
                 self._calls.pop(request).send(error)
             return
-        sent: list[tuple[_Call, StreamEvent | Exception]] = []
+        sent: list[tuple[Call, StreamEvent | Exception]] = []
         for request, event in events:
             call = self._calls.get(request)
             if call is None:  # cancelled
@@ -363,7 +362,7 @@ class _Worker:
                 self._cancel(call)
             elif call.every_event:
                 sent.append((call, event))
-        for call in _Call.send_all(sent):
+        for call in Call.send_all(sent):
             self._cancel(call)
 
     def _end(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from foretoken.engine.outputs import DecodeStats, StreamEvent
+from foretoken.engine.outputs import DecodeStats
 
 WINDOW = 60
 """Seconds that are kept."""
@@ -16,7 +16,7 @@ WINDOW = 60
 
 @dataclass
 class _Tally:
-    """What was counted in one second, or since the start.
+    """What was counted in one second, or before those that are kept.
 
     Attributes:
         second: on the clock.
@@ -38,29 +38,18 @@ class Figures:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._total = _Tally(0)
+        self._older = _Tally(0)  # what is not in the seconds any more
         self._seconds: deque[_Tally] = deque()
 
-    def follow(self) -> Callable[[StreamEvent], None]:
-        """What to call with each event of one choice.
+    def count(self, added: DecodeStats) -> None:
+        """Count what an event of a choice added, see `Progress`.
 
-        An event's statistics are those of the moment when it is read: rounds that came together with the one before
-        count as one draft length each, their mean.
+        Rounds that came together with the one before count as one draft length each, their mean.
         """
-        seen = DecodeStats()
-
-        def count(event: StreamEvent) -> None:
-            nonlocal seen
-            now = _copy(event.stats)  # another thread goes on counting
-            added = _difference(now, seen)
-            seen = now
-            if added.rounds > 0:
-                length = round(added.drafted / added.rounds)
-                for tally in (self._total, self._now()):
-                    _add(tally.stats, added)
-                    tally.lengths[length] += added.rounds
-
-        return count
+        if added.rounds > 0:
+            tally = self._now()
+            _add(tally.stats, added)
+            tally.lengths[round(added.drafted / added.rounds)] += added.rounds
 
     def as_json(self) -> dict[str, Any]:
         """Counts since the start and of the last minute, and tokens and rounds of each of its seconds."""
@@ -73,7 +62,7 @@ class Figures:
             "tokens_by_second": [tally.stats.emitted for tally in seconds],
             "rounds_by_second": [tally.stats.rounds for tally in seconds],
             "recent": _told(self._seconds),
-            "total": _told([self._total]),
+            "total": _told([self._older, *self._seconds]),
         }
 
     def _now(self) -> _Tally:
@@ -86,19 +75,9 @@ class Figures:
     def _drop(self) -> None:
         oldest = int(self._clock()) - WINDOW
         while self._seconds and self._seconds[0].second < oldest:
-            self._seconds.popleft()
-
-
-def _copy(stats: DecodeStats) -> DecodeStats:
-    return DecodeStats(
-        stats.rounds,
-        stats.drafts,
-        stats.emitted,
-        stats.drafted,
-        stats.accepted,
-        list(stats.drafted_by_position),
-        list(stats.accepted_by_position),
-    )
+            tally = self._seconds.popleft()
+            _add(self._older.stats, tally.stats)
+            self._older.lengths += tally.lengths
 
 
 def _add(stats: DecodeStats, added: DecodeStats) -> None:
@@ -107,6 +86,8 @@ def _add(stats: DecodeStats, added: DecodeStats) -> None:
     stats.emitted += added.emitted
     stats.drafted += added.drafted
     stats.accepted += added.accepted
+    if not added.drafted:
+        return
     for mine, theirs in (
         (stats.drafted_by_position, added.drafted_by_position),
         (stats.accepted_by_position, added.accepted_by_position),
@@ -114,21 +95,6 @@ def _add(stats: DecodeStats, added: DecodeStats) -> None:
         mine += [0] * (len(theirs) - len(mine))
         for at, value in enumerate(theirs):
             mine[at] += value
-
-
-def _difference(now: DecodeStats, seen: DecodeStats) -> DecodeStats:
-    def positions(mine: list[int], before: list[int]) -> list[int]:
-        return [value - (before[at] if at < len(before) else 0) for at, value in enumerate(mine)]
-
-    return DecodeStats(
-        now.rounds - seen.rounds,
-        now.drafts - seen.drafts,
-        now.emitted - seen.emitted,
-        now.drafted - seen.drafted,
-        now.accepted - seen.accepted,
-        positions(now.drafted_by_position, seen.drafted_by_position),
-        positions(now.accepted_by_position, seen.accepted_by_position),
-    )
 
 
 def _told(tallies: Iterable[_Tally]) -> dict[str, Any]:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import accumulate
+from time import perf_counter, time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.outputs import DecodeStats, StreamEvent
@@ -17,6 +25,89 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 _LABELS = ("model_name", "engine")
 
 
+class _Count:
+    """A counter that costs an addition; `Counts` tells it. The event loop's thread alone writes to it."""
+
+    __slots__ = ("began", "value")
+
+    def __init__(self) -> None:
+        self.value, self.began = 0.0, time()
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Count so much."""
+        self.value += amount
+
+
+class _Spread:
+    """A histogram likewise.
+
+    Args:
+        bounds: upper bounds of the buckets, the last one without.
+    """
+
+    __slots__ = ("began", "bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds, self.counts = bounds, [0] * (len(bounds) + 1)
+        self.sum, self.began = 0.0, time()
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bounds, and how many values are up to each."""
+        names = [*map(floatToGoString, self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+class Counts(Collector):
+    """Tells Prometheus, when it asks, what was counted.
+
+    The library's own counters take a lock and check their arguments at every call, which for every event of every
+    stream is a good part of what an event costs.
+
+    Args:
+        labels: values of `_LABELS`.
+    """
+
+    def __init__(self, *labels: str) -> None:
+        self._labels = labels
+        self._counters: list[tuple[str, str, tuple[str, ...], dict[tuple[str, ...], _Count]]] = []
+        self._histograms: list[tuple[str, str, _Spread]] = []
+
+    def counters(self, name: str, help_text: str, *further: str) -> dict[tuple[str, ...], _Count]:
+        """A counter for each value of further labels, which come with the first count."""
+        counts: dict[tuple[str, ...], _Count] = defaultdict(_Count)
+        self._counters.append((name, help_text, further, counts))
+        return counts
+
+    def counter(self, name: str, help_text: str) -> _Count:
+        """A counter without further labels."""
+        return self.counters(name, help_text)[()]
+
+    def histogram(self, name: str, help_text: str, bounds: tuple[float, ...]) -> _Spread:
+        """A histogram."""
+        spread = _Spread(tuple(map(float, bounds)))
+        self._histograms.append((name, help_text, spread))
+        return spread
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it, in the library's form."""
+        for name, help_text, further, counts in self._counters:
+            counter = CounterMetricFamily(name, help_text, labels=(*_LABELS, *further))
+            for labels, count in list(counts.items()):
+                counter.add_metric((*self._labels, *labels), count.value, created=count.began)
+            yield counter
+        for name, help_text, spread in self._histograms:
+            histogram = HistogramMetricFamily(name, help_text, labels=_LABELS)
+            histogram.add_metric(self._labels, spread.buckets, spread.sum)
+            histogram.add_sample(f"{name}_created", dict(zip(_LABELS, self._labels, strict=True)), spread.began)
+            yield histogram
+
+
 class Metrics:
     """What a server counts.
 
@@ -27,7 +118,9 @@ class Metrics:
 
     def __init__(self, model: str, engine: AsyncEngine) -> None:
         self._registry = CollectorRegistry()
-        self._model = model
+        self._labels = model, "0"
+        self._counts = Counts(*self._labels)
+        self._registry.register(self._counts)
         for name, help_text, value in (
             ("vllm:num_requests_running", "Choices that are decoded.", lambda: engine.occupancy().running),
             ("vllm:num_requests_waiting", "Choices that wait for a row.", lambda: engine.occupancy().waiting),
@@ -39,68 +132,56 @@ class Metrics:
             ),
         ):
             self._gauge(name, help_text).set_function(value)
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
-        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self.first_token = self._histogram(
+        self.prompt_tokens = self._counts.counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self.generation_tokens = self._counts.counter("vllm:generation_tokens", "Tokens generated.")
+        self.first_token = self._counts.histogram(
             "vllm:time_to_first_token_seconds", "Until a choice's first token.", _FIRST_TOKEN
         )
-        self.between_tokens = self._histogram(
+        self.between_tokens = self._counts.histogram(
             "vllm:inter_token_latency_seconds", "Seconds of a round / tokens it gave.", _BETWEEN_TOKENS
         )
-        self.end_to_end = self._histogram("vllm:e2e_request_latency_seconds", "A choice's whole time.", _REQUEST)
-        self.prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self.output_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of a choice.", _TOKENS)
-        self.decoding = self._histogram(
+        self.end_to_end = self._counts.histogram("vllm:e2e_request_latency_seconds", "A choice's whole time.", _REQUEST)
+        self.prompt_lengths = self._counts.histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.output_lengths = self._counts.histogram("vllm:request_generation_tokens", "Tokens of a choice.", _TOKENS)
+        self.decoding = self._counts.histogram(
             "vllm:request_decode_time_seconds", "From a choice's first token to its last.", _REQUEST
         )
-        self.drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
-        self.drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens.")
-        self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        self.draft_length = self._histogram("foretoken:draft_length", "Draft tokens of an event's rounds.", _LENGTHS)
-        self._accepted_by_position = Counter(
+        self.drafts = self._counts.counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
+        self.drafted = self._counts.counter("vllm:spec_decode_num_draft_tokens", "Draft tokens.")
+        self.accepted = self._counts.counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self.draft_length = self._counts.histogram(
+            "foretoken:draft_length", "Draft tokens of an event's rounds.", _LENGTHS
+        )
+        self._accepted_by_position = self._counts.counters(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens accepted, by position in the draft.",
-            (*_LABELS, "position"),
-            registry=self._registry,
+            "position",
         )
-        self._ended = Counter(
-            "vllm:request_success", "Choices that ended.", (*_LABELS, "finished_reason"), registry=self._registry
-        )
-        self._responses = Counter(
-            "foretoken:http_responses", "HTTP responses.", (*_LABELS, "status"), registry=self._registry
-        )
+        self._ended = self._counts.counters("vllm:request_success", "Choices that ended.", "finished_reason")
+        self._responses = self._counts.counters("foretoken:http_responses", "HTTP responses.", "status")
 
     def accepted_at(self, position: int, count: int) -> None:
         """Count accepted draft tokens at a position of the draft, from 0."""
-        self._accepted_by_position.labels(self._model, "0", str(position)).inc(count)
+        self._accepted_by_position[str(position),].inc(count)
 
     def ended(self, reason: str) -> None:
         """Count a choice that ended: ``stop``, ``length``, ``abort`` or ``error``."""
-        self._ended.labels(self._model, "0", reason).inc()
+        self._ended[reason,].inc()
 
     def response(self, status: int) -> None:
         """Count an HTTP response."""
-        self._responses.labels(self._model, "0", str(status)).inc()
+        self._responses[str(status),].inc()
 
     def text(self) -> bytes:
         """All of it, in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, help_text: str) -> Counter:
-        return Counter(name, help_text, _LABELS, registry=self._registry).labels(self._model, "0")
-
     def _gauge(self, name: str, help_text: str) -> Gauge:
-        return Gauge(name, help_text, _LABELS, registry=self._registry).labels(self._model, "0")
-
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, help_text, _LABELS, registry=self._registry, buckets=buckets).labels(self._model, "0")
+        return Gauge(name, help_text, _LABELS, registry=self._registry).labels(*self._labels)
 
 
 class Watch:
     """Counts what one choice takes, event by event.
-
-    An event's statistics are those of the moment when it is read, so that what is counted is the difference to the last
-    event's.
 
     Args:
         metrics: where it is counted.
@@ -113,13 +194,13 @@ class Watch:
         self._reason = "abort"
         self._any = False
         self._tokens = 0
-        self._seen = DecodeStats()
         self._first = self._began
+        self._ended = False
         metrics.prompt_tokens.inc(prompt_tokens)
         metrics.prompt_lengths.observe(prompt_tokens)
 
-    def event(self, event: StreamEvent) -> None:
-        """Count what a round gave."""
+    def event(self, event: StreamEvent, added: DecodeStats) -> None:
+        """Count what a round gave; `added` is what it added to the statistics."""
         now, metrics = perf_counter(), self._metrics
         if event.pieces:
             metrics.generation_tokens.inc(len(event.pieces))
@@ -130,7 +211,7 @@ class Watch:
                 metrics.first_token.observe(now - self._began)
                 self._first = now
             self._any, self._last = True, now
-        self._speculation(event.stats)
+        self._speculation(added)
         if event.completion is not None:
             reason = event.completion.finish_reason
             self._reason = "abort" if reason == "cancelled" else reason
@@ -140,25 +221,23 @@ class Watch:
         self._reason = "error"
 
     def end(self) -> None:
-        """Count the choice as ended; without its completion, as aborted."""
+        """Count the choice as ended, once; without its completion, as aborted."""
+        if self._ended:
+            return
+        self._ended = True
         self._metrics.ended(self._reason)
         if self._any:
             self._metrics.output_lengths.observe(self._tokens)
             self._metrics.decoding.observe(self._last - self._first)
         self._metrics.end_to_end.observe(perf_counter() - self._began)
 
-    def _speculation(self, stats: DecodeStats) -> None:
-        metrics, seen = self._metrics, self._seen
-        drafts, drafted, accepted = stats.drafts, stats.drafted, stats.accepted
-        by_position = list(stats.accepted_by_position)
-        if drafts > seen.drafts or stats.rounds > seen.rounds:
-            metrics.draft_length.observe(drafted - seen.drafted)
-        metrics.drafts.inc(drafts - seen.drafts)
-        metrics.drafted.inc(drafted - seen.drafted)
-        metrics.accepted.inc(accepted - seen.accepted)
-        seen.accepted_by_position += [0] * (len(by_position) - len(seen.accepted_by_position))
-        for position, count in enumerate(by_position):
-            if count > seen.accepted_by_position[position]:
-                metrics.accepted_at(position, count - seen.accepted_by_position[position])
-        seen.rounds, seen.drafts, seen.drafted, seen.accepted = stats.rounds, drafts, drafted, accepted
-        seen.accepted_by_position = by_position
+    def _speculation(self, added: DecodeStats) -> None:
+        metrics = self._metrics
+        if added.drafts > 0 or added.rounds > 0:
+            metrics.draft_length.observe(added.drafted)
+        metrics.drafts.inc(added.drafts)
+        metrics.drafted.inc(added.drafted)
+        metrics.accepted.inc(added.accepted)
+        for position, count in enumerate(added.accepted_by_position):
+            if count > 0:
+                metrics.accepted_at(position, count)

@@ -16,7 +16,7 @@ from foretoken.errors import PromptError
 from foretoken.serve import body as bodies
 from foretoken.serve.calls import OutputParser, chat_call
 from foretoken.serve.chat_prompt import chat_prompt
-from foretoken.serve.errors import ApiError, json_response
+from foretoken.serve.errors import ApiError, dump, json_response
 from foretoken.serve.logprobs import chat_logprobs, completion_logprobs
 from foretoken.serve.schemas import (
     ChatRequest,
@@ -45,11 +45,14 @@ class _Answer(ABC):
     id_prefix: str
     object: str
     chunk_object: str
+    is_plain = True
+    """Whether all text of a choice is told as it comes, and depends on nothing before."""
 
     def __init__(self, batch: Batch, request: Sampling) -> None:
         self.batch = batch
         self.request = request
         self._head = {"id": f"{self.id_prefix}-{uuid.uuid4().hex}", "created": int(time())}
+        self._around: dict[int, tuple[str, str]] = {}
 
     @abstractmethod
     async def choice(self, index: int, completion: Completion) -> dict[str, Any]:
@@ -95,11 +98,15 @@ class _Answer(ABC):
                     yield self._chunk([self._choice(index, opening, None)])
             async with aclosing(self.batch.events()) as events:
                 async for index, event in events:
-                    completion = event.completion
-                    silent = not event.text and event.logprobs is None and not self.request.return_token_ids
-                    if silent and completion is None:
-                        continue  # tokens inside a character, or text that may be a stop string's beginning
-                    delta = self.delta(index, event.text, event.logprobs, completion is not None)
+                    completion, text = event.completion, event.text
+                    if completion is None and event.logprobs is None and not self.request.return_token_ids:
+                        if not text:
+                            continue  # tokens inside a character, or text that may be a stop string's beginning
+                        if self.is_plain:
+                            yield self._text_chunk(index, text)
+                            stats[index] = event.stats
+                            continue
+                    delta = self.delta(index, text, event.logprobs, completion is not None)
                     reason = None if completion is None else self.reason(index, completion.finish_reason)
                     choice = self._choice(index, delta, reason)
                     if completion is not None:
@@ -119,6 +126,16 @@ class _Answer(ABC):
     def _chunk(self, choices: list[dict[str, Any]], told: dict[str, Any] | None = None) -> str:
         body = {**self._top(self.chunk_object), "choices": choices}
         return data({**body, "usage": told} if self.request.wants_usage else body)
+
+    def _text_chunk(self, index: int, text: str) -> str:
+        """A chunk of nothing but text: all else is encoded once."""
+        around = self._around.get(index)
+        if around is None:
+            mark = uuid.uuid4().hex
+            chunk = self._chunk([self._choice(index, self.delta(index, mark, None, False), None)])
+            before, _, after = chunk.partition(dump(mark))
+            around = self._around[index] = before, after
+        return around[0] + dump(text) + around[1]
 
     def _choice(self, index: int, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": index, **content, "finish_reason": reason}
@@ -189,6 +206,7 @@ class _ChatAnswer(_Answer):
     def __init__(self, batch: Batch, request: ChatRequest, parser: Callable[[], OutputParser | None]) -> None:
         super().__init__(batch, request)
         self._parsers = [one for _ in range(batch.size) if (one := parser()) is not None]  # all or none
+        self.is_plain = not self._parsers
 
     async def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}

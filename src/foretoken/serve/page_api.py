@@ -19,7 +19,7 @@ from foretoken.serve import body as bodies
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params
-from foretoken.serve.service import Service
+from foretoken.serve.service import Batch, Service
 from foretoken.serve.streaming import DONE, EventStream, data, unless_gone
 from foretoken.serve.usage import usage
 
@@ -125,8 +125,8 @@ async def _events(
     began, number = perf_counter(), 0
     try:
         yield data({"type": "start", "prompt_tokens": len(tokens), "max_tokens": params.max_new_tokens})
-        async with aclosing(service.stream(tokens, params, options)) as events:
-            async for event in events:
+        async with aclosing(Batch(service, [tokens], params, settings=options).events()) as events:
+            async for _, event in events:
                 if event.pieces:
                     number += 1
                     yield data(_round(service, number, perf_counter() - began, event))

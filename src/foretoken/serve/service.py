@@ -11,7 +11,7 @@ from functools import lru_cache
 from time import time
 from typing import Any
 
-from foretoken.engine.async_engine import AsyncEngine
+from foretoken.engine.async_engine import AsyncEngine, Streams
 from foretoken.engine.engine import Engine
 from foretoken.engine.outputs import Completion, StreamEvent
 from foretoken.sampling import SamplingParams
@@ -19,12 +19,10 @@ from foretoken.serve.admission import Admission
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.figures import Figures
 from foretoken.serve.metrics import Metrics, Watch
+from foretoken.serve.progress import Progress
 from foretoken.serve.response_template import read_template
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.tokenizing import Tokenizing
-
-_WAITING_EVENTS = 16
-"""Events of a request's choices between their tasks and its stream; further ones wait in the engine's own queues."""
 
 
 class Service:
@@ -87,42 +85,6 @@ class Service:
         """Tokens that the target's context has left after a prompt, at least 1."""
         return max(self.target.max_length - (len(prompt) if self.prompt_is_output else 1), 1)
 
-    async def stream(
-        self, prompt: list[int], params: SamplingParams, settings: dict[str, Any]
-    ) -> AsyncGenerator[StreamEvent, None]:
-        """One choice, round by round. Close the generator to end the request before its next round.
-
-        Raises:
-            ApiError: the engine refused the request, or could not go on with it.
-        """
-        watch, limit = Watch(self.metrics, len(prompt)), self.settings.request_seconds
-        count = self.figures.follow()
-        until = None if limit is None else asyncio.get_running_loop().time() + limit
-        try:
-            async with aclosing(self.engine.stream(prompt, params, **settings)) as events:
-                over = False
-                while not over:
-                    if until is None:  # a timeout that never comes takes time at every event, too
-                        event = await anext(events)
-                    else:
-                        async with asyncio.timeout_at(until):
-                            event = await anext(events)
-                    over = event.completion is not None
-                    watch.event(event)
-                    count(event)
-                    if event.completion is not None and event.completion.finish_reason == "cancelled":
-                        raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
-                    yield event
-        except TimeoutError:
-            watch.failed()
-            message = f"the request was not answered within {limit:g} seconds: ask for fewer tokens, or again later"
-            raise ApiError(504, message, code="request_timeout") from None
-        except Exception as error:
-            watch.failed()
-            raise self.explain(error) from error
-        finally:
-            watch.end()
-
     async def aclose(self) -> None:
         """End all requests and threads."""
         await self.engine.aclose()
@@ -160,11 +122,42 @@ class Batch:
         """Every choice's events as they come, with the choice's index. Close the generator to end them all.
 
         Raises:
-            ApiError: a choice failed; the others are ended.
+            ApiError: the engine refused a choice, or could not go on with it; the others are ended.
         """
-        async with aclosing(_merged([self._stream(index) for index in range(self.size)])) as merged:
-            async for pair in merged:
-                yield pair
+        service, limit = self.service, self.service.settings.request_seconds
+        watches = [Watch(service.metrics, len(self.prompt(index))) for index in range(self.size)]
+        progress = [Progress() for _ in watches]
+        try:
+            with service.engine.streams() as streams:
+                for index, watch in enumerate(watches):
+                    self._submit(streams, index, watch)
+                if limit is not None:
+                    streams.expire(limit)
+                while streams.left:
+                    index, what = await streams.next()
+                    watch = watches[index]
+                    if isinstance(what, Exception):
+                        watch.failed()
+                        raise what
+                    added = progress[index].added(what.stats)
+                    watch.event(what, added)
+                    service.figures.count(added)
+                    if what.completion is not None:
+                        if what.completion.finish_reason == "cancelled":
+                            watch.failed()
+                            raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
+                        watch.end()
+                    yield index, what
+        except TimeoutError:
+            for watch in watches:
+                watch.failed()
+            message = f"the request was not answered within {limit:g} seconds: ask for fewer tokens, or again later"
+            raise ApiError(504, message, code="request_timeout") from None
+        except Exception as error:
+            raise service.explain(error) from error
+        finally:
+            for watch in watches:
+                watch.end()
 
     async def complete(self) -> list[Completion]:
         """Every choice's completion.
@@ -179,45 +172,12 @@ class Batch:
                     completions[index] = event.completion
         return [completions[index] for index in range(self.size)]
 
-    def _stream(self, index: int) -> AsyncGenerator[StreamEvent, None]:
+    def _submit(self, streams: Streams, index: int, watch: Watch) -> None:
         params, i = self.params, index % self.n
         if params.seed is not None and i:
             params = replace(params, seed=(params.seed + i) % 2**64)
-        return self.service.stream(self.prompt(index), params, self.settings or {})
-
-
-async def _merged(
-    streams: Sequence[AsyncGenerator[StreamEvent, None]],
-) -> AsyncGenerator[tuple[int, StreamEvent], None]:
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for event in only:
-                yield 0, event
-        return
-    arrived: asyncio.Queue[tuple[int, StreamEvent | Exception | None]] = asyncio.Queue(_WAITING_EVENTS)
-
-    async def forward(index: int, stream: AsyncGenerator[StreamEvent, None]) -> None:
-        last: Exception | None = None
-        async with aclosing(stream) as events:
-            try:
-                async for event in events:
-                    await arrived.put((index, event))
-            except Exception as error:
-                last = error
-        await arrived.put((index, last))
-
-    tasks = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
-    try:
-        left = len(tasks)
-        while left:
-            index, what = await arrived.get()
-            if isinstance(what, StreamEvent):
-                yield index, what
-            elif what is None:
-                left -= 1
-            else:
-                raise what
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            streams.submit(self.prompt(index), params, self.settings or {})
+        except Exception:
+            watch.failed()
+            raise

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import ExitStack, aclosing, suppress
 from typing import Any, Self, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from foretoken.serve.errors import ClientGone, dump
 
@@ -60,13 +60,16 @@ class EventStream(Response):
         """
         async with aclosing(self._events) as events:
             with _Patience(self._send_seconds) as patience:
-                head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-                await patience.spent(send(head))
+
+                async def tell(message: Message) -> None:
+                    patience.since = patience.clock()
+                    await send(message)
+                    patience.since = None
+
+                await tell({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 async for event in events:
-                    await patience.spent(
-                        send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-                    )
-                await patience.spent(send({"type": "http.response.body", "body": b"", "more_body": False}))
+                    await tell({"type": "http.response.body", "body": event.encode(), "more_body": True})
+                await tell({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class _Patience:
@@ -75,13 +78,18 @@ class _Patience:
     One timer for all of them: to set one and take it back takes a good part of the time that an event takes.
 
     Args:
-        seconds: for each wait.
+        seconds: for each wait; a longer one leaves the block with ClientGone.
+
+    Attributes:
+        clock: of the event loop.
+        since: when the wait began that is going on; None between waits. To be set by the block.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._since: float | None = None  # the wait that is going on
+        self.clock = self._loop.time
+        self.since: float | None = None
         self._over = False
 
     def __enter__(self) -> Self:
@@ -97,17 +105,8 @@ class _Patience:
         if kind is asyncio.CancelledError and self._over and self._task.uncancel() == 0:
             raise ClientGone
 
-    async def spent(self, work: Awaitable[None]) -> None:
-        """Wait for `work`; the block is left with ClientGone if that takes too long."""
-        self._since = self._loop.time()
-        try:
-            await work
-        finally:
-            self._since = None
-
     def _look(self) -> None:
-        now = self._loop.time()
-        left = self._seconds if self._since is None else self._since + self._seconds - now
+        left = self._seconds if self.since is None else self.since + self._seconds - self.clock()
         if left <= 0.0:
             self._over = True
             self._task.cancel()

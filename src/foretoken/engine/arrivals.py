@@ -1,0 +1,97 @@
+"""What the engine's thread sends to tasks of event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+
+from foretoken.engine.outputs import StreamEvent
+from foretoken.engine.scheduler import Request
+
+
+class Call:
+    """A request as its caller sees it.
+
+    Args:
+        arrivals: the caller's; its events come there.
+        index: of the request, among the caller's.
+        every_event: send the caller all events, not only the last one.
+        max_events: that the caller may be behind; None for any number.
+    """
+
+    def __init__(self, arrivals: Arrivals, index: int, every_event: bool, max_events: int | None) -> None:
+        self.arrivals = arrivals
+        self.index = index
+        self.every_event = every_event
+        self.waits_until = inf
+        """When it fails, on the clock of `time.monotonic`, if it has no row by then."""
+        self.over = False
+        """The caller has received the last event, or an error."""
+        self.request: Request | None = None  # the thread's; None while nobody has submitted it
+        self._max_events = max_events
+        self._sent = self._received = 0  # each counted on one thread
+
+    @property
+    def is_behind(self) -> bool:
+        """The caller has not received so many events that it may have no further one."""
+        return self._max_events is not None and self._sent - self._received >= self._max_events
+
+    def send(self, what: StreamEvent | Exception) -> None:
+        """From the thread to the caller."""
+        self.send_all([(self, what)])
+
+    @staticmethod
+    def send_all(sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> list[Call]:
+        """From the thread to many callers; which ones' loops are not there any more to take it.
+
+        Each loop is woken once: it would wake for every event, and the thread wait each time until the loop lets it
+        go on.
+        """
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Call, StreamEvent | Exception]]] = {}
+        for call, what in sent:
+            by_loop.setdefault(call.arrivals.loop, []).append((call, what))
+            call._sent += 1
+        gone: list[Call] = []
+        for loop, together in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_arrive, together)
+            except RuntimeError:  # the loop was closed with the requests still running
+                gone += [call for call, _ in together]
+        return gone
+
+    def receive(self, what: StreamEvent | Exception) -> None:
+        """The caller takes it."""
+        self._received += 1
+        self.over = isinstance(what, Exception) or what.completion is not None
+
+
+def _arrive(sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> None:
+    for call, what in sent:
+        call.arrivals.put(call, what)
+
+
+class Arrivals:
+    """A queue of what has come to one task and was not received by it. Made and used on the task's event loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._arrived: deque[tuple[Call | None, StreamEvent | Exception]] = deque()
+        self._waits: asyncio.Future[None] | None = None  # the task does, until something comes
+
+    def put(self, call: Call | None, what: StreamEvent | Exception) -> None:
+        """Something has come, of a request or of all."""
+        self._arrived.append((call, what))
+        if self._waits is not None and not self._waits.done():
+            self._waits.set_result(None)
+
+    async def next(self) -> tuple[Call | None, StreamEvent | Exception]:
+        """What came first of what was not received."""
+        while not self._arrived:
+            self._waits = self.loop.create_future()
+            await self._waits
+        call, what = self._arrived.popleft()
+        if call is not None:
+            call.receive(what)
+        return call, what
