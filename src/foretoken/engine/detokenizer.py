@@ -30,6 +30,7 @@ class Detokenizer:
         self._tokens = list(prompt[-_CONTEXT:])
         self._start = 0  # first token of the window that is decoded
         self._end = len(self._tokens)  # tokens that are decoded; the window ends here
+        self._before: str | None = None  # the window's characters, once they were asked for
         self._pending = ""  # decoded and held back
         self.text = ""
         self.stopped = False
@@ -42,24 +43,32 @@ class Detokenizer:
         if self.stopped:
             return ""
         self._tokens.append(token)
-        before = self._decode(self._tokens[self._start : self._end])
-        after = self._decode(self._tokens[self._start :])
+        before, after = self._window(), self._decode(self._tokens[self._start :])
         if after.endswith(_BROKEN) and len(self._tokens) - self._end < _LONGEST_CHARACTER:
             return ""
         if len(after) > len(before):
             self._pending += after[len(before) :]
-            self._start, self._end = self._end, len(self._tokens)
+            self._start, self._end, self._before = self._end, len(self._tokens), None
         return self._release(check_stop)
 
     def finish(self, check_stop: bool = True) -> str:
         """Returns what was held back: no token will follow."""
         if self.stopped:
             return ""
-        before = self._decode(self._tokens[self._start : self._end])
+        before = self._window()
         self._pending += self._decode(self._tokens[self._start :])[len(before) :]
         return self._release(check_stop, hold=False)
 
+    def _window(self) -> str:
+        if self._before is None:
+            self._before = self._decode(self._tokens[self._start : self._end])
+        return self._before
+
     def _release(self, check_stop: bool, hold: bool = True) -> str:
+        if not self._stop:
+            new, self._pending = self._pending, ""
+            self.text += new
+            return new
         if check_stop:
             found = [(start, stop) for stop in self._stop if (start := self._pending.find(stop)) >= 0]
             if found:

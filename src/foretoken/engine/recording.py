@@ -46,6 +46,9 @@ class RoundClock:
         return self.seconds
 
 
+_PLAIN: tuple[Origin, ...] = ("target",)
+
+
 def emit(
     rows: AbstractSequence[Row],
     draft: Draft,
@@ -68,6 +71,9 @@ def emit(
         if not verified.usable[index]:
             continue
         count, nodes = counts[index], verified.accepted[index]
+        if count == 0 and row.logprobs is None:  # a plain round: most of them in a large batch
+            row.stats.record((), 0, row.extend((verified.following[index],), _PLAIN))
+            continue
         row_depths = list(range(1, count + 1)) if depths is None else depths[index][1 : count + 1]
         emitted = [tokens[index][node - 1] for node in nodes] + [verified.following[index]]
         last: Origin

@@ -73,6 +73,7 @@ class Row:
         self.traced: RoundTrace | None = None
         params = sequence.params
         self._model = model
+        self._end = min(sequence.prompt_length + params.max_new_tokens, model.max_length)  # tokens that it may have
         self._stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
         )
@@ -88,23 +89,14 @@ class Row:
         return self.finish_reason is not None
 
     @property
-    def remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        sequence = self.sequence
-        emitted = len(sequence.tokens) - sequence.prompt_length
-        return min(sequence.params.max_new_tokens - emitted, self._model.max_length - len(sequence.tokens))
-
-    @property
     def max_accepted(self) -> int:
         """Most draft tokens that a round can accept: it emits one token more."""
-        return max(0, self.remaining - 1)
+        return max(0, self._end - len(self.sequence.tokens) - 1)
 
     @property
     def max_length(self) -> int:
         """Most tokens of the request that a KV cache may hold before it ends, those of its source included."""
-        sequence = self.sequence
-        length = min(sequence.prompt_length + sequence.params.max_new_tokens, self._model.max_length)
-        return length + len(sequence.source or ())
+        return self._end + len(self.sequence.source or ())
 
     def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin]) -> int:
         """Append tokens until the request ends; how many were taken.
@@ -112,9 +104,10 @@ class Row:
         A token that the request's grammar forbids, which only a lossy verifier accepts, makes the request fail.
         """
         self._pieces = []
-        sequence = self.sequence
+        sequence, detokenizer, matcher = self.sequence, self._detokenizer, self.matcher
+        may_stop_from = sequence.prompt_length + sequence.params.min_new_tokens
         for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
-            if self.matcher is not None and not self.matcher.advance(token):
+            if matcher is not None and not matcher.advance(token):
                 self.fail(
                     ParameterError(
                         f"verifier {self.verifier.name!r} accepted token {token:,}, which the grammar forbids: use a "
@@ -123,21 +116,20 @@ class Row:
                 )
                 return taken - 1
             sequence.tokens.append(token)
-            emitted = len(sequence.tokens) - sequence.prompt_length
-            may_stop = emitted >= sequence.params.min_new_tokens
-            text = self._detokenizer.add(token, may_stop) if self._detokenizer else ""
-            is_stop_token = token in self._stop_ids and may_stop
-            complete = self.matcher is not None and self.matcher.finished
-            if self.must_stop(token) or is_stop_token or complete or (self._detokenizer and self._detokenizer.stopped):
+            length = len(sequence.tokens)
+            may_stop = length >= may_stop_from
+            text = detokenizer.add(token, may_stop) if detokenizer is not None else ""
+            stops = (token in self._stop_ids and may_stop) or (matcher is not None and matcher.finished)
+            if stops or self.must_stop(token) or (detokenizer is not None and detokenizer.stopped):
                 self.finish_reason = "stop"
-            elif self.remaining <= 0:
+            elif length >= self._end:
                 self.finish_reason = "length"
-            if self.finished and self._detokenizer:
-                text += self._detokenizer.finish(may_stop)
-                if self._detokenizer.stopped:
+            if self.finish_reason is not None and detokenizer is not None:
+                text += detokenizer.finish(may_stop)
+                if detokenizer.stopped:
                     self.finish_reason = "stop"
             self._pieces.append(Piece(token, text, origin))
-            if self.finished:
+            if self.finish_reason is not None:
                 return taken
         return len(tokens)
 
