@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import ParameterError
+from foretoken.sampling import SamplingParams
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.lifecycle import listen, serve
 from foretoken.serve.logs import MOST_LOGGED, JsonLines
@@ -143,7 +144,7 @@ def test_what_an_engine_takes_up_is_shown():
 
 def test_kv_usage_is_of_the_limit():
     engine = tiny_engine(max_batch_size=4, cache_memory="1MiB")
-    request = engine.submit("the cat", None)
+    request = engine.submit("the cat", SamplingParams(ignore_eos=True))
     engine.step()
     found = engine.occupancy()
     tokens = len(engine.target.tokenizer("the cat").input_ids) + 3
