@@ -11,10 +11,10 @@ CREDIT = 12.0
 """Plain rounds that an account begins with: what a useless drafter may cost at first."""
 
 HELD = 3 * CREDIT
-"""Plain rounds that an account holds at most: what drafts have gained, they may lose again. A draft that gains a third
-of a round on average loses one as often as not, and twelve such losses on balance come within a few hundred rounds.
-With no more than `CREDIT` held, they ended speculation that paid: 0.51 of the best fixed choice in the worst replay of
-outputs of the shipped pair, and 0.69 with three times as much."""
+"""Plain rounds that an account holds at most: what drafts have gained, they may lose again. Drafts that gain a third of
+a round on average, and vary by one and a half, lose twelve by chance within some hundred rounds (an estimate, by a
+random walk). With no more than `CREDIT` held, that ended speculation that paid: 0.51 of the best fixed choice in the
+worst replay of outputs of the shipped pair, and 0.69 with three times as much."""
 
 EARNED = CREDIT / 2
 """Plain rounds that drafts have to have missed, on balance, before the account is given them. Chance alone often brings
