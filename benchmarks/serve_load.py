@@ -267,6 +267,7 @@ def show_overhead(options: argparse.Namespace, console: Console) -> None:
     import uvicorn
 
     from foretoken.serve import ServeSettings, create_app
+    from foretoken.serve.http_protocol import HttpProtocol
     from foretoken.serve.service import Service
 
     clients = options.clients[-1]
@@ -298,7 +299,7 @@ def show_overhead(options: argparse.Namespace, console: Console) -> None:
     events, seconds = asyncio.run(timed(plain()))
     alone = seconds / events
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http=options.http))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http=HttpProtocol))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:
@@ -338,7 +339,6 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--dtype", default="bfloat16", help="of Foretoken's weights and vLLM's")
     parser.add_argument("--option", nargs=argparse.REMAINDER, default=[], help="further options of the server")
-    parser.add_argument("--http", default="auto", help="uvicorn's implementation of HTTP, for overhead")
     parser.add_argument("--python", help="interpreter of vLLM's environment")
     parser.add_argument("--gguf", help="the target as a GGUF file")
     options = parser.parse_args()

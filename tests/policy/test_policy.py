@@ -546,6 +546,69 @@ def test_rows_in_which_nothing_is_to_be_decided_rest():
     assert play([policy.open(sampled=False)])[0].chosen.drafter == 1  # the first round of a request that is alone
 
 
+def resting_batch(policy: Policy, requests: list[Request], rounds: int, deciding: float = 0.0) -> list[int]:
+    """Plain rounds of these requests; of each, how many rows did not rest."""
+    awake = []
+    for _ in range(rounds):
+        rest = policy.resting(requests)
+        rows = [Row(request, 100, [0, 0]) for request, rests in zip(requests, rest, strict=True) if not rests]
+        beside = len(requests) - len(rows)
+        policy.ask([row.request for row in rows], beside)
+        policy.choose(rows, beside=beside)
+        assert not any(row.chosen.tokens for row in rows)
+        copied = 0.5 * sum(row.request.asked for row in rows)
+        policy.learn(
+            rows, [1] * len(rows), len(requests), [], 12.0, copied, beside=beside, deciding=deciding * bool(rows)
+        )
+        awake.append(len(rows))
+    return awake
+
+
+def useless_model() -> Policy:
+    costs = Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0)), DrafterCosts(Line(50.0, 50.0))])
+    return Policy([LOOKUP, MODEL], [True, False], costs, Costs.by_bytes(1.0, [0.0, 0.5]))
+
+
+def test_rows_of_a_large_batch_rest_longer_where_decisions_take_long():
+    """And are decided at once where most of them have left."""
+    awake = {}
+    for deciding in (0.0, 3.0):
+        policy = useless_model()
+        requests = [policy.open(sampled=False) for _ in range(24)]
+        resting_batch(policy, requests, 100, deciding)
+        awake[deciding] = resting_batch(policy, requests, 160, deciding)
+        assert awake[deciding].count(0) >= 140
+        while any(resting_batch(policy, requests, 1, deciding)):
+            pass
+        assert resting_batch(policy, requests[:20], 1, deciding) == [0]
+        assert resting_batch(policy, requests[:12], 1, deciding) == [12]
+    assert awake[3.0].count(24) <= 6 <= awake[0.0].count(24)
+
+
+def test_requests_that_begin_in_a_large_batch_that_rests_wait_until_it_wakes():
+    """Asking for one row's drafts takes a tenth of such a round. With a prediction they do not wait, nor in few rows."""
+    policy = useless_model()
+    requests = [policy.open(sampled=False) for _ in range(24)]
+    resting_batch(policy, requests, 100)
+    while any(resting_batch(policy, requests, 1)):
+        pass
+    new = policy.open(sampled=False)
+    awake = resting_batch(policy, [*requests, new], 16)
+    assert awake[0] == 0
+    assert max(awake) > 0
+    assert new.copying.due > 0  # it was asked then
+    while any(resting_batch(policy, requests, 1)):
+        pass
+    assert resting_batch(policy, [*requests, policy.open(sampled=False, predicted=True)], 1) == [1]
+
+    policy = useless_model()
+    few = [policy.open(sampled=False) for _ in range(4)]
+    resting_batch(policy, few, 100)
+    while any(resting_batch(policy, few, 1)):
+        pass
+    assert resting_batch(policy, [*few, policy.open(sampled=False)], 1) == [1]
+
+
 @pytest.mark.parametrize(("share", "rests"), [(0.0, 0), (0.009, 0), (0.1, 80)])
 def test_a_row_by_itself_rests_where_decisions_take_long(share, rests):
     """Beside a pass of a millisecond a decision takes a tenth of the round, beside one of forty next to nothing."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import replace
 from time import perf_counter
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import Tensor
 
@@ -91,6 +91,10 @@ class Cascade(Drafter):
         self._rounds = 0
         self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
         self._round: Round | None = None
+        self._sleeping: tuple[int, list[ReferenceType[Sequence]]] = (
+            0,
+            [],
+        )  # rows that rest until this round of the policy
         self._learning = 0.0  # seconds that learning from a round takes
         self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self._position: float | None = None
@@ -149,17 +153,19 @@ class Cascade(Drafter):
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""
         size = len(limits)
+        if self._asleep(batch.sequences):
+            return self._plain(batch, size)
         if len(self.drafters) > 1 and any(batch.trees):
             batch = replace(batch, trees=(False,) * size)
         states, last = [self._state(batch, row) for row in range(size)], len(self.drafters)
         exact = batch.exact or (False,) * size
         rest = self.policy.resting([state.request for state in states], exact)
         awake = [row for row in range(size) if not rest[row]]
-        widths = self._widths(self.hidden_layers)
         if not awake and self._left_alone:
-            current = self._round = Round(list(batch.sequences), [], awake, [], [], False)
-            current.positions, current.changed = widths.plan(size, 0) if widths is not None else (size, False)
-            return no_draft(size, batch.device)
+            until = self.policy.asleep_until([state.request for state in states])
+            self._sleeping = until, [ref(sequence) for sequence in batch.sequences]
+            return self._plain(batch, size)
+        widths = self._widths(self.hidden_layers)
         drafts = [no_draft(size, batch.device)] * len(self._sources)
         offered: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in limits]
         begun = start = self.clock()
@@ -198,6 +204,22 @@ class Cascade(Drafter):
             for count, row in zip(used, rows, strict=True)
         )
         return replace(draft, predicted=predicted) if any(predicted) else draft
+
+    def _asleep(self, sequences: AbstractSequence[Sequence]) -> bool:
+        """Whether all rows are still resting: the same ones as in the last round, in which they all did."""
+        until, known = self._sleeping
+        return (
+            self.policy.rounds < until
+            and len(known) == len(sequences)
+            and all(one() is sequence for one, sequence in zip(known, sequences, strict=True))
+        )
+
+    def _plain(self, batch: Batch, size: int) -> Draft:
+        """No draft, in a round in which all rows rest."""
+        current = self._round = Round(list(batch.sequences), [], [], [], [], False)
+        widths = self._widths(self.hidden_layers)
+        current.positions, current.changed = widths.plan(size, 0) if widths is not None else (size, False)
+        return no_draft(size, batch.device)
 
     def _row(
         self, batch: Batch, row: int, state: State, limit: int, offered: list[tuple[Offer, list[int], list[int]]]
@@ -282,6 +304,8 @@ class Cascade(Drafter):
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Record which tokens of every draft the target emitted, and pass the verdict to the drafters."""
         current = self._round
+        if current is not None and not current.turns and current.sequences == batch.sequences:
+            return
         if current is None or current.sequences != batch.sequences:  # a round without a proposal, or one that failed
             current = self._round = None
         paths, counts, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
@@ -363,7 +387,8 @@ class Cascade(Drafter):
         state = self._states.get(sequence)
         if state is None:
             reproducible = bool(batch.reproducible and batch.reproducible[row])
-            request = self.policy.open(sampled=not sequence.params.greedy, reproducible=reproducible)
+            sampled, predicted = not sequence.params.greedy, bool(sequence.prediction)
+            request = self.policy.open(sampled=sampled, reproducible=reproducible, predicted=predicted)
             count = len(self.drafters)
             resting = Row(request, room=0, lags=[0] * count)
             state = State(request, [-len(sequence.source or ())] * count, [False] * count, resting)
@@ -387,4 +412,5 @@ class Cascade(Drafter):
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()
+        self._sleeping = 0, []
         return policy

@@ -52,7 +52,12 @@ _REST = 8
 are multiples of it. A decision takes a hundredth to a tenth of a round: for several rows little more than for one."""
 
 _LONG_REST = 4 * _REST
-"""The same for requests without models, whose free drafters are due later."""
+"""The same for requests without models, whose free drafters are due later, and in batches of more than `_REST` rows
+where decisions take long: a decision on 32 rows takes a fifth of a round of the shipped pair, or more."""
+
+_TOGETHER = 2 * _REST
+"""Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
+of 32 rows of the shipped pair, and that all do twice to three times as much."""
 
 _HEARD = 16
 """Of plain rounds in which all rows rest, one in so many refines the costs: that takes most of their time."""
@@ -99,7 +104,8 @@ class Policy:
         self._considered = -1  # the round in which they last were
         self._idle = 0  # decisions in a row by which no row drafted
         self._awake = 0.0  # seconds that decisions and what is learnt from them take, each round; drift left out
-        self._rest_of_models = 0  # before which they are not considered, unless most requests are new
+        self._rest_of_models = 0  # before which they are not considered, unless most requests are new, or have left
+        self._considered_rows = 0  # in the round in which they last were
         self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.extends = self.extends or [False] * len(self.kinds)
@@ -117,11 +123,12 @@ class Policy:
         """Acceptance of one drafter over all requests that are sampled, or over all that are greedy."""
         return self._engine[sampled][drafter]
 
-    def open(self, *, sampled: bool, reproducible: bool = False) -> Request:
+    def open(self, *, sampled: bool, reproducible: bool = False, predicted: bool = False) -> Request:
         """A request begins.
 
         Args:
             sampled: its temperature is above 0.
+            predicted: it has a prediction.
             reproducible: its output depends on the choice and its seed must give one output: the choice depends on
                 nothing but the request's own rounds.
         """
@@ -129,7 +136,9 @@ class Policy:
             own = [Acceptance(EngineRates(kind)) for kind in self.kinds]
             return Request(own, self.fixed_costs, (Guard(), Guard()))
         shared = map(Acceptance, self._engine[sampled])
-        return Request(list(shared), self.costs, self.guards, self._paces[sampled], self._copying[sampled])
+        request = Request(list(shared), self.costs, self.guards, self._paces[sampled], self._copying[sampled])
+        request.waits = not predicted
+        return request
 
     def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
         """Of each row of a round: whether it was decided before that it is plain.
@@ -143,16 +152,40 @@ class Policy:
         now = self._rounds
         shared = [request for request in requests if request.costs is self.costs]
         # Rows share a model's calls, so that they have to be decided together.
-        self._considers = now >= self._rest_of_models or 2 * sum(
-            request.considered == self._considered for request in shared
-        ) <= len(shared)
+        known = sum(request.considered == self._considered for request in shared)
+        few = 2 * known <= max(len(shared), self._considered_rows)
+        self._considers = now >= self._rest_of_models or few
         rest = [request.rests(now) and not (self._considers and self._models) for request in requests]
+        if len(requests) > _REST and not all(rest):
+            rest = self._with_new(requests, rest)
         if fixed:
             rest = [rests and not is_fixed for rests, is_fixed in zip(rest, fixed, strict=True)]
         for request, rests in zip(requests, rest, strict=True):
             if not rests:
                 request.wake(now, len(requests))
         return rest
+
+    def _with_new(self, requests: Sequence[Request], rest: list[bool]) -> list[bool]:
+        """The same where requests that begin in a large batch, of which all others rest, wait until those wake."""
+        awake = [request for request, rests in zip(requests, rest, strict=True) if not rests]
+        if 2 * len(awake) > len(requests) or not all(
+            one.waits and one.is_new and one.costs is self.costs for one in awake
+        ):
+            return rest
+        until = self._until(1, len(requests))
+        for request in awake:
+            request.rest(self._rounds, until)
+        return [request.rests(self._rounds) for request in requests]
+
+    def asleep_until(self, requests: Sequence[Request]) -> int:
+        """The policy's round before which these requests all rest, as long as there are no others; they rest now."""
+        until = min(request.rests_until for request in requests)
+        return min(until, self._rest_of_models) if self._models else until
+
+    @property
+    def rounds(self) -> int:
+        """How many were learnt from."""
+        return self._rounds
 
     def ask(self, requests: Sequence[Request], beside: int = 0) -> list[float | None]:
         """Of each row of a round: whether free drafters are asked for it, before `choose`.
@@ -207,39 +240,44 @@ class Policy:
         models = self._models if self._considers else ()
         return Decision(shared, self.kinds, models, self.extends, widths, beside, self._charged).width
 
-    def _let_rest(self, rows: Sequence[Row], deciding: float) -> None:
+    def _let_rest(self, rows: Sequence[Row], count: int, drafted: bool, deciding: float) -> None:
         """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts.
+
+        A row that wakes among many takes a tenth of their round, and little more does if others wake with it: rests in
+        such a batch end together.
 
         A row by itself rests only where decisions take more than 2 `SHARE` of the time, for a round, then for three,
         …, until they don't or a draft is made.
         """
         now = self._rounds
         if rows and self._considers and self._models:
-            self._considered, waits = now, []
-            drafts = any(row.chosen.tokens for row in rows)  # behind copies, a model may be next
-            self._idle = 0 if drafts else self._idle + 1
+            self._considered, self._considered_rows, waits = now, len(rows), []
+            self._idle = 0 if drafted else self._idle + 1  # behind copies, a model may be next
             # What a model is worth to a row depends on its last tokens, too, and on those of one row more than of many.
-            worth = deciding / (2.0 * SHARE * self.costs.target(1) * exp(self.costs.drift.value))
-            most = min(_REST, max(len(rows) - 1, min(2**self._idle - 1, int(worth))))
+            worth = deciding / (2.0 * SHARE * self.costs.target(len(rows)) * exp(self.costs.drift.value))
+            longest = _REST if len(rows) <= _REST else _LONG_REST
+            most = max(min(_REST, len(rows) - 1), min(longest, 2**self._idle - 1, int(worth)))
             looked_at = self._models if self.guards[1].spare > 0.0 else ()
             for row in rows:
                 row.request.considered = now
                 dues = (row.request.looks[at].due for at in looked_at)
                 waits.append(min([most, *(due - row.request.rounds for due in dues if due >= row.request.rounds)]))
-            self._rest_of_models = 0 if drafts else self._until(round(sum(waits) / len(waits)))
+            self._rest_of_models = 0 if drafted else self._until(round(sum(waits) / len(waits)), count)
         for row in rows:
             request = row.request
             if request.missed is not None:
                 continue
             if any(self.free) and not row.chosen.tokens:
-                most = _REST if self._models else _LONG_REST
-                request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most)))
+                most = max(_REST, self._rest_of_models - now) if self._models else _LONG_REST
+                request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count))
             elif not any(self.free) and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
 
-    def _until(self, rounds: int) -> int:
-        """The round that ends a rest of so many rounds; rests of the longest kind end together."""
+    def _until(self, rounds: int, count: int) -> int:
+        """The round that ends a rest of so many rounds in a batch of `count` rows."""
         until = self._rounds + rounds
+        if rounds and count > _REST:
+            return until + -until % _TOGETHER
         return until - until % _REST if rounds == _REST else until
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
@@ -293,25 +331,26 @@ class Policy:
         if rows and deciding:
             self._awake += (deciding * exp(-costs.drift.value) - self._awake) / PACE
         asked = sum(row.request.asked for row in rows)
-        drafted = sum(offer.size for row in rows for offer in row.offers)
+        offered = sum(offer.size for row in rows for offer in row.offers)
         total = None if seconds is None or self.given else seconds + copied + sum(call[4] for call in calls)
         # After a prompt's pass, or in a batch of other rows, a plain pass has another width than the last one, too.
         given = changed and (seconds is None or self._prompted or count != self._count)
         self._prompted, self._count = seconds is None, count
-        planned = costs.round(positions, changed) + costs.copy(asked + drafted)
+        planned = costs.round(positions, changed) + costs.copy(asked + offered)
         planned += sum(costs.draft(*call[:4]) for call in calls)
         first = self._is_first([(-1, positions), *(call[:2] for call in calls)])
         if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
             total = None
         heard = rows or self._rounds % _HEARD == 0
         if total is not None and seconds is not None and (positions > count or changed or calls or heard):
-            costs.record(positions, seconds, calls, (asked, drafted, copied), changed=changed)
+            costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed)
         plain = costs.target(count)
         apart = given * costs.change
         took = planned = (planned - apart) / plain
         if total is not None:
             took = min((total * exp(-costs.drift.value) - apart) / plain, LONGER * planned)
         shared, looked = [], any(row.request.looking for row in rows if row.request.costs is costs)
+        drafted = any(row.chosen.tokens and not row.request.looking for row in rows if row.request.costs is costs)
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
             if request.asked and own is costs:
@@ -335,7 +374,7 @@ class Policy:
             mean = (sum(tokens for _, tokens in shared) + beside) / (len(shared) + beside)
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked, padded=padded)
-        self._let_rest([row for row, _ in shared], deciding)
+        self._let_rest([row for row, _ in shared], count, drafted, deciding)
         self._considers = True
 
     def _miss(self, row: Row, rows: int, plain: float) -> None:

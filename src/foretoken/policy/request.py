@@ -87,24 +87,30 @@ class Request:
         self.rounds = 0
         self.looking = False  # the round drafts to see whether a drafter has become useful
         self.considered = -1  # the policy's round in which models were last considered for it
-        self._rests_from = self._rests_until = 0  # rounds of the policy; the second is 0 where it does not rest
+        self.waits = True  # where it begins among others that rest, until those wake
+        self._rests_from = self.rests_until = 0  # rounds of the policy; the second is 0 where it does not rest
+
+    @property
+    def is_new(self) -> bool:
+        """No round of it was decided."""
+        return not self.rounds and not self.rests_until
 
     def rest(self, now: int, until: int) -> None:
         """Be plain in the policy's rounds from `now` to before `until`, unless woken."""
-        self._rests_from, self._rests_until = now, until
+        self._rests_from, self.rests_until = now, until
 
     def rests(self, now: int) -> bool:
         """Whether it is plain in the policy's round `now`, as was decided before."""
-        return now < self._rests_until
+        return now < self.rests_until
 
     def wake(self, now: int, among: int) -> None:
         """Make up for the rounds before the policy's round `now` in which it rested, if it did, with so many rows."""
         rounds = now - self._rests_from
-        if self._rests_until and rounds:
+        if self.rests_until and rounds:
             self.rounds += rounds
             self.pace.add(1.0, 1.0, rounds)
             self.above[0].add(1.0 / among, 1.0 / among, rounds)
-        self._rests_until = 0
+        self.rests_until = 0
 
 
 @dataclass(slots=True)

@@ -75,6 +75,12 @@ class Feed:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return depths
 
+    def positions(self) -> Sequence[int]:
+        """Of each token, its position in the sequence."""
+        if self.parents is None:
+            return range(self.start, self.start + len(self.tokens))
+        return [self.start + depth for depth in self.depths()]
+
     def paths(self) -> list[list[int]]:
         """The tokens on the way to each of those that no other is below of."""
         if self.parents is None:

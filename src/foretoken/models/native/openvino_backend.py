@@ -265,16 +265,18 @@ class OpenVinoBackend:
 
     def _rotation(self, feeds: Sequence[Feed]) -> tuple[Any, Any]:
         """Cosines and sines ``[T, 1, 1, R]``."""
-        parts = []
-        for feed in feeds:
-            size = len(feed.tokens)
-            table = self._rotary.table(feed.regime, feed.start + size).numpy()
-            if feed.parents is None:
-                parts.append(table[:, feed.start : feed.start + size])
-            else:
-                parts.append(table[:, np.array(feed.depths()) + feed.start])
+        regimes = {feed.regime for feed in feeds}
+        longest = max(feed.start + len(feed.tokens) for feed in feeds)
+        if len(regimes) == 1:
+            parts = [self._table(regimes.pop(), longest)[:, [place for feed in feeds for place in feed.positions()]]]
+        else:
+            parts = [self._table(feed.regime, longest)[:, feed.positions()] for feed in feeds]
         both = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))[:, :, None, None]
         return both[0], both[1]
+
+    def _table(self, regime: int, length: int) -> Any:
+        """See `Rotary.table`."""
+        return self._rotary.table(regime, length).numpy()
 
     def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> dict[str, Any]:
         """Inputs of a graph of so many steps."""
