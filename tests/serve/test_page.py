@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.engine.engine import Engine
 from foretoken.policy.acceptance import LEVELS
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.serve.figures import WINDOW, Figures
@@ -111,6 +112,16 @@ def test_the_status_counts_what_was_decoded():
         assert policy["target"][0] == [1, 1.0]
         assert [one["name"] for one in policy["drafters"]] == ["draft-model", "prediction"]
         assert len(policy["drafters"][0]["acceptance"]["sampled"]) == LEVELS
+
+
+def test_the_status_tells_whether_drafts_branch(server):
+    takers = ["tree", "traversal", "kseq", "coupled"]
+    status = server.get(STATUS).json
+    assert (status["trees"], status["tree_verifiers"]) == (False, takers)
+    engine = tiny_engine()
+    for drafter, tree in ((engine.drafter.models[0], "static"), ("recycling", None)):
+        with serving(Engine(engine.target, drafter, tree=tree)) as other:
+            assert other.get(STATUS).json["trees"] is True
 
 
 def test_the_page_can_be_switched_off_and_its_interface_is_behind_the_key():

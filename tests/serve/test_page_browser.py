@@ -31,6 +31,13 @@ def browser() -> Iterator:
         started.close()
 
 
+@pytest.fixture(scope="module")
+def tree_server() -> Iterator[Running]:
+    engine = tiny_engine()
+    with serving(Engine(engine.target, engine.drafter.models[0], "traversal", 6, tree="static")) as running:
+        yield running
+
+
 @pytest.fixture
 def visit(browser) -> Iterator:
     """Opens pages; fails if one reports an error, or asks anything of another server."""
@@ -47,7 +54,7 @@ def visit(browser) -> Iterator:
         page.on("request", lambda asked: asked.url.startswith(server.url) or problems.append(asked.url))
         page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
         page.goto(f"{server.url}/{fragment}")
-        page.wait_for_selector("h1 small" if expected == 200 else "[name=key]")
+        page.wait_for_selector("[name=key]" if expected == 401 else "h1 small")
         return page
 
     yield open_page
@@ -144,17 +151,85 @@ def test_step_mode_goes_through_the_stages(server, visit):
     page.click("[aria-label=Pause]")
 
 
-def test_a_tree_is_drawn_as_a_tree(visit):
-    engine = tiny_engine()
-    with serving(Engine(engine.target, engine.drafter.models[0], "traversal", 6, tree="static")) as server:
-        page = visit(server, RUN)
+def test_a_tree_is_drawn_as_a_tree(tree_server, visit):
+    page = visit(tree_server, RUN)
+    run(page)
+    page.click(".fold >> nth=0")
+    assert page.locator(".inline-tree svg .node").count() == 7
+    page.click("#tab-step")
+    page.locator(".tree .node >> nth=3").focus()
+    page.keyboard.press("ArrowRight")
+    assert "min(1, p/q)" in page.locator(".detail").inner_text()
+
+
+def drafts(page) -> list[list[dict]]:
+    """Presses Run, and waits for the end; the draft of each round that the server told."""
+    with page.expect_response("**/v1/foretoken/trace") as answer:
         run(page)
-        page.click(".fold >> nth=0")
-        assert page.locator(".inline-tree svg .node").count() == 7
-        page.click("#tab-step")
-        page.locator(".tree .node >> nth=3").focus()
-        page.keyboard.press("ArrowRight")
-        assert "min(1, p/q)" in page.locator(".detail").inner_text()
+    lines = answer.value.text().split("\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    return [event["draft"] for event in events if event["type"] == "round"]
+
+
+def branches(draft: list[dict]) -> bool:
+    return [token["parent"] for token in draft] != list(range(len(draft)))
+
+
+def test_drafts_are_chains_where_chains_are_chosen_and_the_link_says_so(tree_server, visit):
+    page = visit(tree_server, RUN)
+    page.check("text=show rejected tokens")
+    choice = page.locator("#settings [name=tree]")
+    assert choice.locator("option").all_inner_texts() == ["default: trees", "chains"]
+    assert any(map(branches, drafts(page)))
+    assert page.locator(".inline-tree").count() > 0
+    assert "tree" not in page.evaluate("location.hash")
+    link = page.evaluate("location.hash")
+    choice.select_option("chains")
+    chains = drafts(page)
+    assert any(len(draft) > 1 for draft in chains)
+    assert not any(map(branches, chains))
+    assert page.locator(".inline-tree").count() == 0
+    text, chosen = output(page), page.evaluate("location.hash")
+    assert "tree=none" in chosen
+    again = visit(tree_server, chosen)
+    assert again.locator("#settings [name=tree]").input_value() == "none"
+    assert drafts(again) == chains
+    assert output(again) == text
+    again.evaluate("link => { location.hash = link; }", link)  # a link without a choice takes it back
+    playwright.expect(again.locator("#settings [name=tree]")).to_have_value("")
+    again.click("#tab-race")
+    again.select_option(".lane [name=tree]", "none")
+    assert again.locator(".lane h3").all_inner_texts() == ["Plain", "draft-model, length 6, chains"]
+
+
+def test_whether_trees_can_be_chosen_follows_the_engine_and_the_verifier(server, tree_server, visit):
+    page = visit(server, f"{RUN}&tree=none")
+    assert page.locator("[name=verifier]").count() == 1
+    assert page.locator("[name=tree]").count() == 0
+    page = visit(tree_server, f"{RUN}&verifier=token")
+    assert page.locator("[name=tree] option").all_inner_texts() == ["default: chains", "chains"]
+    assert page.locator("#settings .hint", has_text="Verifier token takes chains alone.").count() == 1
+    assert not any(map(branches, drafts(page)))
+
+
+def test_what_makes_no_sense_in_a_link_is_left_out(tree_server, visit):
+    fragment = f"{RUN.replace('seed=1', 'seed=1.5')}&tree=dynamic&length=many&drafter=other"
+    page = visit(tree_server, fragment, expected=400)
+    for name, value in (("tree", ""), ("length", ""), ("seed", "1"), ("drafter", "other")):
+        assert page.locator(f"#settings [name={name}]").input_value() == value
+    page.click("[data-run]")
+    assert "drafter is 'other'" in page.locator("main .error").inner_text()  # names are the server's to judge
+    page.select_option("#settings [name=drafter]", "")
+    run(page)
+
+
+def test_a_server_that_is_gone_is_told_in_plain_words(server, visit):
+    page = visit(server, RUN, expected=0)
+    page.route("**/v1/foretoken/trace", lambda route: route.abort())
+    for view in ("write", "race"):
+        page.click(f"#tab-{view}")
+        page.click("[data-run]")
+        assert page.locator("main .error").inner_text() == "the server can't be reached"
 
 
 def test_a_race_of_coupled_lanes_checks_that_outputs_are_equal(server, visit):

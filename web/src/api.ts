@@ -42,17 +42,20 @@ export async function trace(
   onEvent: (event: TraceEvent) => void,
   signal: AbortSignal,
 ): Promise<void> {
+  const lost = (message: string) => () => {
+    throw new ApiError(message, 0); // browsers have words of their own, which say less
+  };
   const response = await fetch("v1/foretoken/trace", {
     method: "POST",
     headers: { "content-type": "application/json", ...headers() },
     body: JSON.stringify(body),
     signal,
-  });
+  }).catch(lost("the server can't be reached"));
   if (!response.ok || !response.body) return refuse(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let waiting = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(lost("the server broke off"));
     if (done) throw new ApiError("the server broke off", 0);
     const events = (waiting + value).split("\n\n");
     waiting = events.pop() ?? "";

@@ -4,7 +4,7 @@ import { Dashboard } from "./dashboard";
 import { Icon } from "./icon";
 import { Race } from "./race";
 import { useRun } from "./run";
-import { DEFAULTS, fromFragment, newSeed, requestBody, type Settings, SHIPPED, toFragment } from "./settings";
+import { DEFAULTS, fromFragment, newSeed, requestBody, SERVERS_CHOICE, type Settings, SHIPPED, toFragment } from "./settings";
 import { SettingsPanel } from "./panel";
 import { Step } from "./step";
 import { currentTheme, toggleTheme } from "./theme";
@@ -68,7 +68,7 @@ export function App() {
   useEffect(() => {
     const changed = () => {
       const link = fromFragment(location.hash);
-      setSettings((old) => ({ ...old, ...link.settings }));
+      setSettings((old) => ({ ...old, ...SERVERS_CHOICE, ...link.settings }));
       if (link.view) setView(asView(link.view));
     };
     window.addEventListener("hashchange", changed);
@@ -163,7 +163,7 @@ export function App() {
           ))}
         </nav>
         <div class="tools">
-          <button type="button" aria-pressed={showSettings} aria-controls="settings" onClick={() => setShowSettings(!showSettings)}>
+          <button type="button" aria-pressed={showSettings && view !== "dashboard"} aria-controls="settings" disabled={view === "dashboard"} onClick={() => setShowSettings(!showSettings)}>
             Settings
           </button>
           <button type="button" onClick={() => setTheme(toggleTheme())} aria-label={`Theme: ${theme}. Change it`}>

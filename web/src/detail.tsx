@@ -70,6 +70,7 @@ export function DraftDetail({ round, node }: { round: Round; node: number }) {
     why = token.accepted ? "Accepted: it is what the target itself picks." : "Rejected: the target itself picks another token.";
   }
   const top = trace.top[token.parent];
+  const drawn = top?.some((one) => one.q !== null);
   return (
     <Card
       title={label(token.text, token.id)}
@@ -78,7 +79,7 @@ export function DraftDetail({ round, node }: { round: Round; node: number }) {
     >
       <Facts facts={facts} />
       {why && <p class="why">{why}</p>}
-      {top && <Bars title={trace.rule === "greedy" ? "Model's probabilities here" : "p here; the line is q"} candidates={top} chosen={token.id} {...alsoOf(round, token)} />}
+      {top && <Bars title={trace.rule === "greedy" ? "Model's probabilities here" : drawn ? "p here; the line is q" : "p here"} candidates={top} chosen={token.id} {...alsoOf(round, token)} />}
     </Card>
   );
 }

@@ -15,7 +15,7 @@ interface Props {
 
 /** All settings of a run, and the link that holds them. */
 export function SettingsPanel({ settings, change, status, link, dice }: Props) {
-  const [copied, setCopied] = useState(false);
+  const [copied, setCopied] = useState("");
   const number = (name: "temperature" | "topP" | "maxTokens" | "seed", title: string, low: number, high: number, step: number) => (
     <label>
       <span>{title}</span>
@@ -28,7 +28,7 @@ export function SettingsPanel({ settings, change, status, link, dice }: Props) {
         step={step}
         onChange={(event) => {
           const value = event.currentTarget.valueAsNumber;
-          if (Number.isFinite(value)) change({ [name]: Math.min(Math.max(value, low), high) });
+          if (Number.isFinite(value)) change({ [name]: Math.min(Math.max(step === 1 ? Math.round(value) : value, low), high) });
           else event.currentTarget.value = String(settings[name]);
         }}
       />
@@ -38,11 +38,11 @@ export function SettingsPanel({ settings, change, status, link, dice }: Props) {
     history.replaceState(null, "", link());
     try {
       await navigator.clipboard.writeText(location.href);
+      setCopied("It is in the clipboard");
     } catch {
-      // not allowed without HTTPS: the link stands in the address bar
+      setCopied("It is in the address bar"); // copying is not allowed without HTTPS
     }
-    setCopied(true);
-    setTimeout(() => setCopied(false), 1500);
+    setTimeout(() => setCopied(""), 1500);
   };
   return (
     <aside id="settings" class="settings" aria-label="Settings">
@@ -63,7 +63,7 @@ export function SettingsPanel({ settings, change, status, link, dice }: Props) {
         <SpeculationFields value={settings} change={change} status={status} />
       </fieldset>
       <button type="button" onClick={copy}>
-        {copied ? "It is in the clipboard" : "Copy a link to this run"}
+        {copied || "Copy a link to this run"}
       </button>
       <p class="hint">The link holds prompt, seed and settings: the same output again, on this server.</p>
     </aside>
@@ -76,17 +76,23 @@ interface FieldsProps {
   status: Status | null;
 }
 
-/** Drafter, draft length and verifier. */
+/** Drafter, draft length, trees or chains, and verifier. */
 export function SpeculationFields({ value, change, status }: FieldsProps) {
   const lengths = LENGTHS.includes(value.length) || ["", "auto"].includes(value.length) ? LENGTHS : [...LENGTHS, value.length];
+  const offered = (names: string[], own: string, chosen: string) => {
+    const others = names.filter((name) => name !== own);
+    return chosen && !others.includes(chosen) ? [...others, chosen] : others; // a link may name any
+  };
+  const verifier = value.verifier || status?.verifier || "";
+  const takesTrees = !status || status.tree_verifiers.includes(verifier);
   return (
     <>
-      {status && status.drafters.length > 1 && (
+      {status && (status.drafters.length > 1 || value.drafter) && (
         <label>
           <span>Drafter</span>
           <select name="drafter" value={value.drafter} onChange={(event) => change({ drafter: event.currentTarget.value })}>
             <option value="">{status.drafter === "cascade" ? "auto: what pays" : `default: ${status.drafter}`}</option>
-            {status.drafters.filter((name) => name !== status.drafter).map((name) => (
+            {offered(status.drafters, status.drafter, value.drafter).map((name) => (
               <option key={name}>{name}</option>
             ))}
           </select>
@@ -104,15 +110,25 @@ export function SpeculationFields({ value, change, status }: FieldsProps) {
           ))}
         </select>
       </label>
+      {status?.trees && (
+        <label>
+          <span>Drafts</span>
+          <select name="tree" value={value.tree} onChange={(event) => change({ tree: event.currentTarget.value })}>
+            <option value="">{`default: ${takesTrees ? "trees" : "chains"}`}</option>
+            <option value="none">chains</option>
+          </select>
+        </label>
+      )}
       <label>
         <span>Verifier</span>
         <select name="verifier" value={value.verifier} onChange={(event) => change({ verifier: event.currentTarget.value })}>
           <option value="">{status ? `default: ${status.verifier}` : "default"}</option>
-          {status?.verifiers.filter((name) => name !== status.verifier).map((name) => (
+          {status && offered(status.verifiers, status.verifier, value.verifier).map((name) => (
             <option key={name}>{name}</option>
           ))}
         </select>
       </label>
+      {status?.trees && !takesTrees && <p class="hint">{`Verifier ${verifier} takes chains alone.`}</p>}
     </>
   );
 }

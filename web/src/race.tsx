@@ -3,7 +3,7 @@ import { trace } from "./api";
 import { percent, seconds } from "./format";
 import { Icon } from "./icon";
 import { SpeculationFields } from "./panel";
-import { requestBody, type Settings, type Speculation } from "./settings";
+import { requestBody, SERVERS_CHOICE, type Settings, type Speculation } from "./settings";
 import type { Round, Status } from "./types";
 
 const RUNS = 3;
@@ -22,7 +22,7 @@ interface Result {
   time: number;
 }
 
-const PLAIN: Lane = { plain: true, drafter: "", verifier: "", length: "0" };
+const PLAIN: Lane = { ...SERVERS_CHOICE, plain: true, length: "0" };
 
 /**
  * The same prompt and seed in several lanes. They are measured one after another, turn by turn, so that neither slows
@@ -36,7 +36,7 @@ export function Race({ settings, status }: { settings: Settings; status: Status 
   const [clock, setClock] = useState<number | null>(null); // seconds of the race on show; null before it
   const controller = useRef<AbortController | null>(null);
   const length = settings.length === "0" ? "" : settings.length;
-  const own = { plain: false, verifier: settings.verifier, length };
+  const own = { plain: false, verifier: settings.verifier, length, tree: settings.tree };
   // Two drafters beside each other, where the server has them: until lanes are changed, they follow the settings.
   const several = status && status.drafters.length > 2 && !settings.drafter ? status.drafters.slice(1, 3) : [settings.drafter];
   const others: Lane[] = chosen ?? several.map((drafter) => ({ ...own, drafter }));
@@ -181,6 +181,8 @@ function name(lane: Lane, status: Status | null): string {
   const parts = [lane.drafter || status?.drafter || "speculation"];
   const length = lane.length || String(status?.num_speculative_tokens ?? "");
   if (length) parts.push(length === "auto" ? "length auto" : `length ${length}`);
+  if (lane.tree && status?.trees) parts.push("chains");
+  if (lane.verifier) parts.push(lane.verifier);
   return parts.join(", ");
 }
 

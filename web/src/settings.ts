@@ -1,7 +1,17 @@
 import type { Message } from "./types";
 
+/** How a run speculates. Empty: the server's choice. */
+export interface Speculation {
+  drafter: string;
+  verifier: string;
+  /** Draft tokens a round; "auto": the policy's. */
+  length: string;
+  /** "none": chains, where the server's drafter grows trees. */
+  tree: string;
+}
+
 /** All that a run is made of: the link holds exactly this. */
-export interface Settings {
+export interface Settings extends Speculation {
   mode: "completion" | "chat";
   prompt: string;
   messages: Message[];
@@ -9,12 +19,10 @@ export interface Settings {
   topP: number;
   seed: number;
   maxTokens: number;
-  /** Empty: the server's. */
-  drafter: string;
-  verifier: string;
-  /** Draft tokens a round; empty: the server's choice; "auto": the policy's. */
-  length: string;
 }
+
+/** A link leaves out what is the server's choice. */
+export const SERVERS_CHOICE: Speculation = { drafter: "", verifier: "", length: "", tree: "" };
 
 export const DEFAULTS: Settings = {
   mode: "completion",
@@ -24,9 +32,7 @@ export const DEFAULTS: Settings = {
   topP: 1,
   seed: 1,
   maxTokens: 96,
-  drafter: "",
-  verifier: "",
-  length: "",
+  ...SERVERS_CHOICE,
 };
 
 /** What the shipped pair can write: it has memorised the form of a play. */
@@ -36,11 +42,10 @@ export function newSeed(): number {
   return crypto.getRandomValues(new Uint32Array(1))[0]! >>> 1;
 }
 
-export interface Speculation {
-  drafter: string;
-  verifier: string;
-  length: string;
-}
+const SPECULATION = ["drafter", "verifier", "length", "tree"] as const;
+
+/** What values of a link may look like; which drafters and verifiers there are, the server says. */
+const SENSE = { drafter: /^./, verifier: /^./, length: /^(auto|\d{1,4})$/, tree: /^none$/ };
 
 /** The body of a request. Messages are those up to the answer that is asked for. */
 export function requestBody(
@@ -49,11 +54,12 @@ export function requestBody(
   detail: boolean,
   speculation: Speculation = settings,
 ): Record<string, unknown> {
-  const { drafter, verifier, length } = speculation;
+  const { drafter, verifier, length, tree } = speculation;
   const wanted: Record<string, unknown> = {};
   if (drafter) wanted.drafter = drafter;
   if (verifier) wanted.verifier = verifier;
   if (length) wanted.num_speculative_tokens = length === "auto" ? "auto" : Number(length);
+  if (tree) wanted.tree = tree;
   return {
     ...(settings.mode === "chat" ? { messages } : { prompt: settings.prompt }),
     temperature: settings.temperature,
@@ -74,7 +80,7 @@ export function toFragment(settings: Settings, view: string): string {
   fields.set("top_p", String(settings.topP));
   fields.set("seed", String(settings.seed));
   fields.set("max_tokens", String(settings.maxTokens));
-  for (const name of ["drafter", "verifier", "length"] as const) {
+  for (const name of SPECULATION) {
     if (settings[name]) fields.set(name, settings[name]);
   }
   return `#${fields}`;
@@ -84,10 +90,10 @@ export function toFragment(settings: Settings, view: string): string {
 export function fromFragment(fragment: string): { settings: Partial<Settings>; view?: string } {
   const fields = new URLSearchParams(fragment.replace(/^#/, ""));
   const settings: Partial<Settings> = {};
-  const number = (name: string, low: number, high: number): number | undefined => {
+  const number = (name: string, low: number, high: number, whole = false): number | undefined => {
     const text = fields.get(name);
     const value = text === null || text.trim() === "" ? NaN : Number(text);
-    return value >= low && value <= high ? value : undefined;
+    return value >= low && value <= high && (!whole || Number.isInteger(value)) ? value : undefined;
   };
   const mode = fields.get("mode");
   if (mode === "chat" || mode === "completion") settings.mode = mode;
@@ -97,11 +103,11 @@ export function fromFragment(fragment: string): { settings: Partial<Settings>; v
   settings.messages = readMessages(fields.get("messages"));
   settings.temperature = number("temperature", 0, 10);
   settings.topP = number("top_p", 0, 1);
-  settings.seed = number("seed", 0, Number.MAX_SAFE_INTEGER);
-  settings.maxTokens = number("max_tokens", 1, 1e6);
-  for (const name of ["drafter", "verifier", "length"] as const) {
+  settings.seed = number("seed", 0, Number.MAX_SAFE_INTEGER, true);
+  settings.maxTokens = number("max_tokens", 1, 1e6, true);
+  for (const name of SPECULATION) {
     const value = fields.get(name);
-    if (value !== null) settings[name] = value;
+    if (value !== null && SENSE[name].test(value)) settings[name] = value;
   }
   for (const name of Object.keys(settings) as (keyof Settings)[]) {
     if (settings[name] === undefined) delete settings[name];

@@ -202,7 +202,9 @@ function DraftView({ round, stage }: { round: Round; stage: number }) {
   const draft = round.draft!;
   const trace = round.trace!;
   const [selected, setSelected] = useState(0);
-  const node = selected || Math.min(trace.node + 1, draft.length);
+  // First on show: a token that was rejected where the round stopped, if there is one, or else the last accepted one.
+  const rejected = draft.findIndex((one) => one.parent === trace.node) + 1;
+  const node = selected || rejected || trace.node;
   const next = round.tokens.at(-1)!;
   const after = next.origin !== "accepted" && (
     <div class="card after">
@@ -281,7 +283,7 @@ function Stops({ round }: { round: Round }) {
           return (
             <g key={at} class={at === trace.node ? "drawn" : ""}>
               <rect x={x} y="4" width={Math.max(value * 600 - 1, 0)} height="20" rx="2" />
-              {value > 0.06 && (
+              {value * 600 > Math.max(36, 12 * names[at]!.length) && (
                 <text x={x + value * 300} y="40" text-anchor="middle">
                   {names[at]}
                 </text>

@@ -113,10 +113,14 @@ export interface Status {
   max_tokens: number;
   max_speculative_tokens: number;
   verifiers: string[];
+  /** Those of them that take trees. */
+  tree_verifiers: string[];
   drafters: string[];
   drafter: string;
   verifier: string;
   num_speculative_tokens: number | "auto";
+  /** Whether the engine's drafts may branch. */
+  trees: boolean;
   max_batch_size: number;
   running: number;
   waiting: number;

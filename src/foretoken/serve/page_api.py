@@ -104,6 +104,7 @@ def _served(service: Service) -> dict[str, Any]:
         "max_tokens": min(MOST_TRACED_TOKENS, service.settings.max_output_tokens),
         "max_speculative_tokens": MAX_SPECULATIVE_TOKENS,
         "verifiers": names,
+        "tree_verifiers": [name for name in names if verify.get(name).trees],
         **service.served,
     }
 

@@ -53,6 +53,7 @@ class Service:
             "drafters": list(dict.fromkeys([engine.drafter.name, *(one.name for one in engine.drafter.drafters)])),
             "verifier": engine.verifier.name,
             "num_speculative_tokens": engine.num_speculative_tokens,
+            "trees": engine.drafter.trees and engine.target.supports_trees,
             "max_batch_size": engine.max_batch_size,
         }
         """The engine's settings that requests may ask for."""
