@@ -166,6 +166,7 @@ class Cascade(Drafter):
             self._sleeping = until, [ref(sequence) for sequence in batch.sequences]
             return self._plain(batch, size)
         widths = self._widths(self.hidden_layers)
+        alone = size == 1
         drafts = [no_draft(size, batch.device)] * len(self._sources)
         offered: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in limits]
         begun = start = self.clock()
@@ -179,7 +180,10 @@ class Cascade(Drafter):
             rows[index] = self._row(batch, index, states[index], limits[index], offered[index])
         self.policy.extends = [drafter.extends for drafter in self._sources]
         free = [rows[index] for index in awake if rows[index].room > 0]
-        width = self.policy.choose(free, (widths.last, widths.least) if widths else None, size - len(free))
+        # Where a row alone has passes of their own, a change between them costs nothing.
+        changes = widths is not None and not (alone and widths.narrow)
+        passes = (widths.last, widths.least) if widths is not None and changes else None
+        width = self.policy.choose(free, passes, size - len(free))
         deciding = self.clock() - begun - copied
         if len(self.drafters) < 2 and any(exact):
             for row, is_exact, limit in zip(rows, exact, limits, strict=True):
@@ -197,7 +201,7 @@ class Cascade(Drafter):
         ]
         current.positions = size + sum(used)
         if widths is not None:
-            current.positions, current.changed = widths.plan(current.positions, width)
+            current.positions, current.changed = widths.plan(current.positions, width, alone=alone)
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
         predicted = tuple(
             count if row.chosen.drafter == last else row.chosen.copied if row.chosen.source == last else 0
@@ -218,7 +222,9 @@ class Cascade(Drafter):
         """No draft, in a round in which all rows rest."""
         current = self._round = Round(list(batch.sequences), [], [], [], [], False)
         widths = self._widths(self.hidden_layers)
-        current.positions, current.changed = widths.plan(size, 0) if widths is not None else (size, False)
+        current.positions, current.changed = size, False
+        if widths is not None:
+            current.positions, current.changed = widths.plan(size, 0, alone=size == 1)
         return no_draft(size, batch.device)
 
     def _row(

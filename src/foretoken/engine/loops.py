@@ -90,8 +90,12 @@ class Loops:
     def prepare(self, row: Row) -> None:
         """Before the first request of a kind, compile what its drafts need; measure what they cost if that matters.
 
-        A request that can't be drafted for waits for neither.
+        A request that can't be drafted for waits for neither. Before any request, models compile what would have made
+        earlier ones faster.
         """
+        self.target.warm_up(self.drafter.hidden_layers)
+        for model in self.drafter.models:
+            model.warm_up(())
         length = self.num_speculative_tokens if row.num_speculative_tokens is None else row.num_speculative_tokens
         if length == 0 or row.max_accepted == 0:
             return

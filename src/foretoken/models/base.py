@@ -211,7 +211,9 @@ class LanguageModel(ABC):
         return turn_of(self)
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
-        """Compile now what passes of a target with hidden states need; nothing by default.
+        """Compile now what passes of a target with hidden states need, and what its passes until now ask for.
+
+        Nothing by default. Before every request: a call without anything to do takes no time.
 
         Args:
             hidden_layers: as in `forward`.

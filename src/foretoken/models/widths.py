@@ -45,10 +45,12 @@ class PassWidths:
         least: no pass is narrower.
 
     Attributes:
-        last: the width of the last pass; 0 before the first.
+        last: the width of the last pass; 0 before the first. Narrow ones don't count.
+        narrow: widths, in rising order, of which passes over a chain of one row need no preparation.
     """
 
     def __init__(self, patience: int, least: int = 1) -> None:
+        self.narrow: tuple[int, ...] = ()
         self._patience, self.least = patience, least
         self.last = self._spent = self._most = self._held = 0
 
@@ -56,13 +58,21 @@ class PassWidths:
         """Have the next pass be as wide as this, if it has no more tokens."""
         self._held = width
 
-    def plan(self, tokens: int, width: int) -> tuple[int, bool]:
+    def plan(self, tokens: int, width: int, *, alone: bool = False) -> tuple[int, bool]:
         """Hold the next pass, over so many tokens, to a width; to none with 0, where the patience decides.
+
+        Args:
+            tokens: of the pass.
+            width: that it is to have.
+            alone: they are a chain of one row.
 
         Returns:
             Tokens that it takes as long as: those, or its width if it is padded beyond the least one. And whether it is
             not as wide as the last pass.
         """
+        narrow = next((size for size in self.narrow if size >= tokens), 0) if alone else 0
+        if narrow:
+            return narrow, False
         if width:
             self.hold(max(width, tokens, self.least))
         wide = self.peek(tokens)

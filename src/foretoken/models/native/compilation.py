@@ -34,12 +34,14 @@ class GraphKey:
         steps: passes of a chain; None for a single pass.
         draws: the chain's tokens are drawn.
         layers: first layers that are run; None for all.
+        width: tokens of a pass over one row, of a chain's first one; None for any number of tokens and rows.
     """
 
     hidden_layers: tuple[int, ...] = ()
     steps: int | None = None
     draws: bool = False
     layers: int | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,14 @@ class CompiledGraph:
         graph: holds the memory of the weights.
         pool: the keys and values that it reads and writes.
         options: how it is compiled.
+
+    Attributes:
+        width: tokens that it takes; None for any number.
+        widths: what passes over any number are padded to.
     """
 
     def __init__(self, graph: DecoderGraph, pool: BlockPool, options: CompileOptions) -> None:
-        self.widths = PassWidths(options.patience, options.least)
+        self.width, self.widths = graph.width, PassWidths(options.patience, options.least)
         settings = {
             "INFERENCE_PRECISION_HINT": _PRECISIONS[options.dtype],
             "KV_CACHE_PRECISION": _PRECISIONS[options.cache_dtype],
@@ -109,10 +115,10 @@ class CompiledGraph:
                 bound = self._inputs[number] = np.array(array, order="C")
                 request.set_input_tensor(number, ov.Tensor(bound, shared_memory=True))
         if self._packed:
-            request.infer()
+            request.infer(share_outputs=True)  # else it copies them, too
         else:
             with meanwhile(self._graph.release):  # the first run packs the weights
-                request.infer()
+                request.infer(share_outputs=True)
             self._packed = True
         return [torch.from_numpy(request.get_output_tensor(i).data.copy()) for i in range(self._outputs)]
 

@@ -26,6 +26,7 @@ from foretoken.models.native.chaining import (
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.compilation import CompiledGraphs, CompileOptions, GraphKey
 from foretoken.models.native.linear import Quantize
+from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
 from foretoken.models.native.openvino_graph import DecoderGraph
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
 from foretoken.models.native.rope import Rotary
@@ -71,9 +72,12 @@ class DecoderNetwork:
 
     def graph(self, key: GraphKey) -> DecoderGraph:
         """See `Network`."""
-        return DecoderGraph(
+        graph = DecoderGraph(
             self._weights, self._dtype, self._quantize, key.hidden_layers, key.steps, key.layers, key.draws
         )
+        if key.width is not None:
+            graph.narrow(key.width)
+        return graph
 
     def arrays(self, feeds: Sequence[Feed]) -> dict[str, Any]:
         """See `Network`."""
@@ -84,7 +88,8 @@ class OpenVinoBackend:
     """Scores feeds with OpenVINO's runtime on the CPU, with as many threads as torch has when the model is loaded.
 
     The graph of a plain pass is compiled at once, that of passes with hidden states by `warm_up`, those of chains by
-    `warm_up_chains`; what has not been compiled is when it is first needed.
+    `warm_up_chains`; what has not been compiled is when it is first needed. Small models have graphs for few tokens of
+    one row besides: see `foretoken.models.native.narrow`.
 
     Args:
         weights: of the checkpoint.
@@ -117,12 +122,15 @@ class OpenVinoBackend:
         self._options = CompileOptions(dtype, cache_dtype, rounds, torch.get_num_threads(), patience_for(size), least)
         self.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
-        self.graphs(GraphKey())
+        plain = self.graphs(GraphKey())
+        # Networks that are fed more than tokens take any number of them.
+        small = network is None and size <= MOST_BYTES
+        self._narrow = NarrowGraphs(self.graphs, plain.widths) if small else None
 
     def exit_after(self, layers: int) -> OpenVinoBackend:
         """The same caches, with the first layers alone run: in graphs of their own, which hold their weights again."""
         early = copy(self)
-        early._layers = layers
+        early._layers, early._narrow = layers, None
         early.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         early.chains = self._weights.bytes(layers) <= MOST_CHAINED
         early.graphs(GraphKey(layers=layers))
@@ -147,11 +155,17 @@ class OpenVinoBackend:
         """See `TorchBackend.score`."""
         if any(_bends(feed, self._windows) for feed in feeds):
             return self._score_by_path(cache, feeds, picks, hidden_layers)
-        graph = self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
+        graph = self._narrow.for_pass(feeds) if self._narrow and picks and not hidden_layers else None
+        graph = graph or self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
         with self._lock:
-            arrays = self._arrays(cache, self._padded(feeds, graph.widths))
+            if graph.width is None:
+                fed = self._padded(feeds, graph.widths)
+            else:
+                fed = [lengthened(feeds[0], graph.width)]
+            arrays = self._arrays(cache, fed)
             begins = arrays["subsequence_begins"]
-            arrays["picks"] = _int32([begins[feed] + node for feed, node in picks] or [0])
+            nodes = [begins[feed] + node for feed, node in picks] or [0]
+            arrays["picks"] = _int32(nodes + [0] * ((graph.width or 0) - len(nodes)))
             logits, *hidden = graph.run(arrays)
         return logits[: len(picks)], [states[: len(picks)] for states in hidden]
 
@@ -162,6 +176,8 @@ class OpenVinoBackend:
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
         self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
+        if self._narrow is not None:
+            self._narrow.prepare()
 
     def warm_up_chains(self, drawn: bool) -> list[int]:
         """See `LanguageModel.warm_up_chains`.
@@ -214,11 +230,12 @@ class OpenVinoBackend:
         done = 0
         while done < steps:
             size = steps_of_call(steps - done)
-            graph = self.graphs(GraphKey((), size, draws is not None, self._layers))
+            graph = self._narrow.for_chain(feeds, size, draws is not None) if self._narrow else None
+            graph = graph or self.graphs(GraphKey((), size, draws is not None, self._layers))
             with self._lock:
-                if done == 0:  # later on, the tokens before a feed are the chain's own
+                if done == 0 and graph.width is None:  # later on, the tokens before a feed are the chain's own
                     self._widen(cache, feeds, graph.widths)
-                arrays = self._chain_arrays(cache, feeds, size)
+                arrays = self._chain_arrays(cache, feeds, size, graph.width)
                 if draws is not None:
                     arrays |= draw_arrays(draws, slice(done, done + size))
                 drafted, *outputs = graph.run(arrays)
@@ -278,11 +295,11 @@ class OpenVinoBackend:
         """See `Rotary.table`."""
         return self._rotary.table(regime, length).numpy()
 
-    def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int) -> dict[str, Any]:
-        """Inputs of a graph of so many steps."""
+    def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int, width: int | None) -> dict[str, Any]:
+        """Inputs of a graph of so many steps, which takes any number of tokens or so many of one row."""
         ends = [feed.start + len(feed.tokens) for feed in feeds]
-        arrays = self._arrays(cache, feeds, steps - 1)
-        arrays["picks"] = arrays["subsequence_begins"][1:] - 1
+        arrays = self._arrays(cache, feeds if width is None else [lengthened(feeds[0], width)], steps - 1)
+        arrays["picks"] = arrays["subsequence_begins"][:-1] + _int32([len(feed.tokens) - 1 for feed in feeds])
         if steps > 1:
             arrays |= next_pass_arrays(self._rotary.table(0, max(ends) + steps), ends, steps)
         return arrays
