@@ -201,7 +201,8 @@ class Cascade(Drafter):
         ]
         current.positions = size + sum(used)
         if widths is not None:
-            current.positions, current.changed = widths.plan(current.positions, width, alone=alone)
+            chain = alone and drafts[rows[0].chosen.drafter].is_chain
+            current.positions, current.changed = widths.plan(current.positions, width, alone=chain)
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
         predicted = tuple(
             count if row.chosen.drafter == last else row.chosen.copied if row.chosen.source == last else 0

@@ -16,7 +16,7 @@ from foretoken.models.native.cache import Feed
 from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, GraphKey
 from foretoken.models.widths import PassWidths
 
-WIDTHS = (1, 2, 4, 6, 9)
+WIDTHS = (1, 4, 6, 9)
 """Tokens of passes that get graphs of their own; one over another number of tokens is padded to the next of them."""
 
 CHAIN_WIDTH = 2

@@ -1,0 +1,219 @@
+"""Graphs of fixed sizes: same results as those for any number of tokens, and when there are any."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tiny
+from foretoken.drafters import Cascade, Lookup
+from foretoken.engine.engine import Engine
+from foretoken.models import load
+from foretoken.models.chain import Draws
+from foretoken.models.widths import PassWidths
+from foretoken.policy.policy import Policy
+from foretoken.randomness import uniforms
+from foretoken.sampling import SamplingParams
+from models.native.checkpoints import MODELS, longrope, plain
+
+pytest.importorskip("openvino")
+
+from foretoken.models.native import openvino_backend
+from foretoken.models.native.chaining import CHAIN_STEPS
+from foretoken.models.native.compilation import CompiledGraph, GraphKey
+from foretoken.models.native.narrow import CHAIN_WIDTH, OF_EACH, PASSES, WIDTHS
+from foretoken.models.native.paging import BLOCK
+
+TEXT = [(7 * i) % 29 + 1 for i in range(200)]
+
+
+def runs_narrow(model):
+    """The model, with all graphs of fixed sizes."""
+    graphs = model.backend._narrow
+    graphs._used.update({GraphKey(width=width): PASSES for width in WIDTHS})
+    graphs._used.update({GraphKey((), steps, draws, width=CHAIN_WIDTH): PASSES for steps in (1, 3) for draws in (0, 1)})
+    model.warm_up(())
+    return model
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Widths of the graphs that run, None for those that take any number of tokens."""
+    widths, call = [], CompiledGraph.run
+
+    def watched(graph, arrays):
+        widths.append(graph.width)
+        return call(graph, arrays)
+
+    monkeypatch.setattr(CompiledGraph, "run", watched)
+    return widths
+
+
+def open_with(model, text, rows=1):
+    """A cache of rows of the same text."""
+    cache = model.open(rows)
+    steps = torch.arange(len(text)).expand(rows, -1)
+    model.forward(torch.tensor([text] * rows), steps - 1, torch.full((rows,), len(text)), cache, "none")
+    cache.commit(steps, torch.full((rows,), len(text)))
+    return cache
+
+
+def scores(model, cache, tokens, parents=None, **options):
+    """Of nodes after one row, or each of several: a chain if no parents are given."""
+    size, rows = len(tokens), len(cache.rows)
+    above = torch.arange(size) - 1 if parents is None else torch.tensor(parents)
+    tokens = torch.tensor(tokens).expand(rows, -1)
+    return model.forward(tokens, above.expand(rows, -1), torch.full((rows,), size), cache, **options)
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_narrow_passes_give_the_models_scores(make, run):
+    module = make()
+    model = runs_narrow(load(module, runner="native", backend="openvino"))
+    text = TEXT[: BLOCK - 4]  # the widest pass and its padding begin another block
+    cache = open_with(model, text)
+    run.clear()
+    for size, width in ((1, 1), (2, 4), (4, 4), (5, 6), (7, 9), (1, 1)):
+        new = TEXT[50 : 50 + size]
+        found = scores(model, cache, new).logits[0]
+        assert torch.allclose(found, plain(module, [*text, *new])[len(text) :], atol=1e-4)
+        assert run == [width]
+        run.clear()
+        kept = size - size // 2
+        cache.commit(torch.arange(kept)[None], torch.tensor([kept]))
+        text = [*text, *new[:kept]]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_narrow_chains_are_the_same(draws, steps, run):
+    module, made = tiny.tiny_llama(), []
+    uniform = Draws(torch.ones(1), uniforms(torch.arange(1), torch.arange(steps).expand(1, steps), 5))
+    for fixed in (False, True):
+        model = load(module, runner="native", backend="openvino")
+        if fixed:
+            model.backend._narrow._used.update(
+                {GraphKey((), size, draws, width=CHAIN_WIDTH): PASSES for size in CHAIN_STEPS}
+            )
+            model.warm_up(())
+        cache = open_with(model, TEXT[: BLOCK - 3])
+        chains = []
+        run.clear()
+        for new in ([4], [9, 3], [7], [5, 6, 8]):
+            chain = model.chain([new], steps, cache, uniform if draws else None)
+            chains.append(chain.tokens)
+            if draws:
+                chains.append(chain.probs)
+            cache.commit(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        calls = len(run) // 4
+        first = CHAIN_WIDTH if fixed else None
+        wide = [None, *[first] * (calls - 1)]  # three tokens are too many for the first call
+        assert run == [first] * (3 * calls) + wide
+        made.append((chains, scores(model, cache, [5, 6]).logits, cache.lengths.tolist()))
+    for one, other in zip(made[0][0], made[1][0], strict=True):
+        assert one == other if isinstance(one, list) else torch.allclose(one, other, atol=1e-5)
+    assert torch.allclose(made[0][1], made[1][1], atol=1e-5)
+    assert made[0][2] == made[1][2]
+
+
+def test_a_chain_may_begin_with_the_first_token(run):
+    module = tiny.tiny_llama()
+    usual, model = (load(module, runner="native", backend="openvino") for _ in range(2))
+    runs_narrow(model)
+    run.clear()
+    assert model.chain([[5]], 3, model.open(1)).tokens == usual.chain([[5]], 3, usual.open(1)).tokens
+    assert run == [CHAIN_WIDTH, None]
+
+
+def test_rows_may_end_with_the_models_last_position():
+    module = tiny.tiny_llama()
+    model = runs_narrow(load(module, runner="native", backend="openvino"))
+    text = (TEXT * 20)[: model.max_length - 3]
+    found = scores(model, open_with(model, text), [4, 5, 6]).logits[0]
+    assert torch.allclose(found, plain(module, [*text, 4, 5, 6])[len(text) :], atol=1e-4)
+
+
+def test_long_texts_have_their_own_frequencies(run):
+    module = tiny.tiny_phi3(**longrope(16, 8))
+    model = runs_narrow(load(module, runner="native", backend="openvino"))
+    for size in (6, 24):
+        cache = open_with(model, TEXT[:size])
+        run.clear()
+        found = scores(model, cache, [4, 5]).logits[0]
+        assert run == [4]
+        assert torch.allclose(found, plain(module, [*TEXT[:size], 4, 5])[size:], atol=1e-4)
+
+
+def test_trees_several_rows_hidden_states_and_many_tokens_take_the_other_graph(run):
+    model = runs_narrow(load(tiny.tiny_llama(), runner="native", backend="openvino"))
+    alone, two = open_with(model, TEXT[:9]), open_with(model, TEXT[:9], rows=2)
+    run.clear()
+    scores(model, alone, [4, 5], parents=[-1, -1])
+    alone.commit(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    scores(model, alone, [4], hidden_layers=[1])
+    alone.commit(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    scores(model, alone, list(range(1, WIDTHS[-1] + 2)))
+    scores(model, two, [4])
+    assert run == [None] * 4
+
+
+def test_graphs_are_made_before_a_request_once_their_passes_were_many(run):
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    engine = Engine(model, None)
+    params = SamplingParams(temperature=0.0, max_new_tokens=PASSES // 2, ignore_eos=True)
+    prompts = [TEXT[:20], TEXT[20:40], TEXT[40:60]]
+    outputs = [engine.generate(prompts[0], params).token_ids]
+    widths = model.pass_widths(())
+    for prompt in prompts[1:]:
+        assert widths.narrow == ()
+        outputs.append(engine.generate(prompt, params).token_ids)
+    assert set(run) == {None}
+    run.clear()
+    assert engine.generate(prompts[0], params).token_ids == outputs[0]
+    assert widths.narrow == (1,)
+    assert run.count(1) >= PASSES // 2 - 1
+    assert OF_EACH < PASSES
+
+
+def test_drafters_get_theirs_too(run):
+    module = tiny.tiny_llama()
+    target, drafter = (load(module, runner="native", backend="openvino") for _ in range(2))
+    drafter.backend._narrow._used.update({GraphKey((), 3, False, width=CHAIN_WIDTH): PASSES})
+    engine = Engine(target, drafter, num_speculative_tokens=3)
+    engine.generate(TEXT[:9], SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True))
+    assert CHAIN_WIDTH in run
+
+
+def test_models_of_many_weights_have_none(monkeypatch):
+    monkeypatch.setattr(openvino_backend, "MOST_BYTES", 1000)
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    assert model.backend._narrow is None
+    assert load(tiny.tiny_llama(), runner="native", backend="openvino").exit_after(1).backend._narrow is None
+
+
+def test_a_row_alone_has_narrow_passes_without_changes():
+    widths = PassWidths(8)
+    assert widths.plan(3, 0, alone=True) == (3, True)
+    widths.narrow = (1, 4)
+    assert [widths.plan(size, 0, alone=True) for size in (1, 2, 4)] == [(1, False), (4, False), (4, False)]
+    assert widths.plan(5, 0, alone=True) == (5, True)
+    assert widths.plan(3, 0) == (3, True)
+
+
+def test_the_policy_plans_no_widths_for_a_row_that_has_narrow_passes(monkeypatch):
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    cascade = Cascade([Lookup()], costs=[0.0])
+    told, choose = [], Policy.choose
+    monkeypatch.setattr(Policy, "choose", lambda self, rows, *args: told.append(args[0]) or choose(self, rows, *args))
+    engine = Engine(model, cascade)
+    params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
+    for is_narrow in (False, True):
+        if is_narrow:
+            runs_narrow(model)
+        told.clear()
+        engine.generate([1, 2, 3, 4] * 4, params)
+        assert told
+        assert all((passes is None) == is_narrow for passes in told)
+    told.clear()
+    engine.generate([[1, 2, 3, 4] * 4] * 2, params)
+    assert None not in told
