@@ -586,7 +586,7 @@ def test_rows_of_a_large_batch_rest_longer_where_decisions_take_long():
 
 
 def test_requests_that_begin_in_a_large_batch_that_rests_wait_until_it_wakes():
-    """Asking for one row's drafts takes a tenth of such a round. With a prediction they do not wait, nor in few rows."""
+    """Asking for one row's drafts takes a tenth of such a round. With a prediction they don't wait, nor in few rows."""
     policy = useless_model()
     requests = [policy.open(sampled=False) for _ in range(24)]
     resting_batch(policy, requests, 100)
