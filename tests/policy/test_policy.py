@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed, outputs
 
-from foretoken.policy.acceptance import LOOKUP, MODEL, TREES
+from foretoken.policy.acceptance import LOOKUP, MODEL, TREES, Kind
 from foretoken.policy.account import CREDIT, EARNED, SHARE, Guard, Missed, Runs
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy
@@ -254,6 +254,42 @@ def test_what_a_useless_drafter_costs_is_bounded(machine, size, length):
     # Two accounts: of drafters that cost nothing, and of models.
     assert spent < plain + 2 * (SHARE * plain + CREDIT)
     assert any(choice[1] for choice in engine.choices)
+
+
+@pytest.mark.parametrize("others", ["chat", "random"])
+def test_a_request_that_copies_slows_others_down_by_little(others):
+    """One row of four repeats itself: the sum of tokens a second gains by its drafts, and the batch would end later."""
+    fast, slow = outputs("period", 0.0, 128, 6, 3), outputs(others, 0.0, 128, 18, 4)
+    cell = [[fast[at], *slow[3 * at : 3 * at + 3]] for at in range(6)]
+    machine = Machine(0.5, 2.0, 0.15, noise=0.05)  # a pass over sixteen tokens more takes twice as long
+    engine = Engine(machine, (LOOKUP_AT,), seed=1)
+    spent = sum(map(engine.run, cell))
+    assert any(choice[1] for choice in engine.choices)
+    assert spent < 1.03 * sum(fixed(machine, cell, LOOKUP_AT, 0))
+
+
+def test_of_a_batch_the_row_counts_that_is_behind_most():
+    engine = Engine(SMALL, (LOOKUP_AT,))
+    policy = engine.policy
+    first, second = (Row(policy.open(sampled=False), 10, [0]) for _ in range(2))
+    assert policy._lateness([(first, 5), (second, 1)], 2.0) == pytest.approx(1.0)  # the second lost a round
+    assert policy._lateness([(first, 5), (second, 1)], 2.0) == pytest.approx(1.0)
+    assert policy._lateness([(first, 1), (second, 4)], 2.0) == pytest.approx(-2.0)  # and gains two
+
+
+def test_a_request_without_free_drafters_rests_beside_those_that_may_have_a_prediction():
+    """Every engine has a free drafter, for predictions; it is none of other requests'."""
+    kinds = {LOOKUP_AT: LOOKUP, MODEL_AT: Kind((0.05,))}
+    policy = Engine(SMALL, (LOOKUP_AT, MODEL_AT), kinds=kinds).policy
+    requests = [policy.open(sampled=False, copied=False) for _ in range(4)]
+    rested = 0
+    for _ in range(40):
+        rest = policy.resting(requests)
+        rested += sum(rest)
+        rows = [Row(request, 100, [0, 0]) for request, rests in zip(requests, rest, strict=True) if not rests]
+        policy.choose(rows, None, sum(rest))
+        policy.learn(rows, [1] * len(rows), 4, [], 2.0, beside=sum(rest), deciding=0.2)
+    assert rested > 80
 
 
 @pytest.mark.parametrize("machine", [SMALL, LARGE, DEAR, GPU], ids=["small", "large", "dear", "gpu"])

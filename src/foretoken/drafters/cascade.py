@@ -395,7 +395,8 @@ class Cascade(Drafter):
         if state is None:
             reproducible = bool(batch.reproducible and batch.reproducible[row])
             sampled, predicted = not sequence.params.greedy, bool(sequence.prediction)
-            request = self.policy.open(sampled=sampled, reproducible=reproducible, predicted=predicted)
+            copied = predicted or any(self.free[:-1])
+            request = self.policy.open(sampled=sampled, reproducible=reproducible, predicted=predicted, copied=copied)
             count = len(self.drafters)
             resting = Row(request, room=0, lags=[0] * count)
             state = State(request, [-len(sequence.source or ())] * count, [False] * count, resting)

@@ -1,4 +1,9 @@
-"""One decision: for each row of a round, the option with the largest ``E - ρ t``."""
+"""One decision: for each row of a round, the option with the largest ``E - ρ t``.
+
+Of several rows, what is to become large is the harmonic mean H of their paces, which makes the time of a token,
+averaged over requests, small. A token more in a row of pace p adds (H / p)² to H, so that is what it counts. Rows
+that emit much are sped up no further at the cost of others: the sum of tokens would grow, and the batch end later.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +108,12 @@ class Decision:
             self.worths = [each[:3] for each in worths]
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
         options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
-        pace = max(sum(row.request.pace.of(row.request.above[0]) for row in rows) / len(rows), 1.0)
+        paces = [row.request.pace.of(row.request.above[0]) for row in rows]
+        mean = count / (sum(1.0 / own for own in paces) + beside)  # rows that rest have a pace of 1
+        for row, own in zip(rows, paces, strict=True):
+            row.weight = (mean / own) ** 2
+        self.base = (sum(row.weight for row in rows) + beside * mean**2) / count  # what a plain round emits
+        pace = max(self.base, mean)
         for drafter, each in options.items():
             pace = max(pace, self._pace_alone(drafter, each))
         self.rho = pace * count / plain  # ρ
@@ -196,9 +206,9 @@ class Decision:
         share = 1.0 + self.costs.drafters[drafter].row * (count - 1)
         for at in range(min(map(len, options))):
             length = options[0][at].tokens
-            accepted = sum(each[at].accepted for each in options) / self.count
+            right = (row.weight * each[at].accepted for row, each in zip(self.rows, options, strict=True))
             took = plain + count * self.table.extra[length] + self.table.calls[drafter][length] * share
-            pace = (1.0 + accepted) * plain / took
+            pace = (self.base + sum(right) / self.count) * plain / took
             if pace < 0.9 * best:
                 break  # longer drafts only lose from here on
             best = max(best, pace)
@@ -220,17 +230,18 @@ class Decision:
             for offer, _, expected in copies:
                 size = min(offer.size, row.most, LARGEST)
                 for tokens in range(1, size + 1):
-                    value = expected[tokens] - rho * extra[tokens]
+                    right = row.weight * expected[tokens]
+                    value = right - rho * extra[tokens]
                     if value > most:
                         wished, most = tokens, value
                     if extra[tokens] > limit:
                         continue
                     if value > gain:
-                        drafter, best, gain, accepted = offer.drafter, tokens, value, expected[tokens]
+                        drafter, best, gain, accepted = offer.drafter, tokens, value, right
                     elif len(rows) > 1:
                         continue
                     if fitting and (tokens in STEPS or tokens == size):
-                        drafted.append((tokens, index, expected[tokens], Choice(offer.drafter, tokens)))
+                        drafted.append((tokens, index, right, Choice(offer.drafter, tokens)))
             row.alone, row.gain = Choice(drafter, best) if best else PLAIN, gain
             row.refused_cost = extra[wished] + change
             row.refused = wished if row.refused_cost > limit else 0
@@ -298,7 +309,7 @@ class Decision:
                     unforeseen = behind if copied else value
                     gained = before + reached * (unforeseen + copies_on * (foreseen - unforeseen))
                     entry = entries[index] * (1.0 + before + reached * right)
-                    worth = gained - rho * entry
+                    worth = row.weight * gained - rho * entry
                     choice = Choice(drafter, length, copied, source)
                     if len(rows) == 1:
                         call, lag = table.calls[drafter][length], read * row.lags[drafter]

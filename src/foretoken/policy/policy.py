@@ -5,6 +5,7 @@ seconds is worth ``E - ρ t``, with ρ the tokens a second that the rows get oth
 the pace of the last rounds, or what one drafter alone gives with its best n, whichever is more; in a round by itself
 that makes the best option the one with the most tokens a second (Dinkelbach's method), over many rounds it makes the
 sum of tokens over the sum of seconds largest. Expected seconds come from `costs`, expected tokens from `acceptance`.
+Where rows differ, it is the time of a token, averaged over requests, that is made small (`decision`).
 
 Bounded regret. `Guard` keeps the account of what speculation lost against plain decoding, in plain rounds. Speculation
 is affordable if the account covers the loss should every draft token be rejected. The account begins with `CREDIT`,
@@ -17,7 +18,8 @@ plain rounds by each of two accounts from an engine's first request on, and with
 later one on: one of free drafters, one of models. G is for free drafters alone: what drafts would have gained that the
 account could not pay for. Their tokens are known, and so is whether they were emitted (`Missed`): copies that were of
 no use at first may be later, and the account gains what they would have gained, once that is `EARNED`. So G is above 0
-only where more drafts would have been faster.
+only where more drafts would have been faster. Of a batch the row counts that has fallen behind plain decoding most:
+drafts that speed one request up slow all others down.
 
 Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
 that drafted last. Free drafters take time in every row for which they are asked, too: they are asked where their drafts
@@ -123,21 +125,26 @@ class Policy:
         """Acceptance of one drafter over all requests that are sampled, or over all that are greedy."""
         return self._engine[sampled][drafter]
 
-    def open(self, *, sampled: bool, reproducible: bool = False, predicted: bool = False) -> Request:
+    def open(
+        self, *, sampled: bool, reproducible: bool = False, predicted: bool = False, copied: bool = True
+    ) -> Request:
         """A request begins.
 
         Args:
             sampled: its temperature is above 0.
-            predicted: it has a prediction.
             reproducible: its output depends on the choice and its seed must give one output: the choice depends on
                 nothing but the request's own rounds.
+            predicted: it has a prediction.
+            copied: free drafters may draft for it.
         """
         if reproducible:
             own = [Acceptance(EngineRates(kind)) for kind in self.kinds]
-            return Request(own, self.fixed_costs, (Guard(), Guard()))
-        shared = map(Acceptance, self._engine[sampled])
-        request = Request(list(shared), self.costs, self.guards, self._paces[sampled], self._copying[sampled])
-        request.waits = not predicted
+            request = Request(own, self.fixed_costs, (Guard(), Guard()))
+        else:
+            shared = list(map(Acceptance, self._engine[sampled]))
+            request = Request(shared, self.costs, self.guards, self._paces[sampled], self._copying[sampled])
+            request.waits = not predicted
+        request.copied = request.asked = copied and any(self.free)
         return request
 
     def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
@@ -212,7 +219,7 @@ class Policy:
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
                     wanted = request.copying.asks(rho * (whole / count + self._awake / len(shared)), request.rounds)
-                    request.asked = wanted or request.missed is not None
+                    request.asked = request.copied and (wanted or request.missed is not None)
                     least[row] = dearness + each if request.asked else None
         return least
 
@@ -267,10 +274,10 @@ class Policy:
             request = row.request
             if request.missed is not None:
                 continue
-            if any(self.free) and not row.chosen.tokens:
+            if request.copied and not row.chosen.tokens:
                 most = max(_REST, self._rest_of_models - now) if self._models else _LONG_REST
                 request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count))
-            elif not any(self.free) and self._rest_of_models > now:
+            elif not request.copied and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
 
     def _until(self, rounds: int, count: int) -> int:
@@ -371,11 +378,20 @@ class Policy:
                 request.above[1].add(request.foreseen, 4 * PACE * among)
             request.foreseen, request.looking = (), False
         if shared or beside:
-            mean = (sum(tokens for _, tokens in shared) + beside) / (len(shared) + beside)
+            lost = self._lateness(shared, took)
+            if beside:  # rows that rest fall behind by as much
+                lost = max(lost, took - 1.0)
             padded = positions > count or (changed and not given)
-            self._settle(self.guards, [row for row, _ in shared], took, mean, looked=looked, padded=padded)
+            self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
         self._let_rest([row for row, _ in shared], count, drafted, deciding)
         self._considers = True
+
+    def _lateness(self, rows: Sequence[tuple[Row, int]], took: float) -> float:
+        """Plain rounds that the latest of some rows fell behind by a round, which emitted so many tokens in each."""
+        before = max((row.request.late for row, _ in rows), default=0.0)
+        for row, tokens in rows:
+            row.request.late += took - tokens
+        return max((row.request.late for row, _ in rows), default=0.0) - before
 
     def _miss(self, row: Row, rows: int, plain: float) -> None:
         """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
@@ -383,7 +399,7 @@ class Policy:
         if row.chosen.tokens:
             request.missed = None
         elif request.missed is None and row.refused:
-            request.missed = Missed(row.refused, 1.0 / rows, row.refused_cost / plain)
+            request.missed = Missed(row.refused, row.weight / rows, row.refused_cost / plain)
         if request.missed is not None and request.missed.follow(request.foreseen):
             self.guards[0].miss(request.missed.gained)
             request.missed = None

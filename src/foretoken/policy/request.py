@@ -81,10 +81,12 @@ class Request:
         self.runs = Runs()
         self.above = above or (Pace(4 * PACE, 1.0), Runs(FORESEEN))  # the engine's
         self.copying = Copying(copying or Copying())
-        self.asked = True  # free drafters were, in this round
+        self.copied = True  # free drafters may draft for it
+        self.asked = True  # they were asked, in this round
         self.foreseen: Sequence[bool] = ()  # of the last round's tokens, whether a free drafter would have drafted them
         self.missed: Missed | None = None  # a draft that could not be paid for, as far as it would be verified
         self.rounds = 0
+        self.late = 0.0  # plain rounds that it is behind plain decoding
         self.looking = False  # the round drafts to see whether a drafter has become useful
         self.considered = -1  # the policy's round in which models were last considered for it
         self.waits = True  # where it begins among others that rest, until those wake
@@ -126,6 +128,7 @@ class Row:
         most: most draft tokens, or nodes, if the user set a limit.
         barred: drafters that may not be asked.
         chosen: filled by `Policy.choose`.
+        weight: likewise, what a token of it is worth.
         alone: likewise, the best choice without a model; `gain` is what it gains, in tokens.
         refused: likewise, the tokens of the best draft without a model if the account can't pay for it, else 0.
         refused_cost: of verifying it, in seconds.
@@ -139,6 +142,7 @@ class Row:
     most: int = LARGEST
     barred: frozenset[int] = frozenset()
     chosen: Choice = PLAIN
+    weight: float = 1.0
     alone: Choice = PLAIN
     gain: float = 0.0
     refused: int = 0
