@@ -15,7 +15,7 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `account.CREDIT`, `HELD` | plain rounds that an account begins with, and holds at most | replays |
 | `account.PACE` | rounds over which pace and runs are averaged; the engine's over four times that | replays: flat |
 | `account.FORESEEN` | how foreseen tokens follow each other, before any was seen | by hand |
-| `policy._REST`, `_HEARD` | plain rounds decided at once, and their share that is measured | replays; by hand |
+| `rests._REST`, `policy._HEARD` | plain rounds decided at once, and their share that is measured | replays; by hand |
 | `account._FIRST_LOOK` | rounds from the first unsuccessful look at a drafter to the next | replays: flat |
 | `acceptance.LOOKUP` | acceptance rates of copies before anything was drafted | outputs of the shipped target |
 | `acceptance.MODEL`, `TREES` | those of models, and of trees | by hand |

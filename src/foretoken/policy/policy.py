@@ -42,24 +42,13 @@ from math import exp
 from typing import Any
 
 from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
-from foretoken.policy.account import FORESEEN, PACE, SHARE, Guard, Missed, Pace, Runs
+from foretoken.policy.account import FORESEEN, PACE, Guard, Missed, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import LONGER, Costs, bucket
 from foretoken.policy.decision import Decision
 from foretoken.policy.request import LARGEST, Request, Row
+from foretoken.policy.rests import Rests
 from foretoken.policy.widths import Widths
-
-_REST = 8
-"""Plain rounds of a request that are decided at once, at most; requests that rest so long wake together, in rounds that
-are multiples of it. A decision takes a hundredth to a tenth of a round: for several rows little more than for one."""
-
-_LONG_REST = 4 * _REST
-"""The same for requests without models, whose free drafters are due later, and in batches of more than `_REST` rows
-where decisions take long: a decision on 32 rows takes a fifth of a round of the shipped pair, or more."""
-
-_TOGETHER = 2 * _REST
-"""Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
-of 32 rows of the shipped pair, and that all do twice to three times as much."""
 
 _HEARD = 16
 """Of plain rounds in which all rows rest, one in so many refines the costs: that takes most of their time."""
@@ -101,15 +90,10 @@ class Policy:
         self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
         self._widths = Widths()
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
-        self._rounds = 0
-        self._considers = True  # models are considered in this round
-        self._considered = -1  # the round in which they last were
-        self._idle = 0  # decisions in a row by which no row drafted
         self._awake = 0.0  # seconds that decisions and what is learnt from them take, each round; drift left out
-        self._rest_of_models = 0  # before which they are not considered, unless most requests are new, or have left
-        self._considered_rows = 0  # in the round in which they last were
         self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
+        self._rests = Rests(self.costs, self._models, self.guards[1])
         self.extends = self.extends or [False] * len(self.kinds)
 
     @property
@@ -148,51 +132,20 @@ class Policy:
         return request
 
     def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
-        """Of each row of a round: whether it was decided before that it is plain.
+        """Of each row of a round: whether it was decided before that it is plain (`Rests.resting`).
 
         Such rows are none of those of `ask`, `choose` and `learn`.
-
-        Args:
-            requests: of the rows.
-            fixed: of each row, whether its draft length is not the policy's to choose: it never rests. Empty for none.
         """
-        now = self._rounds
-        shared = [request for request in requests if request.costs is self.costs]
-        # Rows share a model's calls, so that they have to be decided together.
-        known = sum(request.considered == self._considered for request in shared)
-        few = 2 * known <= max(len(shared), self._considered_rows)
-        self._considers = now >= self._rest_of_models or few
-        rest = [request.rests(now) and not (self._considers and self._models) for request in requests]
-        if len(requests) > _REST and not all(rest):
-            rest = self._with_new(requests, rest)
-        if fixed:
-            rest = [rests and not is_fixed for rests, is_fixed in zip(rest, fixed, strict=True)]
-        for request, rests in zip(requests, rest, strict=True):
-            if not rests:
-                request.wake(now, len(requests))
-        return rest
-
-    def _with_new(self, requests: Sequence[Request], rest: list[bool]) -> list[bool]:
-        """The same where requests that begin in a large batch, of which all others rest, wait until those wake."""
-        awake = [request for request, rests in zip(requests, rest, strict=True) if not rests]
-        if 2 * len(awake) > len(requests) or not all(
-            one.waits and one.is_new and one.costs is self.costs for one in awake
-        ):
-            return rest
-        until = self._until(1, len(requests))
-        for request in awake:
-            request.rest(self._rounds, until)
-        return [request.rests(self._rounds) for request in requests]
+        return self._rests.resting(requests, fixed)
 
     def asleep_until(self, requests: Sequence[Request]) -> int:
         """The policy's round before which these requests all rest, as long as there are no others; they rest now."""
-        until = min(request.rests_until for request in requests)
-        return min(until, self._rest_of_models) if self._models else until
+        return self._rests.asleep_until(requests)
 
     @property
     def rounds(self) -> int:
         """How many were learnt from."""
-        return self._rounds
+        return self._rests.now
 
     def ask(self, requests: Sequence[Request], beside: int = 0) -> list[float | None]:
         """Of each row of a round: whether free drafters are asked for it, before `choose`.
@@ -244,48 +197,8 @@ class Policy:
         if not shared:
             return 0
         widths = None if passes is None or groups else (self._widths, *passes)
-        models = self._models if self._considers else ()
+        models = self._models if self._rests.considers else ()
         return Decision(shared, self.kinds, models, self.extends, widths, beside, self._charged).width
-
-    def _let_rest(self, rows: Sequence[Row], count: int, drafted: bool, deciding: float) -> None:
-        """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts.
-
-        A row that wakes among many takes a tenth of their round, and little more does if others wake with it: rests in
-        such a batch end together.
-
-        A row by itself rests only where decisions take more than 2 `SHARE` of the time, for a round, then for three,
-        …, until they don't or a draft is made.
-        """
-        now = self._rounds
-        if rows and self._considers and self._models:
-            self._considered, self._considered_rows, waits = now, len(rows), []
-            self._idle = 0 if drafted else self._idle + 1  # behind copies, a model may be next
-            # What a model is worth to a row depends on its last tokens, too, and on those of one row more than of many.
-            worth = deciding / (2.0 * SHARE * self.costs.target(len(rows)) * exp(self.costs.drift.value))
-            longest = _REST if len(rows) <= _REST else _LONG_REST
-            most = max(min(_REST, len(rows) - 1), min(longest, 2**self._idle - 1, int(worth)))
-            looked_at = self._models if self.guards[1].spare > 0.0 else ()
-            for row in rows:
-                row.request.considered = now
-                dues = (row.request.looks[at].due for at in looked_at)
-                waits.append(min([most, *(due - row.request.rounds for due in dues if due >= row.request.rounds)]))
-            self._rest_of_models = 0 if drafted else self._until(round(sum(waits) / len(waits)), count)
-        for row in rows:
-            request = row.request
-            if request.missed is not None:
-                continue
-            if request.copied and not row.chosen.tokens:
-                most = max(_REST, self._rest_of_models - now) if self._models else _LONG_REST
-                request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count))
-            elif not request.copied and self._rest_of_models > now:
-                request.rest(now, self._rest_of_models)
-
-    def _until(self, rounds: int, count: int) -> int:
-        """The round that ends a rest of so many rounds in a batch of `count` rows."""
-        until = self._rounds + rounds
-        if rounds and count > _REST:
-            return until + -until % _TOGETHER
-        return until - until % _REST if rounds == _REST else until
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
@@ -328,9 +241,9 @@ class Policy:
             beside: further rows of the pass, which were plain.
             deciding: seconds that the decision took, and learning from the round before.
         """
-        self._rounds += 1
+        self._rests.now += 1
         costs, count = self.costs, len(rows) + beside
-        if not rows and seconds is not None and positions == count and not changed and self._rounds % _HEARD:
+        if not rows and seconds is not None and positions == count and not changed and self._rests.now % _HEARD:
             self._prompted, self._count = False, count
             for guard in self.guards:
                 guard.settle(1.0, 1.0)
@@ -348,7 +261,7 @@ class Policy:
         first = self._is_first([(-1, positions), *(call[:2] for call in calls)])
         if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
             total = None
-        heard = rows or self._rounds % _HEARD == 0
+        heard = rows or self._rests.now % _HEARD == 0
         if total is not None and seconds is not None and (positions > count or changed or calls or heard):
             costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed)
         plain = costs.target(count)
@@ -383,8 +296,7 @@ class Policy:
                 lost = max(lost, took - 1.0)
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
-        self._let_rest([row for row, _ in shared], count, drafted, deciding)
-        self._considers = True
+        self._rests.let([row for row, _ in shared], count, drafted, deciding)
 
     def _lateness(self, rows: Sequence[tuple[Row, int]], took: float) -> float:
         """Plain rounds that the latest of some rows fell behind by a round, which emitted so many tokens in each."""

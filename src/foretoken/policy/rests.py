@@ -1,0 +1,126 @@
+"""Rows that rest: of plain rounds in which nothing is to be decided, several are decided at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+
+from foretoken.policy.account import SHARE, Guard
+from foretoken.policy.costs import Costs
+from foretoken.policy.request import Request, Row
+
+_REST = 8
+"""Plain rounds of a request that are decided at once, at most; requests that rest so long wake together, in rounds that
+are multiples of it. A decision takes a hundredth to a tenth of a round: for several rows little more than for one."""
+
+_LONG_REST = 4 * _REST
+"""The same for requests without models, whose free drafters are due later, and in batches of more than `_REST` rows
+where decisions take long: a decision on 32 rows takes a fifth of a round of the shipped pair, or more."""
+
+_TOGETHER = 2 * _REST
+"""Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
+of 32 rows of the shipped pair, and that all do twice to three times as much."""
+
+
+class Rests:
+    """Which rows rest, over the rounds of a policy.
+
+    Args:
+        costs: of rows that share them: others are decided each by itself.
+        models: indices of the drafters that are not free.
+        guard: the account of models.
+
+    Attributes:
+        now: the policy's round.
+        considers: models are considered in it.
+    """
+
+    def __init__(self, costs: Costs, models: Sequence[int], guard: Guard) -> None:
+        self._costs, self._models, self._guard = costs, models, guard
+        self.now, self.considers = 0, True
+        self._considered, self._considered_rows = -1, 0  # the round in which they last were, and its rows
+        self._rest_of_models = 0  # before which they are not considered, unless most requests are new, or have left
+        self._idle = 0  # decisions in a row by which no row drafted
+
+    def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
+        """Of each row of a round: whether it was decided before that it is plain.
+
+        Such rows are none of those of `ask`, `choose` and `learn`.
+
+        Args:
+            requests: of the rows.
+            fixed: of each row, whether its draft length is not the policy's to choose: it never rests. Empty for none.
+        """
+        now = self.now
+        shared = [request for request in requests if request.costs is self._costs]
+        # Rows share a model's calls, so that they have to be decided together.
+        known = sum(request.considered == self._considered for request in shared)
+        few = 2 * known <= max(len(shared), self._considered_rows)
+        self.considers = now >= self._rest_of_models or few
+        rest = [request.rests(now) and not (self.considers and self._models) for request in requests]
+        if len(requests) > _REST and not all(rest):
+            rest = self._with_new(requests, rest)
+        if fixed:
+            rest = [rests and not is_fixed for rests, is_fixed in zip(rest, fixed, strict=True)]
+        for request, rests in zip(requests, rest, strict=True):
+            if not rests:
+                request.wake(now, len(requests))
+        return rest
+
+    def _with_new(self, requests: Sequence[Request], rest: list[bool]) -> list[bool]:
+        """The same where requests that begin in a large batch, of which all others rest, wait until those wake."""
+        awake = [request for request, rests in zip(requests, rest, strict=True) if not rests]
+        if 2 * len(awake) > len(requests) or not all(
+            one.waits and one.is_new and one.costs is self._costs for one in awake
+        ):
+            return rest
+        until = self._until(1, len(requests))
+        for request in awake:
+            request.rest(self.now, until)
+        return [request.rests(self.now) for request in requests]
+
+    def asleep_until(self, requests: Sequence[Request]) -> int:
+        """The policy's round before which these requests all rest, as long as there are no others; they rest now."""
+        until = min(request.rests_until for request in requests)
+        return min(until, self._rest_of_models) if self._models else until
+
+    def let(self, rows: Sequence[Row], count: int, drafted: bool, deciding: float) -> None:
+        """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts.
+
+        A row that wakes among many takes a tenth of their round, and little more does if others wake with it: rests in
+        such a batch end together.
+
+        A row by itself rests only where decisions take more than 2 `SHARE` of the time, for a round, then for three,
+        …, until they don't or a draft is made.
+        """
+        now = self.now
+        if rows and self.considers and self._models:
+            self._considered, self._considered_rows, waits = now, len(rows), []
+            self._idle = 0 if drafted else self._idle + 1  # behind copies, a model may be next
+            # What a model is worth to a row depends on its last tokens, too, and on those of one row more than of many.
+            worth = deciding / (2.0 * SHARE * self._costs.target(len(rows)) * exp(self._costs.drift.value))
+            longest = _REST if len(rows) <= _REST else _LONG_REST
+            most = max(min(_REST, len(rows) - 1), min(longest, 2**self._idle - 1, int(worth)))
+            looked_at = self._models if self._guard.spare > 0.0 else ()
+            for row in rows:
+                row.request.considered = now
+                dues = (row.request.looks[at].due for at in looked_at)
+                waits.append(min([most, *(due - row.request.rounds for due in dues if due >= row.request.rounds)]))
+            self._rest_of_models = 0 if drafted else self._until(round(sum(waits) / len(waits)), count)
+        for row in rows:
+            request = row.request
+            if request.missed is not None:
+                continue
+            if request.copied and not row.chosen.tokens:
+                most = max(_REST, self._rest_of_models - now) if self._models else _LONG_REST
+                request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count))
+            elif not request.copied and self._rest_of_models > now:
+                request.rest(now, self._rest_of_models)
+        self.considers = True
+
+    def _until(self, rounds: int, count: int) -> int:
+        """The round that ends a rest of so many rounds in a batch of `count` rows."""
+        until = self.now + rounds
+        if rounds and count > _REST:
+            return until + -until % _TOGETHER
+        return until - until % _REST if rounds == _REST else until
