@@ -14,7 +14,7 @@ from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed, o
 from foretoken.policy.acceptance import LOOKUP, MODEL, TREES, Kind
 from foretoken.policy.account import CREDIT, EARNED, SHARE, Guard, Missed, Runs
 from foretoken.policy.costs import Costs, DrafterCosts, Line
-from foretoken.policy.policy import Policy
+from foretoken.policy.policy import Policy, fell_behind
 from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row
 
 SMALL = Machine(overhead=0.5, weights=1.5, position=0.06, call=0.3, step=0.45, read=0.01)
@@ -269,12 +269,11 @@ def test_a_request_that_copies_slows_others_down_by_little(others):
 
 
 def test_of_a_batch_the_row_counts_that_is_behind_most():
-    engine = Engine(SMALL, (LOOKUP_AT,))
-    policy = engine.policy
+    policy = Engine(SMALL, (LOOKUP_AT,)).policy
     first, second = (Row(policy.open(sampled=False), 10, [0]) for _ in range(2))
-    assert policy._lateness([(first, 5), (second, 1)], 2.0) == pytest.approx(1.0)  # the second lost a round
-    assert policy._lateness([(first, 5), (second, 1)], 2.0) == pytest.approx(1.0)
-    assert policy._lateness([(first, 1), (second, 4)], 2.0) == pytest.approx(-2.0)  # and gains two
+    assert fell_behind([(first, 5), (second, 1)], 2.0) == pytest.approx(1.0)  # the second lost a round
+    assert fell_behind([(first, 5), (second, 1)], 2.0) == pytest.approx(1.0)
+    assert fell_behind([(first, 1), (second, 4)], 2.0) == pytest.approx(-2.0)  # and gains two
 
 
 def test_a_request_without_free_drafters_rests_beside_those_that_may_have_a_prediction():

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import replace
 from time import perf_counter
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
-from foretoken.drafters.cascade_rounds import Round, State
+from foretoken.drafters.cascade_rounds import Round, Sleep, State, offers_of
 from foretoken.drafters.chains import extended, joined
 from foretoken.drafters.given_length import of_length
 from foretoken.drafters.judging import judge_row, verdict_of
@@ -91,10 +91,7 @@ class Cascade(Drafter):
         self._rounds = 0
         self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
         self._round: Round | None = None
-        self._sleeping: tuple[int, list[ReferenceType[Sequence]]] = (
-            0,
-            [],
-        )  # rows that rest until this round of the policy
+        self._sleep = Sleep()
         self._learning = 0.0  # seconds that learning from a round takes
         self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self._position: float | None = None
@@ -153,7 +150,7 @@ class Cascade(Drafter):
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""
         size = len(limits)
-        if self._asleep(batch.sequences):
+        if self._sleep.holds(batch.sequences, self.policy.rounds):
             return self._plain(batch, size)
         if len(self.drafters) > 1 and any(batch.trees):
             batch = replace(batch, trees=(False,) * size)
@@ -163,7 +160,7 @@ class Cascade(Drafter):
         awake = [row for row in range(size) if not rest[row]]
         if not awake and self._left_alone:
             until = self.policy.asleep_until([state.request for state in states])
-            self._sleeping = until, [ref(sequence) for sequence in batch.sequences]
+            self._sleep = Sleep(batch.sequences, until)
             return self._plain(batch, size)
         widths = self._widths(self.hidden_layers)
         alone = size == 1
@@ -209,15 +206,6 @@ class Cascade(Drafter):
             for count, row in zip(used, rows, strict=True)
         )
         return replace(draft, predicted=predicted) if any(predicted) else draft
-
-    def _asleep(self, sequences: AbstractSequence[Sequence]) -> bool:
-        """Whether all rows are still resting: the same ones as in the last round, in which they all did."""
-        until, known = self._sleeping
-        return (
-            self.policy.rounds < until
-            and len(known) == len(sequences)
-            and all(one() is sequence for one, sequence in zip(known, sequences, strict=True))
-        )
 
     def _plain(self, batch: Batch, size: int) -> Draft:
         """No draft, in a round in which all rows rest."""
@@ -274,15 +262,8 @@ class Cascade(Drafter):
         if at == len(self.drafters) and batch.depths:  # in rows that take trees, limits are numbers of nodes
             wanted = list(map(min, wanted, batch.depths))
         draft = drafter.propose(batch, wanted)
-        tokens, parents, counts = draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist()
-        for row, count in enumerate(counts):
-            if count:
-                sequence = batch.sequences[row]
-                reach = drafter.estimates[sequence] if drafter.estimates is not None else []
-                match = min(drafter.matches[sequence], LONGEST) if drafter.matches is not None else 0
-                chain = parents[row][:count] == list(range(count))
-                offer = Offer(at, min(count, LARGEST), match, tuple(reach[:count]), chain)
-                offered[row].append((offer, tokens[row][:count], parents[row][:count]))
+        for row, made in enumerate(offers_of(drafter, at, draft, batch.sequences)):
+            offered[row] += made
         return draft
 
     def _ask(self, at: int, drafter: Drafter, batch: Batch, current: Round, states: list[State]) -> Draft:
@@ -367,16 +348,9 @@ class Cascade(Drafter):
             seconds = max(seconds - sum(call[4] for call in now.calls) - now.copied, 0.0)
         rows = [now.rows[row] for row in now.awake]
         start = self.clock()
+        beside, measured = len(now.sequences) - len(rows), (now.calls, seconds, now.copied)
         self.policy.learn(
-            rows,
-            now.emitted,
-            now.positions,
-            now.calls,
-            seconds,
-            now.copied,
-            changed=now.changed,
-            beside=len(now.sequences) - len(rows),
-            deciding=now.deciding,
+            rows, now.emitted, now.positions, *measured, changed=now.changed, beside=beside, deciding=now.deciding
         )
         if rows:
             self._learning = self.clock() - start
@@ -420,5 +394,5 @@ class Cascade(Drafter):
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()
-        self._sleeping = 0, []
+        self._sleep = Sleep()
         return policy

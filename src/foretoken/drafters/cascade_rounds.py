@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field
+from weakref import ref
 
-from foretoken.policy.request import Offer, Request, Row
+from foretoken.draft import Draft
+from foretoken.drafters.base import Drafter
+from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
 from foretoken.sequence import Sequence
 
 
@@ -41,3 +45,46 @@ class Round:
     copied: float = 0.0  # seconds that free drafters took
     deciding: float = 0.0  # seconds that the choice took
     emitted: list[int] = field(default_factory=list)
+
+
+class Sleep:
+    """Rows that all rest until a round of the policy: the same ones in the same order, or they are asked again.
+
+    Args:
+        sequences: of the rows; none for no such rows.
+        until: the round.
+    """
+
+    def __init__(self, sequences: AbstractSequence[Sequence] = (), until: int = 0) -> None:
+        self._rows, self._until = [ref(sequence) for sequence in sequences], until
+
+    def holds(self, sequences: AbstractSequence[Sequence], now: int) -> bool:
+        """Whether these are the rows, and rest in the policy's round `now`."""
+        return (
+            now < self._until
+            and len(self._rows) == len(sequences)
+            and all(one() is sequence for one, sequence in zip(self._rows, sequences, strict=True))
+        )
+
+
+def offers_of(
+    drafter: Drafter, at: int, draft: Draft, sequences: AbstractSequence[Sequence]
+) -> list[list[tuple[Offer, list[int], list[int]]]]:
+    """What a free drafter has drafted in each row, if anything: the offer, its tokens and its parents.
+
+    Args:
+        drafter: whose draft it is.
+        at: its index.
+        draft: of all rows.
+        sequences: of the rows.
+    """
+    tokens, parents = draft.tokens.tolist(), draft.parents.tolist()
+    found: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in sequences]
+    for row, (sequence, count) in enumerate(zip(sequences, draft.counts.tolist(), strict=True)):
+        if count:
+            reach = drafter.estimates[sequence] if drafter.estimates is not None else []
+            match = min(drafter.matches[sequence], LONGEST) if drafter.matches is not None else 0
+            chain = parents[row][:count] == list(range(count))
+            offer = Offer(at, min(count, LARGEST), match, tuple(reach[:count]), chain)
+            found[row].append((offer, tokens[row][:count], parents[row][:count]))
+    return found

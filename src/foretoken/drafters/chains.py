@@ -59,7 +59,7 @@ def draft_chains(
         draft, sound = steps(others)
         parts.append(([limit > 0 for limit in others], draft))
     if any(drawn):
-        chains = one_call(drawn, Draws(inverse_temperatures, _uniforms(batch, max(drawn))))
+        chains = one_call(drawn, Draws(inverse_temperatures, _uniforms(batch, max(drawn)), any(batch.reproducible)))
         draft, all_there = _draft_of(chains, drawn, device)
         parts.append(([limit > 0 for limit in drawn], draft))
         sound = sound and all_there

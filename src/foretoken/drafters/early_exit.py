@@ -143,9 +143,9 @@ class _EarlyLayers(LanguageModel):
         """See `LanguageModel.turn`."""
         return self._early.turn
 
-    def warm_up_chains(self, drawn: bool) -> None:
+    def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""
-        self._early.warm_up_chains(drawn)
+        self._early.warm_up_chains(drawn, alone=alone)
 
     def open(self, batch_size: int) -> Cache:
         """Refused: the only cache is the target's."""

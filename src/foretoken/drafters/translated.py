@@ -117,9 +117,9 @@ class TranslatedModel(LanguageModel):
         """See `LanguageModel.turn`."""
         return self.model.turn
 
-    def warm_up_chains(self, drawn: bool) -> None:
+    def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""
-        self.model.warm_up_chains(drawn)
+        self.model.warm_up_chains(drawn, alone=alone)
 
     def open(self, batch_size: int) -> TranslatedCache:
         """A new cache with `batch_size` empty rows."""

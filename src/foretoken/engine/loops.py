@@ -90,12 +90,8 @@ class Loops:
     def prepare(self, row: Row) -> None:
         """Before the first request of a kind, compile what its drafts need; measure what they cost if that matters.
 
-        A request that can't be drafted for waits for neither. Before any request, models compile what would have made
-        earlier ones faster.
+        A request that can't be drafted for waits for neither.
         """
-        self.target.warm_up(self.drafter.hidden_layers)
-        for model in self.drafter.models:
-            model.warm_up(())
         length = self.num_speculative_tokens if row.num_speculative_tokens is None else row.num_speculative_tokens
         if length == 0 or row.max_accepted == 0:
             return
@@ -118,6 +114,10 @@ class Loops:
             scheduler.run()
             if row.error is not None:
                 raise row.error
+        self.target.warm_up(self.drafter.hidden_layers, alone=True)
+        for model in self.drafter.models:
+            for drawn in self._warm if model.drafts_chains else ():
+                model.warm_up_chains(drawn, alone=True)
 
     def row(
         self,

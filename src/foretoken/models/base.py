@@ -210,21 +210,21 @@ class LanguageModel(ABC):
         """
         return turn_of(self)
 
-    def warm_up(self, hidden_layers: Sequence[int]) -> None:
-        """Compile now what passes of a target with hidden states need, and what its passes until now ask for.
-
-        Nothing by default. Before every request: a call without anything to do takes no time.
+    def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
+        """Compile now what passes of a target with hidden states need; nothing by default.
 
         Args:
             hidden_layers: as in `forward`.
+            alone: what makes passes over one row by itself faster, too, where that takes seconds and memory.
         """
         return
 
-    def warm_up_chains(self, drawn: bool) -> None:
+    def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """Compile now what `chain` needs; nothing by default.
 
         Args:
             drawn: for chains of drawn tokens; else for chains of most probable ones.
+            alone: as in `warm_up`.
         """
         return
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from torch import Tensor
@@ -16,20 +16,25 @@ class Draws:
     Attributes:
         inverse_temperatures: ``[B]`` float32.
         uniforms: ``[B, steps]`` float64 in [0, 1): one for each token.
+        reproducible: some row has to get the same tokens whatever the process ran before, to the last bit of q.
     """
 
     inverse_temperatures: Tensor
     uniforms: Tensor
+    reproducible: bool = False
 
     def of(self, rows: Sequence[int]) -> Draws:
         """Those of some rows, in this order; itself where they are all."""
         if list(rows) == list(range(len(self.uniforms))):
             return self
-        return Draws(self.inverse_temperatures[list(rows)], self.uniforms[list(rows)])
+        return replace(
+            self, inverse_temperatures=self.inverse_temperatures[list(rows)], uniforms=self.uniforms[list(rows)]
+        )
 
     def among(self, rows: Sequence[int], total: int) -> Draws:
         """Those of so many rows, of which `rows` are these, and the others draw nothing."""
-        return Draws(placed(self.inverse_temperatures, rows, total), placed(self.uniforms, rows, total))
+        temperatures = placed(self.inverse_temperatures, rows, total)
+        return replace(self, inverse_temperatures=temperatures, uniforms=placed(self.uniforms, rows, total))
 
 
 @dataclass(frozen=True)

@@ -291,19 +291,12 @@ class Policy:
                 request.above[1].add(request.foreseen, 4 * PACE * among)
             request.foreseen, request.looking = (), False
         if shared or beside:
-            lost = self._lateness(shared, took)
+            lost = fell_behind(shared, took)
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
         self._rests.let([row for row, _ in shared], count, drafted, deciding)
-
-    def _lateness(self, rows: Sequence[tuple[Row, int]], took: float) -> float:
-        """Plain rounds that the latest of some rows fell behind by a round, which emitted so many tokens in each."""
-        before = max((row.request.late for row, _ in rows), default=0.0)
-        for row, tokens in rows:
-            row.request.late += took - tokens
-        return max((row.request.late for row, _ in rows), default=0.0) - before
 
     def _miss(self, row: Row, rows: int, plain: float) -> None:
         """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
@@ -364,3 +357,16 @@ def _planned_alone(row: Row, free: Sequence[bool]) -> float:
     if choice.tokens and not free[choice.drafter]:
         seconds += costs.draft(choice.drafter, choice.tokens, 1, row.lags[choice.drafter])
     return seconds / costs.target(1)
+
+
+def fell_behind(rows: Sequence[tuple[Row, int]], took: float) -> float:
+    """Plain rounds that the latest of some rows lost by a round.
+
+    Args:
+        rows: with the tokens that the round emitted in each.
+        took: of the round, in plain rounds.
+    """
+    before = max((row.request.late for row, _ in rows), default=0.0)
+    for row, tokens in rows:
+        row.request.late += took - tokens
+    return max((row.request.late for row, _ in rows), default=0.0) - before

@@ -19,9 +19,8 @@ from models.native.checkpoints import MODELS, longrope, plain
 pytest.importorskip("openvino")
 
 from foretoken.models.native import openvino_backend
-from foretoken.models.native.chaining import CHAIN_STEPS
-from foretoken.models.native.compilation import CompiledGraph, GraphKey
-from foretoken.models.native.narrow import CHAIN_WIDTH, OF_EACH, PASSES, WIDTHS
+from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs
+from foretoken.models.native.narrow import CHAIN_WIDTH, WIDTHS
 from foretoken.models.native.paging import BLOCK
 
 TEXT = [(7 * i) % 29 + 1 for i in range(200)]
@@ -29,10 +28,9 @@ TEXT = [(7 * i) % 29 + 1 for i in range(200)]
 
 def runs_narrow(model):
     """The model, with all graphs of fixed sizes."""
-    graphs = model.backend._narrow
-    graphs._used.update({GraphKey(width=width): PASSES for width in WIDTHS})
-    graphs._used.update({GraphKey((), steps, draws, width=CHAIN_WIDTH): PASSES for steps in (1, 3) for draws in (0, 1)})
-    model.warm_up(())
+    model.warm_up((), alone=True)
+    for drawn in (False, True):
+        model.warm_up_chains(drawn, alone=True)
     return model
 
 
@@ -92,10 +90,7 @@ def test_narrow_chains_are_the_same(draws, steps, run):
     for fixed in (False, True):
         model = load(module, runner="native", backend="openvino")
         if fixed:
-            model.backend._narrow._used.update(
-                {GraphKey((), size, draws, width=CHAIN_WIDTH): PASSES for size in CHAIN_STEPS}
-            )
-            model.warm_up(())
+            model.warm_up_chains(draws, alone=True)
         cache = open_with(model, TEXT[: BLOCK - 3])
         chains = []
         run.clear()
@@ -114,6 +109,31 @@ def test_narrow_chains_are_the_same(draws, steps, run):
         assert one == other if isinstance(one, list) else torch.allclose(one, other, atol=1e-5)
     assert torch.allclose(made[0][1], made[1][1], atol=1e-5)
     assert made[0][2] == made[1][2]
+
+
+def test_reproducible_draws_are_the_same_whatever_ran_before(run):
+    """q of a graph of a fixed size is rounded otherwise, and a process makes it after some requests."""
+    module = tiny.tiny_llama()
+    usual, model = (load(module, runner="native", backend="openvino", dtype="bfloat16") for _ in range(2))
+    runs_narrow(model)
+    draws = Draws(torch.ones(1), uniforms(torch.arange(1), torch.arange(3).expand(1, 3), 5), reproducible=True)
+    run.clear()
+    first, second = (one.chain([[4]], 3, open_with(one, TEXT[:20]), draws) for one in (usual, model))
+    assert set(run) == {None}
+    assert first.tokens == second.tokens
+    assert torch.equal(first.probs, second.probs)
+
+
+def test_seeded_requests_draw_so_that_they_can_be_repeated(monkeypatch):
+    drawn = []
+    target, drafter = tiny.tiny_llama(), load(tiny.tiny_llama(seed=1), runner="native", backend="openvino")
+    chain = drafter.chain
+    monkeypatch.setattr(drafter, "chain", lambda *args: drawn.append(args[3].reproducible) or chain(*args))
+    engine = Engine(target, drafter, num_speculative_tokens=3)
+    for seed in (7, None):
+        engine.generate([[1, 2, 3]], SamplingParams(temperature=1.0, seed=seed, max_new_tokens=6))
+    assert drawn[0] is True
+    assert drawn[-1] is False
 
 
 def test_a_chain_may_begin_with_the_first_token(run):
@@ -157,38 +177,43 @@ def test_trees_several_rows_hidden_states_and_many_tokens_take_the_other_graph(r
     assert run == [None] * 4
 
 
-def test_graphs_are_made_before_a_request_once_their_passes_were_many(run):
-    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
-    engine = Engine(model, None)
-    params = SamplingParams(temperature=0.0, max_new_tokens=PASSES // 2, ignore_eos=True)
-    prompts = [TEXT[:20], TEXT[20:40], TEXT[40:60]]
-    outputs = [engine.generate(prompts[0], params).token_ids]
-    widths = model.pass_widths(())
-    for prompt in prompts[1:]:
-        assert widths.narrow == ()
-        outputs.append(engine.generate(prompt, params).token_ids)
-    assert set(run) == {None}
-    run.clear()
-    assert engine.generate(prompts[0], params).token_ids == outputs[0]
-    assert widths.narrow == (1,)
-    assert run.count(1) >= PASSES // 2 - 1
-    assert OF_EACH < PASSES
-
-
-def test_drafters_get_theirs_too(run):
-    module = tiny.tiny_llama()
-    target, drafter = (load(module, runner="native", backend="openvino") for _ in range(2))
-    drafter.backend._narrow._used.update({GraphKey((), 3, False, width=CHAIN_WIDTH): PASSES})
+def test_an_engine_has_them_once_it_is_ready_for_many_requests(run):
+    target, drafter = (load(tiny.tiny_llama(), runner="native", backend="openvino") for _ in range(2))
     engine = Engine(target, drafter, num_speculative_tokens=3)
-    engine.generate(TEXT[:9], SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True))
-    assert CHAIN_WIDTH in run
+    params = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
+    outputs = [engine.generate(TEXT[:20], params).token_ids for _ in range(2)]
+    assert target.pass_widths(()).narrow == ()
+    assert set(run) == {None}
+    engine.warm_up()
+    run.clear()
+    outputs.append(engine.generate(TEXT[:20], params).token_ids)
+    assert {4, CHAIN_WIDTH} <= set(run)
+    assert outputs[0] == outputs[1] == outputs[2]
+    run.clear()
+    engine.warm_up()
+    assert engine.generate(TEXT[:20], params).token_ids == outputs[0]
+
+
+def test_nothing_is_compiled_in_a_request_once_an_engine_is_ready(monkeypatch):
+    target, drafter = (load(tiny.tiny_llama(), runner="native", backend="openvino") for _ in range(2))
+    engine = Engine(target, drafter)
+    engine.warm_up()
+    made, prepare = [], CompiledGraphs.prepare
+    monkeypatch.setattr(
+        CompiledGraphs, "prepare", lambda self, keys: made.append(found := prepare(self, keys)) or found
+    )
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, max_new_tokens=20, ignore_eos=True)
+        engine.generate([TEXT[:20], TEXT[20:40]], params)
+        engine.generate(TEXT[:20], params)
+    assert not any(made)
 
 
 def test_models_of_many_weights_have_none(monkeypatch):
     monkeypatch.setattr(openvino_backend, "MOST_BYTES", 1000)
     model = load(tiny.tiny_llama(), runner="native", backend="openvino")
-    assert model.backend._narrow is None
-    assert load(tiny.tiny_llama(), runner="native", backend="openvino").exit_after(1).backend._narrow is None
+    assert model.backend.narrow is None
+    assert load(tiny.tiny_llama(), runner="native", backend="openvino").exit_after(1).backend.narrow is None
 
 
 def test_a_row_alone_has_narrow_passes_without_changes():

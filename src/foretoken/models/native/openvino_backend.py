@@ -27,7 +27,7 @@ from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.compilation import CompiledGraphs, CompileOptions, GraphKey
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
-from foretoken.models.native.openvino_graph import DecoderGraph
+from foretoken.models.native.openvino_graph import DecoderGraph, fix_width
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
 from foretoken.models.native.rope import Rotary
 from foretoken.models.widths import PassWidths, least_for, patience_for
@@ -76,7 +76,7 @@ class DecoderNetwork:
             self._weights, self._dtype, self._quantize, key.hidden_layers, key.steps, key.layers, key.draws
         )
         if key.width is not None:
-            graph.narrow(key.width)
+            fix_width(graph, key.width)
         return graph
 
     def arrays(self, feeds: Sequence[Feed]) -> dict[str, Any]:
@@ -125,12 +125,12 @@ class OpenVinoBackend:
         plain = self.graphs(GraphKey())
         # Networks that are fed more than tokens take any number of them.
         small = network is None and size <= MOST_BYTES
-        self._narrow = NarrowGraphs(self.graphs, plain.widths) if small else None
+        self.narrow = NarrowGraphs(self.graphs, plain.widths) if small else None
 
     def exit_after(self, layers: int) -> OpenVinoBackend:
         """The same caches, with the first layers alone run: in graphs of their own, which hold their weights again."""
         early = copy(self)
-        early._layers, early._narrow = layers, None
+        early._layers, early.narrow = layers, None
         early.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         early.chains = self._weights.bytes(layers) <= MOST_CHAINED
         early.graphs(GraphKey(layers=layers))
@@ -155,7 +155,7 @@ class OpenVinoBackend:
         """See `TorchBackend.score`."""
         if any(_bends(feed, self._windows) for feed in feeds):
             return self._score_by_path(cache, feeds, picks, hidden_layers)
-        graph = self._narrow.for_pass(feeds) if self._narrow and picks and not hidden_layers else None
+        graph = self.narrow.for_pass(feeds) if self.narrow and picks and not hidden_layers else None
         graph = graph or self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
         with self._lock:
             if graph.width is None:
@@ -176,8 +176,6 @@ class OpenVinoBackend:
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
         self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
-        if self._narrow is not None:
-            self._narrow.prepare()
 
     def warm_up_chains(self, drawn: bool) -> list[int]:
         """See `LanguageModel.warm_up_chains`.
@@ -230,7 +228,7 @@ class OpenVinoBackend:
         done = 0
         while done < steps:
             size = steps_of_call(steps - done)
-            graph = self._narrow.for_chain(feeds, size, draws is not None) if self._narrow else None
+            graph = self.narrow.for_chain(feeds, size, draws) if self.narrow else None
             graph = graph or self.graphs(GraphKey((), size, draws is not None, self._layers))
             with self._lock:
                 if done == 0 and graph.width is None:  # later on, the tokens before a feed are the chain's own
@@ -285,15 +283,12 @@ class OpenVinoBackend:
         regimes = {feed.regime for feed in feeds}
         longest = max(feed.start + len(feed.tokens) for feed in feeds)
         if len(regimes) == 1:
-            parts = [self._table(regimes.pop(), longest)[:, [place for feed in feeds for place in feed.positions()]]]
+            table = self._rotary.table(regimes.pop(), longest).numpy()
+            parts = [table[:, [place for feed in feeds for place in feed.positions()]]]
         else:
-            parts = [self._table(feed.regime, longest)[:, feed.positions()] for feed in feeds]
+            parts = [self._rotary.table(feed.regime, longest).numpy()[:, feed.positions()] for feed in feeds]
         both = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))[:, :, None, None]
         return both[0], both[1]
-
-    def _table(self, regime: int, length: int) -> Any:
-        """See `Rotary.table`."""
-        return self._rotary.table(regime, length).numpy()
 
     def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int, width: int | None) -> dict[str, Any]:
         """Inputs of a graph of so many steps, which takes any number of tokens or so many of one row."""

@@ -83,7 +83,7 @@ class DecoderGraph:
         inputs: names of what it takes before the keys and values, in this order.
         caches: how many keys and values it takes: two for each layer.
         now: the nodes that stand for each input in the pass that is being built, by name.
-        width: tokens of a pass that it takes, see `narrow`; None for any number.
+        width: tokens of a pass that it takes, see `fix_width`; None for any number.
     """
 
     width: int | None = None
@@ -121,32 +121,6 @@ class DecoderGraph:
         self.layers.clear()
         self.weights.forget()
         del self.table, self.last_norm, self._head
-
-    def narrow(self, width: int) -> None:
-        """Fix the sizes of inputs to those of a pass over so many tokens of one row, or of a chain that begins with it.
-
-        Only blocks of keys and values may then be of any number. Not for trees, nor for networks with further inputs.
-        """
-        self.width, turn = width, [1, 1, self.spec.rotary_dim]
-        steps = self._steps or 1
-        sizes = {
-            "tokens": [width],
-            "cosines": [width, *turn],
-            "sines": [width, *turn],
-            "past_lens": [1],
-            "subsequence_begins": [2],
-            "block_indices_begins": [2],
-            "tree": [0],
-            "tree_begins": [0],
-            "picks": [width if self._steps is None else 1],
-            "next_cosines": [steps - 1, *turn],
-            "next_sines": [steps - 1, *turn],
-            "next_lens": [1],
-            "next_begins": [2],
-            "inverse_temperatures": [1, 1],
-            "uniforms": [steps, 1],
-        }
-        self.model.reshape({output(node): sizes[name] for name, node in self._inputs.items() if name in sizes})
 
     def extra_inputs(self) -> dict[str, tuple[Any, list[int]]]:
         """Types and shapes of inputs that only this network has; none."""
@@ -325,3 +299,30 @@ def _halves(matrix: AnyMatrix) -> Sequence[Matrix | PackedMatrix]:
         return matrix.halves()
     biases = [None, None] if matrix.bias is None else matrix.bias.chunk(2)
     return [Matrix(weight, bias) for weight, bias in zip(matrix.weight.chunk(2), biases, strict=True)]
+
+
+def fix_width(graph: DecoderGraph, width: int) -> None:
+    """Fix the sizes of inputs to those of a pass over so many tokens of one row, or of a chain that begins with it.
+
+    Only blocks of keys and values may then be of any number. Not for trees, nor for networks with further inputs.
+    """
+    graph.width, turn = width, [1, 1, graph.spec.rotary_dim]
+    steps = graph._steps or 1
+    sizes = {
+        "tokens": [width],
+        "cosines": [width, *turn],
+        "sines": [width, *turn],
+        "past_lens": [1],
+        "subsequence_begins": [2],
+        "block_indices_begins": [2],
+        "tree": [0],
+        "tree_begins": [0],
+        "picks": [width if graph._steps is None else 1],
+        "next_cosines": [steps - 1, *turn],
+        "next_sines": [steps - 1, *turn],
+        "next_lens": [1],
+        "next_begins": [2],
+        "inverse_temperatures": [1, 1],
+        "uniforms": [steps, 1],
+    }
+    graph.model.reshape({output(node): sizes[name] for name, node in graph._inputs.items() if name in sizes})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from foretoken.models.native.spec import Spec
 from foretoken.models.processor import position_share
 from foretoken.models.widths import PassWidths
 
+if TYPE_CHECKING:  # it needs OpenVINO
+    from foretoken.models.native.narrow import NarrowGraphs
+
 
 class Backend(Protocol):
     """What runs the decoder; see `TorchBackend`."""
@@ -26,6 +29,8 @@ class Backend(Protocol):
     spec: Spec
     chains: bool
     """It has a `chain`, and gains by it."""
+    narrow: NarrowGraphs | None
+    """What makes graphs for a row by itself, if it has such graphs."""
     ragged: bool
     """Rows of different lengths cost it no more than as many tokens of one row."""
     own_threads: bool
@@ -161,13 +166,18 @@ class NativeModel(LanguageModel):
         """See `LanguageModel.pass_widths`."""
         return self.backend.pass_widths(hidden_layers)
 
-    def warm_up(self, hidden_layers: Sequence[int]) -> None:
+    def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up`."""
         self.backend.warm_up(hidden_layers)
+        if alone and self.backend.narrow is not None:
+            self.backend.narrow.prepare_passes()
 
-    def warm_up_chains(self, drawn: bool) -> None:
+    def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""
-        for steps in self.backend.warm_up_chains(drawn):  # a graph's first run prepares its kernels
+        prepared = self.backend.warm_up_chains(drawn)
+        if alone and self.backend.narrow is not None:
+            self.backend.narrow.prepare_chains(drawn)
+        for steps in prepared:  # a graph's first run prepares its kernels
             draws = Draws(torch.ones(1), torch.zeros(1, steps, dtype=torch.float64)) if drawn else None
             self.backend.chain(self.backend.open(1), [[0]], steps, draws)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from foretoken.models.native.decoder import Between, Decoder
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.rope import Rotary
 from foretoken.models.slots import Append, SlotBuffers, slots_bytes
+
+if TYPE_CHECKING:  # it needs OpenVINO
+    from foretoken.models.native.narrow import NarrowGraphs
 
 
 class DenseStore:
@@ -65,6 +69,7 @@ class TorchBackend:
 
     name = "torch"
     chains = False
+    narrow: NarrowGraphs | None = None
     ragged = False
     own_threads = False
     prefill_tokens: int | None = None
