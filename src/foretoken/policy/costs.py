@@ -205,11 +205,13 @@ class Table(NamedTuple):
         plain: of a round without drafts.
         extra: what a draft of 0, 1, 2, … tokens in one row adds to it, where all rows have as many.
         calls: of each drafter, a call in one row for so many tokens.
+        token: the least that a token of a draft adds.
     """
 
     plain: float
     extra: list[float]
     calls: list[list[float]]
+    token: float
 
 
 class Costs:
@@ -283,7 +285,8 @@ class Costs:
             for seconds in longer:  # a longer draft that costs less is noise
                 extra.append(max((seconds - plain) / rows, extra[-1]))
             calls = [[0.0, *one.call.up_to(longest)] for one in self.drafters]
-            found = Table(plain, extra, calls)
+            token = min((extra[size] / size for size in range(1, len(extra))), default=0.0)
+            found = Table(plain, extra, calls, token)
             self._tables[rows] = self._rounds, found
         return found
 

@@ -101,8 +101,8 @@ class Decision:
         self.table: Table = self.costs.table(count, LARGEST)
         self.copies = [[_copies(row, offer) for offer in row.offers] for row in rows]
         plain = self.table.plain
-        run, flat = 1.0, [1.0] * LONGEST
-        self.worths = [(flat, flat, flat)] * len(rows)  # of each row, see `Runs.worth`
+        run = 1.0
+        self.worths: list[tuple[list[float], list[float], list[float]]] = []  # of each row, see `Runs.worth`; all 1
         if models and any(row.request.above[1].known for row in rows):
             worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
             self.worths = [each[:3] for each in worths]
@@ -168,7 +168,9 @@ class Decision:
         bests: list[Joint | None] = [copied[0], None]
         at, extra = [0, 0], 0.0
         for width in widths_from(max(rows, least), rows + most, last):
-            extra = max(self.costs.target(width) - plain, extra) if width > max(rows, least) else 0.0
+            if width > max(rows, least):
+                known = rows == 1 and width <= len(self.table.extra)
+                extra = self.table.extra[width - 1] if known else max(self.costs.target(width) - plain, extra)
             moved = change * (width != last)
             best, value = copied[0], -self.rho * extra
             for kind, joints in enumerate(sets):
@@ -196,8 +198,9 @@ class Decision:
             return [Option(nodes, right, right, right, right) for nodes, right in accepted]
         longest = min(room, row.most, LONGEST)
         reach = acceptance.reach(longest)
-        expected = [0.0, *accumulate(reach)]
-        foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at])
+        foreseen = here = behind = expected = [0.0, *accumulate(reach)]
+        if self.worths:
+            foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at])
         return [Option(at, expected[at], foreseen[at], here[at], behind[at]) for at in LENGTHS if at <= longest]
 
     def _pace_alone(self, drafter: int, options: list[list[Option]]) -> float:

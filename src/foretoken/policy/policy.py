@@ -47,7 +47,7 @@ from foretoken.policy.copying import Copying
 from foretoken.policy.costs import LONGER, Costs, bucket
 from foretoken.policy.decision import Decision
 from foretoken.policy.request import LARGEST, Request, Row
-from foretoken.policy.rests import Rests
+from foretoken.policy.rests import Kept, Rests
 from foretoken.policy.widths import Widths
 
 _HEARD = 16
@@ -94,6 +94,7 @@ class Policy:
         self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
         self._rests = Rests(self.costs, self._models, self.guards[1])
+        self._kept = Kept(self.guards[1])
         self.extends = self.extends or [False] * len(self.kinds)
 
     @property
@@ -165,7 +166,7 @@ class Policy:
             table = self.costs.table(count, LARGEST)
             pace = max(sum(request.pace.of(request.above[0]) for request in shared) / len(shared), 1.0)
             rho = pace * count / table.plain
-            dearness = rho * min(extra / size for size, extra in enumerate(table.extra[1:], start=1))
+            dearness = rho * table.token
             units = max(round(count * self.costs.copies), 1)  # if all rows are asked
             whole = self.costs.copy(units)
             each = rho * max(self.costs.copy(2 * units) - whole, 0.0) / units
@@ -197,8 +198,16 @@ class Policy:
         if not shared:
             return 0
         widths = None if passes is None or groups else (self._widths, *passes)
+        alone = not groups and not beside
+        last = 0 if passes is None else passes[0]
+        kept = self._kept.take(shared, self._rests.now, last) if alone else None
+        if kept is not None:
+            return kept
         models = self._models if self._rests.considers else ()
-        return Decision(shared, self.kinds, models, self.extends, widths, beside, self._charged).width
+        width = Decision(shared, self.kinds, models, self.extends, widths, beside, self._charged).width
+        if alone:
+            self._kept.put(shared, self._rests.now, width, models)
+        return width
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.

@@ -1,13 +1,13 @@
-"""Rows that rest: of plain rounds in which nothing is to be decided, several are decided at once."""
+"""Rounds that are decided at once: plain ones, in which rows rest, and those in which a model drafts again as before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp
 
-from foretoken.policy.account import SHARE, Guard
+from foretoken.policy.account import CREDIT, SHARE, Guard
 from foretoken.policy.costs import Costs
-from foretoken.policy.request import Request, Row
+from foretoken.policy.request import PLAIN, Request, Row
 
 _REST = 8
 """Plain rounds of a request that are decided at once, at most; requests that rest so long wake together, in rounds that
@@ -20,6 +20,56 @@ where decisions take long: a decision on 32 rows takes a fifth of a round of the
 _TOGETHER = 2 * _REST
 """Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
 of 32 rows of the shipped pair, and that all do twice to three times as much."""
+
+_KEPT = 4
+"""Rounds of a row by itself for which a model's draft length is decided at once. Its acceptance is averaged over forty
+rounds, and a decision takes a thirtieth of a round of the shipped pair."""
+
+
+class Kept:
+    """The last decision on a row by itself in which a model drafts, for the next rounds.
+
+    Args:
+        guard: the account of models. While it holds less than it began with, every round is decided.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._request: Request | None = None
+        self._until, self._choice, self._width = 0, PLAIN, 0
+
+    def take(self, rows: Sequence[Row], now: int, last: int) -> int | None:
+        """Give the row the choice of the last decision if it serves in round `now`: how wide the pass is to be.
+
+        Args:
+            rows: of the round.
+            now: the policy's round.
+            last: positions of the last pass; 0 where its width does not matter.
+
+        Returns:
+            None if the round is to be decided.
+        """
+        row = rows[0]
+        if (
+            len(rows) > 1
+            or row.request is not self._request
+            or now >= self._until
+            or row.offers
+            or last != self._width
+            or self._choice.tokens > min(row.room, row.most)
+            or self._choice.drafter in row.barred
+            or self._guard.balance < CREDIT
+        ):
+            return None
+        row.chosen = self._choice
+        return self._width
+
+    def put(self, rows: Sequence[Row], now: int, width: int, models: Sequence[int]) -> None:
+        """The round `now` was decided, with a pass so wide; 0 where that does not matter."""
+        row = rows[0]
+        serves = len(rows) == 1 and row.chosen.drafter in models and not row.chosen.copied and not row.request.looking
+        self._request = row.request if serves else None
+        self._until, self._choice, self._width = now + _KEPT, row.chosen, width
 
 
 class Rests:
