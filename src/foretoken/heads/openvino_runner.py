@@ -50,7 +50,7 @@ class HeadWeights(Weights):
         """Of all weights that a pass reads."""
         return sum(weight.nbytes for weight in self._head.parameters())
 
-    def embedding(self) -> Tensor:
+    def table(self) -> Tensor:
         """``[V, H]``."""
         return self._embeddings
 

@@ -18,6 +18,9 @@ from foretoken.models.native.packed import Packed, PackedMatrix
 from foretoken.models.native.spec import Spec
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_HALVES_BY_NAME = {"BF16": torch.bfloat16, "F16": torch.float16}
+HALVES = tuple(_HALVES_BY_NAME.values())
+"""Dtypes of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,10 @@ class Weights:
         name: what messages call the model.
         dtype: what weights are converted to.
 
+    Attributes:
+        keeps_halves: 16-bit weights stay as they were stored where `dtype` is float32, which has all their values: for
+            backends that widen them as they multiply.
+
     Raises:
         ModelError: weights are missing, or have other shapes than the config says.
     """
@@ -96,6 +103,7 @@ class Weights:
 
     def __init__(self, spec: Spec, source: TensorSource, name: str, dtype: torch.dtype) -> None:
         self.spec, self._source, self._dtype = spec, source, dtype
+        self.keeps_halves = False
         shapes = expected_shapes(spec)
         missing = sorted(set(shapes) - set(source.names))
         if missing:
@@ -119,22 +127,23 @@ class Weights:
     def bytes(self, layers: int | None = None) -> int:
         """Of all weights, or of those that a pass through the first layers reads, in their final dtype."""
         spec = self.spec if layers is None else replace(self.spec, layers=layers)
-        return sum(math.prod(shape) for shape in expected_shapes(spec).values()) * self._dtype.itemsize
+        shapes = expected_shapes(spec).items()
+        return sum(math.prod(shape) * self._dtype_of(name).itemsize for name, shape in shapes)
 
     def release(self) -> None:
         """Give memory of files back that weights are read from again when they are needed again."""
 
     def embedding(self) -> Tensor:
-        """``[V, hidden]``."""
-        return self._get("model.embed_tokens.weight")
+        """``[V, hidden]``, in the dtype that the model is computed in."""
+        return self._source.get("model.embed_tokens.weight").to(self._dtype)
 
     def table(self) -> Tensor | Packed:
         """``[V, hidden]``: the embeddings as they are looked up."""
-        return self.embedding()
+        return self._get("model.embed_tokens.weight")
 
     def head(self) -> Tensor | Packed:
         """``[V, hidden]``: the output layer, which may be the embedding table."""
-        return self.embedding() if self.spec.tied else self._get("lm_head.weight")
+        return self.table() if self.spec.tied else self._get("lm_head.weight")
 
     def final_norm(self) -> Tensor:
         """``[hidden]``."""
@@ -168,8 +177,13 @@ class Weights:
         biases = [self._get(f"{part}.bias") for part in parts] if bias else None
         return Matrix(_join(weights), None if biases is None else _join(biases))
 
+    def _dtype_of(self, name: str) -> torch.dtype:
+        if self.keeps_halves and self._dtype is torch.float32 and self._source.stored(name) in HALVES:
+            return self._source.stored(name)
+        return self._dtype
+
     def _get(self, name: str) -> Tensor:
-        return self._source.get(name).to(self._dtype)
+        return self._source.get(name).to(self._dtype_of(name))
 
 
 def _join(parts: list[Tensor]) -> Tensor:
@@ -230,6 +244,10 @@ class TensorSource:
         """Of one tensor."""
         raise NotImplementedError
 
+    def stored(self, name: str) -> torch.dtype:
+        """In which dtype a tensor is there."""
+        return self.get(name).dtype
+
     def get(self, name: str) -> Tensor:
         """One tensor, which must not be written to."""
         raise NotImplementedError
@@ -282,6 +300,11 @@ class Folder(TensorSource):
     def shape(self, name: str) -> tuple[int, ...]:
         """See `TensorSource`."""
         return tuple(self._files[name].get_slice(name).get_shape())
+
+    def stored(self, name: str) -> torch.dtype:
+        """See `TensorSource`."""
+        found = _HALVES_BY_NAME.get(self._files[name].get_slice(name).get_dtype())
+        return found or super().stored(name)
 
     def get(self, name: str) -> Tensor:
         """See `TensorSource`."""

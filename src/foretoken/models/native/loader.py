@@ -125,7 +125,8 @@ def build(
             stacklevel=3,
         )
     backend = _backend(weights, name, dtype, device, options)
-    return NativeModel(backend, name, dtype, device, tokenizer, eos_token_ids, backend.quantize)
+    size = weights.bytes() if backend.quantize is None else None
+    return NativeModel(backend, name, dtype, device, tokenizer, eos_token_ids, backend.quantize, size)
 
 
 def build_gguf(
@@ -172,10 +173,12 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
     if reason is None:
         from foretoken.models.native.openvino_backend import OpenVinoBackend
 
+        weights.keeps_halves = True
         chosen = rounding(weights.bytes(), dtype) if options.quantize == "auto" else quantize
         try:
             return OpenVinoBackend(weights, dtype, chosen)
         except RuntimeError as error:
+            weights.keeps_halves = False
             # The error of its compiler on processors without kernels.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             reason = f"it can't compile the model ({lines[-1][:200]})"
