@@ -196,26 +196,31 @@ class GgufTokenizer:
         roles = {
             f"{role}_token": "" if token is None else self._entries.names[token] for role, token in self._roles.items()
         }
-        plain = not tools and not variables
-        text = plain_chat(self.chat_template, conversation, add_generation_prompt, roles) if plain else None
+        template, plain = self.chat_template, not tools and not variables
+        text = plain_chat(template, conversation, add_generation_prompt, roles) if plain else None
         if text is None:
-            text = self._by_transformers(conversation, tools, add_generation_prompt, {**roles, **variables})
+            text = _by_transformers(template, conversation, tools, add_generation_prompt, {**roles, **variables})
         if not tokenize:
             return text
         tokens = self.encode(text, add_special_tokens=False)
         return {"input_ids": tokens} if return_dict else tokens
 
-    def _by_transformers(
-        self, conversation: Sequence[Any], tools: list[Any] | None, add_prompt: bool, variables: dict[str, Any]
-    ) -> str:
-        """The string of a chat by any template."""
-        from transformers.utils.chat_template_utils import render_jinja_template
 
-        rendered: Any = render_jinja_template(
-            conversations=[list(conversation)],
-            tools=tools,
-            chat_template=self.chat_template,
-            add_generation_prompt=add_prompt,
-            **variables,
-        )
-        return str(rendered[0] if isinstance(rendered[0], str) else rendered[0][0])
+def _by_transformers(
+    template: str | None,
+    conversation: Sequence[Any],
+    tools: list[Any] | None,
+    add_prompt: bool,
+    variables: dict[str, Any],
+) -> str:
+    """The string of a chat by any template."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered: Any = render_jinja_template(
+        conversations=[list(conversation)],
+        tools=tools,
+        chat_template=template,
+        add_generation_prompt=add_prompt,
+        **variables,
+    )
+    return str(rendered[0] if isinstance(rendered[0], str) else rendered[0][0])
