@@ -91,7 +91,11 @@ class Budget:
         """
         needs = self.needs([length])
         if needs > self.limit:
+            least = self.needs([1])
+            cure = "lower max_new_tokens, shorten the prompt, or raise cache_memory"
+            if least > self.limit:
+                cure = f"raise cache_memory to at least {show_bytes(least)}, which the shortest request needs"
             raise OutOfMemory(
                 f"a request of up to {length:,} tokens needs {show_bytes(needs)} of KV cache, and cache_memory is "
-                f"{show_bytes(self.limit)}: lower max_new_tokens, shorten the prompt, or raise cache_memory"
+                f"{show_bytes(self.limit)}: {cure}"
             )

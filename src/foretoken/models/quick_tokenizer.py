@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from foretoken.models.encoding import Encoding
 from foretoken.models.locating import read_json
+from foretoken.models.plain_chat import plain_chat
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
@@ -30,21 +30,6 @@ _KNOWN = {
 
 _LARGEST = 100_000  # tokens: above it transformers looks for a wrong pattern in some models' files, and mends it
 _OLDER_FILES = ("special_tokens_map.json", "added_tokens.json", "chat_templates", "additional_chat_templates")
-_NOT_PLAIN = re.compile(r"\b(generation|namespace|dict|strftime_now|tojson)\b")
-"""What transformers adds to Jinja or takes from it, `raise_exception` apart; templates with it are left to it."""
-
-
-class _Encoding(dict[str, list[int]]):
-    """The tokens of one string, by key and as attributes, as transformers' `BatchEncoding` has them."""
-
-    def __init__(self, ids: list[int]) -> None:
-        super().__init__(input_ids=ids, attention_mask=[1] * len(ids))
-
-    def __getattr__(self, name: str) -> list[int]:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
 
 
 class QuickTokenizer:
@@ -77,7 +62,7 @@ class QuickTokenizer:
         if not isinstance(text, str) or options.keys() - {"add_special_tokens"}:
             return self._transformers(text, **options)
         ids = self._backend.encode(text, add_special_tokens=options.get("add_special_tokens", True)).ids
-        return _Encoding(ids)
+        return Encoding(ids)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
         """The string of some tokens."""
@@ -109,15 +94,13 @@ class QuickTokenizer:
         add_prompt = chosen.pop("add_generation_prompt", False)
         if chosen.get("tools") is None:
             chosen.pop("tools", None)
-        template = self._chat_template
-        plain = isinstance(template, str) and not _NOT_PLAIN.search(template) and _is_plain_chat(conversation)
-        if chosen or not plain:
+        text = None if chosen else plain_chat(self._chat_template, conversation, add_prompt, self._special_tokens)
+        if text is None:
             return self._transformers.apply_chat_template(conversation, **options)
-        text = _render(str(template), conversation, add_prompt, self._special_tokens)
         if not tokenize:
             return text
         ids = self._backend.encode(text, add_special_tokens=False).ids
-        return _Encoding(ids) if in_dict else ids
+        return Encoding(ids) if in_dict else ids
 
     @property
     def _transformers(self) -> Any:
@@ -191,40 +174,3 @@ def quick_tokenizer(folder: Path, load_whole: Callable[[], Any]) -> QuickTokeniz
 def _template(folder: Path, config: Mapping[str, Any]) -> Any:
     file = folder / "chat_template.jinja"
     return file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-
-
-def _is_plain_chat(conversation: Any) -> bool:
-    """Messages with a role and a string alone."""
-    return (
-        isinstance(conversation, list)
-        and bool(conversation)
-        and all(
-            isinstance(message, dict)
-            and message.keys() == {"role", "content"}
-            and all(type(value) is str for value in message.values())
-            for message in conversation
-        )
-    )
-
-
-def _render(template: str, messages: list[dict[str, str]], add_prompt: bool, special: Mapping[str, str]) -> str:
-    """The string of a chat."""
-    rendered: str = _compiled(template).render(
-        messages=messages, tools=None, documents=None, add_generation_prompt=add_prompt, **special
-    )
-    return rendered
-
-
-@lru_cache(maxsize=16)
-def _compiled(template: str) -> Any:
-    """A Jinja template, compiled once: that takes far longer than to fill it in. Templates come with models, so they
-    are run in Jinja's sandbox."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    jinja.globals["raise_exception"] = raise_exception
-    return jinja.from_string(template)

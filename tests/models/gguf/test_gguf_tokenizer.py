@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -82,6 +84,28 @@ def test_the_chat_template_is_the_files_and_is_rendered_in_a_sandbox(model, thei
     with pytest.raises(Exception, match="unsafe"):
         tokenizer.apply_chat_template(messages)
     assert model.tokenizer.chat_template == theirs.chat_template  # a copy has its own
+
+
+def test_a_template_that_is_not_plain_is_rendered_as_transformers_does(model, theirs):
+    ours, theirs = copy.deepcopy(model.tokenizer), copy.deepcopy(theirs)
+    ours.chat_template = theirs.chat_template = "{{ eos_token }}{{ messages | tojson }}{{ tools }}{{ extra }}"
+    messages, tools = [{"role": "user", "content": "é"}], [{"type": "function", "function": {"name": "f"}}]
+    for options in ({}, {"tools": tools}, {"extra": 3}):
+        expected = theirs.apply_chat_template(messages, tokenize=False, **options)
+        assert ours.apply_chat_template(messages, tokenize=False, **options) == expected
+
+
+def test_prompts_and_plain_chats_do_not_wait_for_transformers_to_be_imported(files, theirs):
+    file = str(files("chatting", make, theirs)[1])
+    program = f"""if True:
+        import sys
+        import foretoken
+        engine = foretoken.Engine({file!r}, None, runner="gguf")
+        params = foretoken.SamplingParams(max_new_tokens=1)
+        for prompt in ("the", [{{"role": "user", "content": "the"}}]):
+            engine.generate(prompt, params)
+        sys.exit("transformers" in sys.modules)"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def sentencepiece(path):

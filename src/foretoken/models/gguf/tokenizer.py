@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.errors import ModelError
+from foretoken.models.encoding import Encoding
 from foretoken.models.gguf.entries import CONTROL, UNKNOWN, UNUSED, USER_DEFINED, Entries
 from foretoken.models.gguf.handle import Handle
+from foretoken.models.plain_chat import plain_chat
 
 _SENTENCEPIECE = 1
 _SPACE = "▁"
@@ -63,11 +65,9 @@ class GgufTokenizer:
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any) -> Any:
         """The tokens of a text or of several, as transformers' tokenizers give them: under ``input_ids``."""
-        from transformers import BatchEncoding
-
         if isinstance(text, str):
-            return BatchEncoding({"input_ids": self.encode(text, add_special_tokens)})
-        return BatchEncoding({"input_ids": [self.encode(one, add_special_tokens) for one in text]})
+            return Encoding(self.encode(text, add_special_tokens))
+        return Encoding([self.encode(one, add_special_tokens) for one in text])
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text; special tokens that are written out in it are found."""
@@ -191,22 +191,36 @@ class GgufTokenizer:
     ) -> Any:
         """The prompt of a chat: its tokens, or with ``tokenize=False`` its string.
 
-        The template comes with the file: transformers renders it in Jinja's sandbox.
+        The template comes with the file: it is rendered in Jinja's sandbox, by transformers unless it is a plain one.
         """
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         roles = {
             f"{role}_token": "" if token is None else self._entries.names[token] for role, token in self._roles.items()
         }
-        rendered: Any = render_jinja_template(
-            conversations=[list(conversation)],
-            tools=tools,
-            chat_template=self.chat_template,
-            add_generation_prompt=add_generation_prompt,
-            **{**roles, **variables},
-        )
-        text = rendered[0] if isinstance(rendered[0], str) else rendered[0][0]
+        template, plain = self.chat_template, not tools and not variables
+        text = plain_chat(template, conversation, add_generation_prompt, roles) if plain else None
+        if text is None:
+            text = _by_transformers(template, conversation, tools, add_generation_prompt, {**roles, **variables})
         if not tokenize:
             return text
         tokens = self.encode(text, add_special_tokens=False)
         return {"input_ids": tokens} if return_dict else tokens
+
+
+def _by_transformers(
+    template: str | None,
+    conversation: Sequence[Any],
+    tools: list[Any] | None,
+    add_prompt: bool,
+    variables: dict[str, Any],
+) -> str:
+    """The string of a chat by any template."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered: Any = render_jinja_template(
+        conversations=[list(conversation)],
+        tools=tools,
+        chat_template=template,
+        add_generation_prompt=add_prompt,
+        **variables,
+    )
+    return str(rendered[0] if isinstance(rendered[0], str) else rendered[0][0])
