@@ -197,6 +197,14 @@ class Streams:
         self.left += 1
         return call.index
 
+    def take_at_once(self, take: Callable[[int, StreamEvent], bool]) -> None:
+        """Have `take` called, from the event loop, with an event that comes while the task waits in `next`.
+
+        It gets the request's index and any event but the last one of a request, and says whether it took it: else
+        `next` gives it, as all others.
+        """
+        self._arrivals.at_once = take
+
     def expire(self, seconds: float) -> None:
         """Have `next` raise TimeoutError after so many seconds, behind what has come by then."""
         self._timer = self._arrivals.loop.call_later(seconds, self._arrivals.put, None, TimeoutError())

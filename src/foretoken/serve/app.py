@@ -45,7 +45,8 @@ def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
     # Its pages of documentation load scripts from elsewhere: docs/serving.md has the API.
     app = FastAPI(title="Foretoken", version=foretoken.__version__, lifespan=lifespan, openapi_url=None)
     app.state.service = service
-    for routes in (_status_routes, _token_routes, openai_routes, responses_routes, messages_routes):
+    # The first one that has a path answers, so that those that are asked most come first.
+    for routes in (openai_routes, responses_routes, messages_routes, _status_routes, _token_routes):
         app.include_router(routes(service))
     if settings.page:
         app.include_router(page_api_routes(service))

@@ -89,7 +89,7 @@ def messages_routes(service: Service) -> APIRouter:
             told = {**_end(completion, bool(calls)), "usage": _usage(batch, completion.stats, body)}
             return json_response({**message, **told})
 
-    router.add_api_route(PATH, messages, methods=["POST"])
+    router.add_route(PATH, messages, methods=["POST"])
     return router
 
 

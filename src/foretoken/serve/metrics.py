@@ -16,6 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.outputs import DecodeStats, StreamEvent
+from foretoken.serve.progress import PLAIN_ROUND
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -201,17 +202,20 @@ class Watch:
 
     def event(self, event: StreamEvent, added: DecodeStats) -> None:
         """Count what a round gave; `added` is what it added to the statistics."""
-        now, metrics = perf_counter(), self._metrics
-        if event.pieces:
-            metrics.generation_tokens.inc(len(event.pieces))
-            self._tokens += len(event.pieces)
+        now, metrics, tokens = perf_counter(), self._metrics, len(event.pieces)
+        if tokens:
+            metrics.generation_tokens.inc(tokens)
+            self._tokens += tokens
             if self._any:
-                metrics.between_tokens.observe((now - self._last) / len(event.pieces))
+                metrics.between_tokens.observe((now - self._last) / tokens)
             else:
                 metrics.first_token.observe(now - self._began)
                 self._first = now
             self._any, self._last = True, now
-        self._speculation(added)
+        if added is PLAIN_ROUND:
+            metrics.draft_length.observe(0)
+        else:
+            self._speculation(added)
         if event.completion is not None:
             reason = event.completion.finish_reason
             self._reason = "abort" if reason == "cancelled" else reason
