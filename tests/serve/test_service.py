@@ -40,6 +40,7 @@ from serve_harness import (
 
 def test_status(server):
     assert server.get("/health").status == server.get("/ready").status == 200
+    assert server.send("HEAD", "/health").status == server.send("HEAD", "/ready").status == 200
     assert server.get("/version").json == {"version": foretoken.__version__}
     (model,) = server.get("/v1/models").json["data"]
     assert (model["id"], model["max_model_len"]) == (MODEL, 512)
@@ -171,10 +172,16 @@ def test_metrics_have_vllms_names_and_count_what_happened():
             ("request_prompt_tokens_sum", told["prompt_tokens"]),
             ("request_generation_tokens_sum", 30),
             ("request_decode_time_seconds_count", 1),
+            ("request_queue_time_seconds_count", 1),
+            ("request_prefill_time_seconds_count", 1),
+            ("request_max_num_generation_tokens_sum", 30),
             ("num_requests_running", 0),
             ("num_requests_waiting", 0),
         ):
             assert found[f"vllm:{name}{labels}"] == value, name
+        parts = [found[f"vllm:request_{name}_time_seconds_sum{labels}"] for name in ("queue", "prefill")]
+        assert all(part > 0 for part in parts)
+        assert sum(parts) == pytest.approx(found[f"vllm:time_to_first_token_seconds_sum{labels}"])
         assert found[f"vllm:inter_token_latency_seconds_count{labels}"] >= 5
         for position, count in enumerate(speculation["accepted_tokens_per_pos"]):
             own = f'{labels[:-1]},position="{position}"}}'

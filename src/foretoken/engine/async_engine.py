@@ -198,12 +198,13 @@ class Streams:
         return call.index
 
     def take_at_once(self, take: Callable[[int, StreamEvent], bool]) -> None:
-        """Have `take` called, from the event loop, with an event that comes while the task waits in `next`.
-
-        It gets the request's index and any event but the last one of a request, and says whether it took it: else
-        `next` gives it, as all others.
-        """
+        """Offer events that come while the task waits in `next`, see `Arrivals.at_once`; `next` gives all others."""
         self._arrivals.at_once = take
+
+    def begun_at(self, index: int) -> float | None:
+        """When a request got a row, on the clock of `time.perf_counter`; None if it has had none."""
+        request = self._calls[index].request
+        return None if request is None else request.begun_at
 
     def expire(self, seconds: float) -> None:
         """Have `next` raise TimeoutError after so many seconds, behind what has come by then."""
@@ -333,7 +334,7 @@ class _Worker:
         while self._waiting:
             call = next(iter(self._waiting))
             assert call.request is not None
-            if not call.request.begun:
+            if call.request.begun_at is None:
                 if monotonic() < call.waits_until:
                     break
                 call.send(

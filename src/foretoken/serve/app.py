@@ -93,8 +93,8 @@ def _status_routes(service: Service) -> APIRouter:
 
     router.add_api_route("/v1/models", models)
     router.add_api_route("/v1/models/{name:path}", one_model)
-    router.add_api_route("/health", health)
-    router.add_api_route("/ready", ready)
+    router.add_api_route("/health", health, methods=["GET", "HEAD"])
+    router.add_api_route("/ready", ready, methods=["GET", "HEAD"])
     router.add_api_route("/version", version)
     if settings.expose_metrics:
         router.add_api_route("/metrics", metrics)

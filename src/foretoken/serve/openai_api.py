@@ -97,18 +97,20 @@ class _Answer(ABC):
         """The answer as server-sent events."""
         stats: dict[int, DecodeStats] = {}
         ended, last = 0, ""  # what comes together at the end is sent at once
+        so_far = self.request.wants_usage_so_far
+        at_once = self._written if self.write and self.is_plain and not so_far else None
         try:
             for index in range(self.batch.size):
                 opening = self.opening(index)
                 if opening is not None:
                     yield self._chunk([self._choice(index, opening, None)])
-            async with aclosing(self.batch.events(self._written if self.write and self.is_plain else None)) as events:
+            async with aclosing(self.batch.events(at_once)) as events:
                 async for index, event in events:
                     completion, text = event.completion, event.text
                     if completion is None and event.logprobs is None and not self.request.return_token_ids:
                         if not text:
                             continue  # tokens inside a character, or text that may be a stop string's beginning
-                        if self.is_plain:
+                        if self.is_plain and not so_far:
                             yield self._text_chunk(index, text).decode()
                             stats[index] = event.stats
                             continue
@@ -118,8 +120,9 @@ class _Answer(ABC):
                     if completion is not None:
                         choice["stop_reason"] = completion.stop_reason
                     tokens = [piece.token_id for piece in event.pieces]
-                    chunk = self._chunk([self._with_ids(choice, index, tokens, first=index not in stats)])
+                    choices = [self._with_ids(choice, index, tokens, first=index not in stats)]
                     stats[index] = event.stats
+                    chunk = self._chunk(choices, self._usage(list(stats.values())) if so_far else None)
                     ended += completion is not None
                     if ended == self.batch.size:
                         last = chunk

@@ -30,6 +30,7 @@ class StreamOptions(Strict):
     """What a stream tells besides its output."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Controls(Strict):
@@ -51,6 +52,7 @@ class Controls(Strict):
     stop: Any = None
     stop_token_ids: Any = None
     ignore_eos: Any = None
+    skip_special_tokens: Any = None
     structured_outputs: StructuredOutputs | None = None
     # Labels: they change nothing.
     user: str | None = None
@@ -129,6 +131,12 @@ class Sampling(Controls):
         options = self.stream_options
         return self.speculation is not None or (options is not None and options.include_usage)
 
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether each chunk of a stream has the usage up to it."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
     def token_limit(self) -> tuple[str, Any]:
         """See `Controls`."""
         return "max_tokens", self.max_tokens
@@ -142,11 +150,13 @@ class Sampling(Controls):
         return None if self.prediction is None else text_of(self.prediction.content, "prediction.content")
 
     def check_choices(self, prompts: int, param: str, settings: ServeSettings) -> None:
-        """See to it that the request asks for a number of completions that the server allows.
+        """See to it that the request asks for a number of completions that the server allows, and options they have.
 
         Raises:
             ApiError: it does not.
         """
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options are for streams: leave them out, or set stream", "stream_options")
         if self.best_of not in (None, self.n):
             message = "best_of is not served but where it equals n: leave it out"
             raise ApiError(400, message, "best_of", "unsupported_field")
@@ -262,7 +272,7 @@ def sampling_params(body: Controls, settings: ServeSettings, default_tokens: int
     top_name, top = body.top_logprobs_field()
     fields = (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "stop", "stop_token_ids", "ignore_eos",
+        "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
     )  # fmt: skip
     values = {field: getattr(body, field) for field in fields if getattr(body, field) is not None}
     try:

@@ -7,7 +7,7 @@ import copy
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import time
 from typing import Any
 
@@ -151,6 +151,7 @@ class Batch:
                 if at_once is not None:
                     streams.take_at_once(take)
                 for index, watch in enumerate(watches):
+                    watch.begun_at = partial(streams.begun_at, index)
                     self._submit(streams, index, watch)
                 if limit is not None:
                     streams.expire(limit)
@@ -177,6 +178,7 @@ class Batch:
         finally:
             for watch in watches:
                 watch.end()
+            service.metrics.longest_outputs.observe(max(watch.tokens for watch in watches))
 
     async def complete(self) -> list[Completion]:
         """Every choice's completion.
