@@ -82,7 +82,7 @@ COMPLETIONS = [
     ("echo", [1, "x"]),
     ("suffix", ["x"]),
     ("messages", [USER]),
-    ("max_completion_tokens", [5]),
+    ("max_completion_tokens", [0, -1, "x"]),
 ]
 CHAT = [
     ("messages", [[], "hi", 5, {}, [5], ["hi"], [[]], [{}], [{"role": "user"}], [{"content": "hi"}]]),

@@ -94,6 +94,11 @@ def test_min_tokens_bans_the_end(server):
     assert tokens.index(258) == 3
 
 
+def test_the_length_has_either_name(server):
+    for fields in ({"max_tokens": 7}, {"max_completion_tokens": 7}, {"max_tokens": 7, "max_completion_tokens": 7}):
+        assert server.complete(prompt=PROMPT, ignore_eos=True, **fields).json["usage"]["completion_tokens"] == 7
+
+
 def test_the_default_length_is_openais(server):
     answer = server.complete(prompt=PROMPT, ignore_eos=True).json
     assert answer["usage"]["completion_tokens"] == 16

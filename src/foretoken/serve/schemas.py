@@ -117,6 +117,7 @@ class Sampling(Controls):
     best_of: int | None = None
     prediction: PredictedOutput | None = None
     max_tokens: Any = None
+    max_completion_tokens: Any = None  # load clients send it on completions, too
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     response_format: Any = None
@@ -139,7 +140,11 @@ class Sampling(Controls):
 
     def token_limit(self) -> tuple[str, Any]:
         """See `Controls`."""
-        return "max_tokens", self.max_tokens
+        if self.max_completion_tokens is None:
+            return "max_tokens", self.max_tokens
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            raise ApiError(400, "max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
+        return "max_completion_tokens", self.max_completion_tokens
 
     def predicted_text(self) -> str | None:
         """What the output is expected to be; None for nothing.
@@ -205,7 +210,6 @@ class ChatRequest(Sampling):
     """``POST /v1/chat/completions``."""
 
     messages: Any
-    max_completion_tokens: Any = None
     logprobs: bool = False
     top_logprobs: int | None = None
     tools: Any = None
@@ -215,14 +219,6 @@ class ChatRequest(Sampling):
     def toolset(self) -> ToolSet | None:
         """See `Controls`."""
         return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
-
-    def token_limit(self) -> tuple[str, Any]:
-        """See `Sampling`."""
-        if self.max_completion_tokens is None:
-            return super().token_limit()
-        if self.max_tokens not in (None, self.max_completion_tokens):
-            raise ApiError(400, "max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
-        return "max_completion_tokens", self.max_completion_tokens
 
     def top_logprobs_field(self) -> tuple[str, int | None]:
         """See `Sampling`."""
