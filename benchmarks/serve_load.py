@@ -1,7 +1,8 @@
 """Servers under load: throughput, time to first token and latency between tokens, with 1 to 64 clients at once.
 
 The server is a process of its own, and so are the clients (this one): both share the machine, as on a user's desk. Each
-client asks the next question when its last answer is complete, and reads it as a stream of server-sent events.
+client asks the next question when its last answer is complete, and reads it as a stream of server-sent events; what
+the clients cost is told (`load_client`).
 
     python benchmarks/serve_load.py load --server foretoken --requests 200      one server, a line a number of clients
     python benchmarks/serve_load.py load --server transformers --clients 8
@@ -30,12 +31,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Coroutine, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, sleep, thread_time
 from typing import Any
 
 import numpy as np
+from load_client import Answers, ask
 from rich.console import Console
 from rich.table import Table
 
@@ -54,14 +56,6 @@ params.n_ctx = 1024 * params.n_parallel
 server = xllamacpp.Server(params)
 threading.Event().wait()
 """
-
-
-@dataclass
-class Answer:
-    """When the events of an answer came, in seconds from its request, and how many tokens it has."""
-
-    times: list[float] = field(default_factory=list)
-    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,55 +84,10 @@ class Load:
         body = {"model": model, "messages": self.messages(index), "max_tokens": self.tokens, "stream": True}
         return json.dumps({**body, "temperature": self.temperature, "stream_options": {"include_usage": True}}).encode()
 
-
-async def ask(port: int, load: Load, model: str) -> tuple[list[Answer], float]:
-    """All answers, and the seconds that they took together."""
-    indices, answers = iter(range(load.requests)), []
-
-    async def client() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for index in indices:
-            body = load.body(index, model)
-            try:
-                answers.append(await one(reader, writer, body))
-            except ConnectionError:  # some servers close a connection after a number of requests
-                writer.close()
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                answers.append(await one(reader, writer, body))
-        writer.close()
-
-    began = perf_counter()
-    await asyncio.gather(*(client() for _ in range(load.clients)))
-    return answers, perf_counter() - began
-
-
-async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> Answer:
-    """One request over a connection that is kept."""
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    answer, began, chunks = Answer(), perf_counter(), 0
-    status = await reader.readline()
-    if not status:
-        raise ConnectionResetError("the server closed the connection before the request")
-    if b" 200 " not in status:
-        raise RuntimeError((status + await reader.read(2000)).decode())
-    while True:
-        line = await reader.readline()
-        if line == b"0\r\n":  # the last chunk of HTTP
-            await reader.readline()
-            break
-        if not line.startswith(b"data: {"):
-            if not line:
-                raise RuntimeError("the server hung up")
-            continue
-        event = json.loads(line[6:])
-        if (event.get("usage") or {}).get("completion_tokens"):
-            answer.tokens = event["usage"]["completion_tokens"]
-        if any((choice.get("delta") or {}).get("content") for choice in event.get("choices") or ()):
-            answer.times.append(perf_counter() - began)
-            chunks += 1
-    answer.tokens = answer.tokens or chunks
-    return answer
+    def ask(self, port: int, model: str) -> Answers:
+        """Have a server answer all of it."""
+        bodies = [self.body(index, model) for index in range(self.requests)]
+        return ask(port, iter(bodies), self.clients)
 
 
 def command(options: argparse.Namespace, port: int, folder: str) -> tuple[list[str], str]:
@@ -223,12 +172,15 @@ def milliseconds(values: list[float]) -> str:
 
 def show_load(options: argparse.Namespace, console: Console) -> None:
     """A line for each number of clients."""
-    console.print("server | clients | requests | tokens/s | first token, ms | between events, ms | per token, ms")
+    console.print(
+        "server | clients | requests | tokens/s | first token, ms | between events, ms | per token, ms | client, ms"
+    )
     with served(options) as (port, model):
-        asyncio.run(ask(port, Load(8, 4, options.tokens, options.temperature), model))  # warm
+        Load(8, 4, options.tokens, options.temperature).ask(port, model)  # warm
         for clients in options.clients:
             load = Load(options.requests, clients, options.tokens, options.temperature)
-            answers, seconds = asyncio.run(ask(port, load, model))
+            asked = load.ask(port, model)
+            answers, client = asked.answers, 1000 * asked.client_seconds / asked.events
             first = [answer.times[0] for answer in answers if answer.times]
             between = [gap for answer in answers for gap in np.diff(answer.times)]
             each = [
@@ -236,8 +188,8 @@ def show_load(options: argparse.Namespace, console: Console) -> None:
                 for answer in answers
                 if len(answer.times) > 1 and answer.tokens > 1
             ]
-            rate = sum(answer.tokens for answer in answers) / seconds
-            cells = (milliseconds(first), milliseconds(between), milliseconds(each))
+            rate = sum(answer.tokens for answer in answers) / asked.seconds
+            cells = (milliseconds(first), milliseconds(between), milliseconds(each), f"{client:.4f}")
             console.print(" | ".join((options.server, str(clients), str(len(answers)), f"{rate:.0f}", *cells)))
 
 
@@ -319,8 +271,8 @@ def show_overhead(options: argparse.Namespace, console: Console) -> None:
         return asyncio.run_coroutine_threadsafe(now(), loops[0]).result()
 
     before = server_time()
-    answers, _ = asyncio.run(ask(port, load, "target"))
-    with_server = (server_time() - before) / sum(len(answer.times) for answer in answers)
+    asked = load.ask(port, "target")
+    with_server = (server_time() - before) / asked.events
     server.should_exit = True
     thread.join()
     console.print(

@@ -92,15 +92,22 @@ class Running:
 def serving(engine: Engine, small_buffers: bool = False, **settings: Any) -> Iterator[Running]:
     """Serve until the block ends; with small buffers, what a client does not read soon waits in the server."""
     app = create_app(engine, ServeSettings(model=MODEL, **settings))
+    with listening(app, small_buffers) as port:
+        # Connections wait in the listener's queue until the server accepts them.
+        yield Running(port, app.state.service)
+
+
+@contextmanager
+def listening(app: Any, small_buffers: bool = False) -> Iterator[int]:
+    """Have an ASGI application served until the block ends, on this port."""
     listener = socket.create_server(("127.0.0.1", 0))
     if small_buffers:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http=HttpProtocol, loop="asyncio"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, http=HttpProtocol, loop="asyncio"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        # Connections wait in the listener's queue until the server accepts them.
-        yield Running(listener.getsockname()[1], app.state.service)
+        yield listener.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(LONGEST)

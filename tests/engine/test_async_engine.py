@@ -226,6 +226,48 @@ def test_requests_of_one_task_are_read_together():
     assert run(main()) == wanted
 
 
+def test_events_are_taken_at_once_where_the_task_waits():
+    """In order, none twice; the last one and those that are not taken go to the task."""
+    engine = make(GatedEngine)
+    engine.gated = False
+    wanted = engine.generate([5], sampling(1)).token_ids
+    engine.gated = True
+
+    async def main():
+        found, taken, woken = [], [], []
+
+        def take(index, event):
+            assert (index, event.completion) == (0, None)
+            if not found:
+                return False
+            found.extend(piece.token_id for piece in event.pieces)
+            taken.append(event)
+            return True
+
+        async def rounds():
+            while True:
+                await engine.at_the_gate()  # the task has seen what came before
+                engine.let()
+
+        async with AsyncEngine(engine) as served:
+            with served.streams() as streams:
+                streams.take_at_once(take)
+                streams.submit([5], sampling(1), {})
+                driving = asyncio.create_task(rounds())
+                while streams.left:
+                    _, event = await streams.next()
+                    found.extend(piece.token_id for piece in event.pieces)
+                    woken.append(event.completion is not None)
+                driving.cancel()
+            engine.open()
+        return found, taken, woken
+
+    found, taken, woken = run(main())
+    assert found == wanted
+    assert taken
+    assert woken == [False, True]
+
+
 def test_requests_that_are_read_together_expire_behind_what_has_come():
     engine = make(GatedEngine)
 

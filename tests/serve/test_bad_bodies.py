@@ -65,7 +65,9 @@ BOTH = [  # fields that both paths refuse: name, values
         [{"json": NESTED_SCHEMA}, {"regex": "(" * 999}, {"regex": "((a{9999}){9999}){9999}("}],
     ),
     ("prompt_logprobs", [1]),
-    ("skip_special_tokens", [False]),
+    ("skip_special_tokens", [5, "no"]),
+    ("spaces_between_special_tokens", [False]),
+    ("include_stop_str_in_output", [True]),
     ("use_beam_search", [True]),
     ("store", [True]),
     ("temprature", [0.5]),
@@ -80,7 +82,7 @@ COMPLETIONS = [
     ("echo", [1, "x"]),
     ("suffix", ["x"]),
     ("messages", [USER]),
-    ("max_completion_tokens", [5]),
+    ("max_completion_tokens", [0, -1, "x"]),
 ]
 CHAT = [
     ("messages", [[], "hi", 5, {}, [5], ["hi"], [[]], [{}], [{"role": "user"}], [{"content": "hi"}]]),
@@ -101,7 +103,8 @@ CHAT = [
 ]
 NESTED = [
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"speculation": {"verifier": "typical"}}, "speculation.verifier"),
     ({"speculation": {"verifier": "nothing"}}, "speculation.verifier"),
     ({"speculation": {"verifier": 5}}, "speculation.verifier"),

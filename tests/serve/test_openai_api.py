@@ -10,7 +10,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 from foretoken.limits import Limits
 from foretoken.sampling import SamplingParams
-from serve_harness import MODEL, Running, serving, tiny_engine
+from serve_harness import END, MODEL, Running, serving, tiny_engine
 
 PROMPT = "the cat sat on"
 
@@ -92,6 +92,11 @@ def test_min_tokens_bans_the_end(server):
     assert server.complete(**fields).json["choices"][0]["token_ids"] == [258]
     tokens = server.complete(**fields, min_tokens=3).json["choices"][0]["token_ids"]
     assert tokens.index(258) == 3
+
+
+def test_the_length_has_either_name(server):
+    for fields in ({"max_tokens": 7}, {"max_completion_tokens": 7}, {"max_tokens": 7, "max_completion_tokens": 7}):
+        assert server.complete(prompt=PROMPT, ignore_eos=True, **fields).json["usage"]["completion_tokens"] == 7
 
 
 def test_the_default_length_is_openais(server):
@@ -233,6 +238,29 @@ def test_a_chat_goes_to_the_end_of_the_context(server):
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+def test_special_tokens_are_in_the_text_where_that_is_asked_for(server):
+    fields = {"prompt": PROMPT, "max_tokens": 5, "logit_bias": {str(END): 1000}}
+    (plain,) = server.complete(**fields).json["choices"]
+    (special,) = server.complete(**fields, skip_special_tokens=False).json["choices"]
+    assert plain["finish_reason"] == special["finish_reason"] == "stop"
+    assert plain["text"] == ""
+    assert special["text"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_each_chunk_has_the_usage_so_far_where_that_is_asked_for(server, n):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "seed": 6, "n": n}
+    whole = server.complete(**fields).json
+    told = chunks(server.complete(**fields, stream=True, stream_options=options))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in told]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1]
+    assert told[-1]["usage"] == whole["usage"]
+    texts = ["".join(one["text"] for chunk in told for one in chunk["choices"] if one["index"] == i) for i in range(n)]
+    assert texts == [choice["text"] for choice in whole["choices"]]
+
+
 def test_fields_that_ask_for_nothing_pass(server):
     asked = {
         "response_format": {"type": "text"},
@@ -240,6 +268,10 @@ def test_fields_that_ask_for_nothing_pass(server):
         "tool_choice": "auto",
         "user": "me",
         "top_logprobs": None,
+        "spaces_between_special_tokens": True,
+        "include_stop_str_in_output": False,
+        "length_penalty": 1.0,
+        "priority": 0,
     }
     assert server.chat(messages=MESSAGES, max_tokens=1, store=False, **asked).status == 200
 

@@ -175,6 +175,14 @@ def test_a_message_streams_and_says_why_it_ends(server):
         assert end["usage"] == whole["usage"]
 
 
+def test_tokens_of_a_message_are_counted(server):
+    fields = {"messages": USER, "system": "be brief", "thinking": {"type": "disabled"}}
+    counted = server.post("/v1/messages/count_tokens", {"model": MODEL, **fields})
+    assert counted.json == {"input_tokens": message(server, **fields, max_tokens=1).json["usage"]["input_tokens"]}
+    wrong = server.post("/v1/messages/count_tokens", {"model": MODEL, "messages": []})
+    assert (wrong.status, wrong.json["type"], wrong.json["error"]["param"]) == (400, "error", "messages")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -17,6 +17,7 @@ from foretoken.errors import ParameterError
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.lifecycle import listen, serve
+from foretoken.serve.streaming import WRITE_PART
 from serve_harness import (
     ENDLESS,
     LONGEST,
@@ -26,6 +27,7 @@ from serve_harness import (
     Running,
     begin,
     hang_up,
+    listening,
     numbers,
     occupied,
     serving,
@@ -38,6 +40,7 @@ from serve_harness import (
 
 def test_status(server):
     assert server.get("/health").status == server.get("/ready").status == 200
+    assert server.send("HEAD", "/health").status == server.send("HEAD", "/ready").status == 200
     assert server.get("/version").json == {"version": foretoken.__version__}
     (model,) = server.get("/v1/models").json["data"]
     assert (model["id"], model["max_model_len"]) == (MODEL, 512)
@@ -169,10 +172,16 @@ def test_metrics_have_vllms_names_and_count_what_happened():
             ("request_prompt_tokens_sum", told["prompt_tokens"]),
             ("request_generation_tokens_sum", 30),
             ("request_decode_time_seconds_count", 1),
+            ("request_queue_time_seconds_count", 1),
+            ("request_prefill_time_seconds_count", 1),
+            ("request_max_num_generation_tokens_sum", 30),
             ("num_requests_running", 0),
             ("num_requests_waiting", 0),
         ):
             assert found[f"vllm:{name}{labels}"] == value, name
+        parts = [found[f"vllm:request_{name}_time_seconds_sum{labels}"] for name in ("queue", "prefill")]
+        assert all(part > 0 for part in parts)
+        assert sum(parts) == pytest.approx(found[f"vllm:time_to_first_token_seconds_sum{labels}"])
         assert found[f"vllm:inter_token_latency_seconds_count{labels}"] >= 5
         for position, count in enumerate(speculation["accepted_tokens_per_pos"]):
             own = f'{labels[:-1]},position="{position}"}}'
@@ -275,6 +284,35 @@ def test_events_are_sent_at_once_on_every_connection(send_seconds):
         closing(listener.accept()[0]) as connection,
     ):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_part_is_written_at_once_where_the_client_takes_it_and_the_body_is_in_chunks():
+    written = []
+
+    async def app(scope, receive, send):
+        if scope["type"] != "http":
+            return
+        write = scope["extensions"][WRITE_PART]
+        written.append(write(b"too early"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        written.append(write(b"one,"))
+        await send({"type": "http.response.body", "body": b"two,", "more_body": True})
+        flow = write.func.__self__.flow
+        flow.pause_writing()
+        written.append(write(b"never"))
+        flow.resume_writing()
+        written.append(write(b"three"))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        written.append(write(b"too late"))
+
+    for version, results in (("1.1", [False, True, False, True, False]), ("1.0", [False] * 5)):
+        written.clear()
+        with listening(app) as port, closing(socket.create_connection(("127.0.0.1", port), timeout=LONGEST)) as client:
+            client.sendall(f"GET / HTTP/{version}\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            with client.makefile("rb") as answer:
+                body = answer.read().partition(b"\r\n\r\n")[2]
+        assert written == results
+        assert body == (b"4\r\none,\r\n4\r\ntwo,\r\n5\r\nthree\r\n0\r\n\r\n" if version == "1.1" else b"two,")
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from foretoken.engine.outputs import StreamEvent
@@ -79,12 +79,25 @@ class Arrivals:
         self.loop = asyncio.get_running_loop()
         self._arrived: deque[tuple[Call | None, StreamEvent | Exception]] = deque()
         self._waits: asyncio.Future[None] | None = None  # the task does, until something comes
+        self.at_once: Callable[[int, StreamEvent], bool] | None = None
+        """Is given the events that come while the task waits, with the request's index, but not the last one of a
+        request. Where it says that it took one, the task waits on: to wake it takes longer than most events do."""
 
     def put(self, call: Call | None, what: StreamEvent | Exception) -> None:
         """Something has come, of a request or of all."""
+        waits = self._waits is not None and not self._waits.done()  # so that nothing came before it
+        if waits and call is not None and self._taken_at_once(call, what):
+            call.receive(what)
+            return
         self._arrived.append((call, what))
-        if self._waits is not None and not self._waits.done():
+        if waits:
+            assert self._waits is not None
             self._waits.set_result(None)
+
+    def _taken_at_once(self, call: Call, what: StreamEvent | Exception) -> bool:
+        if self.at_once is None or isinstance(what, Exception) or what.completion is not None:
+            return False
+        return self.at_once(call.index, what)
 
     async def next(self) -> tuple[Call | None, StreamEvent | Exception]:
         """What came first of what was not received."""

@@ -197,6 +197,15 @@ class Streams:
         self.left += 1
         return call.index
 
+    def take_at_once(self, take: Callable[[int, StreamEvent], bool]) -> None:
+        """Offer events that come while the task waits in `next`, see `Arrivals.at_once`; `next` gives all others."""
+        self._arrivals.at_once = take
+
+    def begun_at(self, index: int) -> float | None:
+        """When a request got a row, on the clock of `time.perf_counter`; None if it has had none."""
+        request = self._calls[index].request
+        return None if request is None else request.begun_at
+
     def expire(self, seconds: float) -> None:
         """Have `next` raise TimeoutError after so many seconds, behind what has come by then."""
         self._timer = self._arrivals.loop.call_later(seconds, self._arrivals.put, None, TimeoutError())
@@ -325,7 +334,7 @@ class _Worker:
         while self._waiting:
             call = next(iter(self._waiting))
             assert call.request is not None
-            if not call.request.begun:
+            if call.request.begun_at is None:
                 if monotonic() < call.waits_until:
                     break
                 call.send(

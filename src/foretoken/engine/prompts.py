@@ -185,6 +185,8 @@ def encode_prediction(
 
 
 def _checked(model: LanguageModel, tokens: AbstractSequence[Any], name: str) -> list[int]:
+    if tokens and all(type(token) is int for token in tokens) and 0 <= min(tokens) <= max(tokens) < model.vocab_size:
+        return list(tokens)  # a prompt may be long, and is checked on the engine's thread
     for position, token in enumerate(tokens):
         if isinstance(token, bool) or not isinstance(token, Integral):
             raise PromptError(f"token {position} of the {name} is {shown(token)}: token ids are integers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as AbstractSequence
+from time import perf_counter
 
 from foretoken.engine.cache_budget import Budget
 from foretoken.engine.decode_loop import DecodeLoop
@@ -17,12 +18,12 @@ class Request:
 
     Attributes:
         number: counts an engine's requests, from 0.
-        begun: it has got a row.
+        begun_at: when it got a row, on the clock of `time.perf_counter`; None while it has none.
     """
 
     def __init__(self, number: int, row: Row) -> None:
         self.number = number
-        self.begun = False
+        self.begun_at: float | None = None
         self._row: Row | None = row
         self._completion: Completion | None = None
 
@@ -143,7 +144,7 @@ class Scheduler:
             if self._budget is not None and not self._budget.fits(lengths, self):
                 break
             joining.append(self._waiting.popleft())
-            self._requests[joining[-1]].begun = True
+            self._requests[joining[-1]].begun_at = perf_counter()
         return joining
 
     def _refuse_to_wait(self, row: Row) -> None:

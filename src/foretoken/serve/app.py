@@ -45,7 +45,8 @@ def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
     # Its pages of documentation load scripts from elsewhere: docs/serving.md has the API.
     app = FastAPI(title="Foretoken", version=foretoken.__version__, lifespan=lifespan, openapi_url=None)
     app.state.service = service
-    for routes in (_status_routes, _token_routes, openai_routes, responses_routes, messages_routes):
+    # The first one that has a path answers, so that those that are asked most come first.
+    for routes in (openai_routes, responses_routes, messages_routes, _status_routes, _token_routes):
         app.include_router(routes(service))
     if settings.page:
         app.include_router(page_api_routes(service))
@@ -92,8 +93,8 @@ def _status_routes(service: Service) -> APIRouter:
 
     router.add_api_route("/v1/models", models)
     router.add_api_route("/v1/models/{name:path}", one_model)
-    router.add_api_route("/health", health)
-    router.add_api_route("/ready", ready)
+    router.add_api_route("/health", health, methods=["GET", "HEAD"])
+    router.add_api_route("/ready", ready, methods=["GET", "HEAD"])
     router.add_api_route("/version", version)
     if settings.expose_metrics:
         router.add_api_route("/metrics", metrics)

@@ -43,8 +43,9 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Co
     given = [tool.for_template() for tool in tools.tools] if tools is not None and knows_tools else None
     if not knows_tools:
         messages = written_out(messages, () if tools is None else tools.tools)
-    (tokens,) = await service.tokenizing.encode([messages], tools=given)
-    params = sampling_params(body, service.settings, service.room(tokens))
+    tokens, params = await service.tokenizing.encode_chat(
+        messages, given, lambda tokens: sampling_params(body, service.settings, service.room(tokens))
+    )
     param = body.asked_grammar()[0]
     if tools is not None and tools.must:
         if params.grammar is not None:
@@ -57,7 +58,6 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Co
     if service.response_template is not None and params.grammar is None:  # a grammar says by itself what comes
         params = replace(params, skip_special_tokens=False)  # they may be the template's marks
         parser = await _template_parser(service, tokens, params, tools, knows_tools)
-    await service.tokenizing.encode([tokens], params)
     return PreparedChat(tokens, params, parser)
 
 

@@ -66,9 +66,9 @@ class Figures:
         }
 
     def _now(self) -> _Tally:
-        self._drop()
         second = int(self._clock())
         if not self._seconds or self._seconds[-1].second != second:
+            self._drop()
             self._seconds.append(_Tally(second))
         return self._seconds[-1]
 

@@ -23,6 +23,7 @@ from foretoken.serve.tools import ToolSet
 from foretoken.serve.usage import usage
 
 PATH = "/v1/messages"
+COUNT_PATH = f"{PATH}/count_tokens"
 
 
 class _Metadata(Strict):
@@ -62,8 +63,14 @@ class MessagesRequest(Controls):
         return [{"role": "system", "content": text_of(self.system, "system")}, *messages]
 
 
+class CountRequest(MessagesRequest):
+    """``POST /v1/messages/count_tokens``: a message that is not answered."""
+
+    max_tokens: Any = None
+
+
 def messages_routes(service: Service) -> APIRouter:
-    """The path."""
+    """The paths."""
     router, settings = APIRouter(), service.settings
 
     async def messages(request: Request) -> Response:
@@ -89,7 +96,14 @@ def messages_routes(service: Service) -> APIRouter:
             told = {**_end(completion, bool(calls)), "usage": _usage(batch, completion.stats, body)}
             return json_response({**message, **told})
 
-    router.add_api_route(PATH, messages, methods=["POST"])
+    async def count_tokens(request: Request) -> Response:
+        body = await bodies.read(request, CountRequest, settings)
+        check_model(body.model, settings)
+        prepared = await unless_gone(request, chat_prompt(service, body.chat(), body))
+        return json_response({"input_tokens": len(prepared.tokens)})
+
+    router.add_route(PATH, messages, methods=["POST"])
+    router.add_route(COUNT_PATH, count_tokens, methods=["POST"])
     return router
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from time import perf_counter, time
 
@@ -16,6 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.outputs import DecodeStats, StreamEvent
+from foretoken.serve.progress import PLAIN_ROUND
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -143,6 +144,13 @@ class Metrics:
         self.end_to_end = self._counts.histogram("vllm:e2e_request_latency_seconds", "A choice's whole time.", _REQUEST)
         self.prompt_lengths = self._counts.histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self.output_lengths = self._counts.histogram("vllm:request_generation_tokens", "Tokens of a choice.", _TOKENS)
+        self.longest_outputs = self._counts.histogram(
+            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest choice.", _TOKENS
+        )
+        self.queueing = self._counts.histogram("vllm:request_queue_time_seconds", "Until a choice has a row.", _REQUEST)
+        self.prefill = self._counts.histogram(
+            "vllm:request_prefill_time_seconds", "From a choice's row to its first token.", _REQUEST
+        )
         self.decoding = self._counts.histogram(
             "vllm:request_decode_time_seconds", "From a choice's first token to its last.", _REQUEST
         )
@@ -186,6 +194,10 @@ class Watch:
     Args:
         metrics: where it is counted.
         prompt_tokens: of its prompt.
+
+    Attributes:
+        begun_at: tells when the choice got a row, on the clock of `time.perf_counter`.
+        tokens: that it has.
     """
 
     def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
@@ -193,7 +205,8 @@ class Watch:
         self._began = self._last = perf_counter()
         self._reason = "abort"
         self._any = False
-        self._tokens = 0
+        self.tokens = 0
+        self.begun_at: Callable[[], float | None] = lambda: None
         self._first = self._began
         self._ended = False
         metrics.prompt_tokens.inc(prompt_tokens)
@@ -201,17 +214,19 @@ class Watch:
 
     def event(self, event: StreamEvent, added: DecodeStats) -> None:
         """Count what a round gave; `added` is what it added to the statistics."""
-        now, metrics = perf_counter(), self._metrics
-        if event.pieces:
-            metrics.generation_tokens.inc(len(event.pieces))
-            self._tokens += len(event.pieces)
+        now, metrics, tokens = perf_counter(), self._metrics, len(event.pieces)
+        if tokens:
+            metrics.generation_tokens.inc(tokens)
+            self.tokens += tokens
             if self._any:
-                metrics.between_tokens.observe((now - self._last) / len(event.pieces))
+                metrics.between_tokens.observe((now - self._last) / tokens)
             else:
-                metrics.first_token.observe(now - self._began)
-                self._first = now
+                self._first_token(now)
             self._any, self._last = True, now
-        self._speculation(added)
+        if added is PLAIN_ROUND:
+            metrics.draft_length.observe(0)
+        else:
+            self._speculation(added)
         if event.completion is not None:
             reason = event.completion.finish_reason
             self._reason = "abort" if reason == "cancelled" else reason
@@ -227,9 +242,17 @@ class Watch:
         self._ended = True
         self._metrics.ended(self._reason)
         if self._any:
-            self._metrics.output_lengths.observe(self._tokens)
+            self._metrics.output_lengths.observe(self.tokens)
             self._metrics.decoding.observe(self._last - self._first)
         self._metrics.end_to_end.observe(perf_counter() - self._began)
+
+    def _first_token(self, now: float) -> None:
+        metrics, begun = self._metrics, self.begun_at()
+        metrics.first_token.observe(now - self._began)
+        self._first = now
+        if begun is not None:
+            metrics.queueing.observe(begun - self._began)
+            metrics.prefill.observe(now - begun)
 
     def _speculation(self, added: DecodeStats) -> None:
         metrics = self._metrics

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from foretoken.engine.outputs import Completion, DecodeStats, FinishReason, TokenLogprob
+from foretoken.engine.outputs import Completion, DecodeStats, FinishReason, StreamEvent, TokenLogprob
 from foretoken.errors import PromptError
 from foretoken.serve import body as bodies
 from foretoken.serve.calls import OutputParser, chat_call
@@ -27,8 +27,11 @@ from foretoken.serve.schemas import (
     sampling_params,
 )
 from foretoken.serve.service import Batch, Service
-from foretoken.serve.streaming import DONE, EventStream, data, unless_gone
+from foretoken.serve.streaming import DONE, WRITE_PART, EventStream, data, unless_gone
 from foretoken.serve.usage import usage
+
+_MARK = "\x00text\x00"
+"""Stands for a chunk's text, and nothing else in it does."""
 
 COMPLETION_TOKENS = 16
 """What ``/v1/completions`` generates at most where the request does not say, as in OpenAI's API."""
@@ -52,7 +55,9 @@ class _Answer(ABC):
         self.batch = batch
         self.request = request
         self._head = {"id": f"{self.id_prefix}-{uuid.uuid4().hex}", "created": int(time())}
-        self._around: dict[int, tuple[str, str]] = {}
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self.write: Callable[[bytes], bool] | None = None
+        """Writes a part of a stream at once, where that can be done; see `foretoken.serve.streaming.WRITE_PART`."""
 
     @abstractmethod
     async def choice(self, index: int, completion: Completion) -> dict[str, Any]:
@@ -91,19 +96,22 @@ class _Answer(ABC):
     async def chunks(self) -> AsyncGenerator[str, None]:
         """The answer as server-sent events."""
         stats: dict[int, DecodeStats] = {}
+        ended, last = 0, ""  # what comes together at the end is sent at once
+        so_far = self.request.wants_usage_so_far
+        at_once = self._written if self.write and self.is_plain and not so_far else None
         try:
             for index in range(self.batch.size):
                 opening = self.opening(index)
                 if opening is not None:
                     yield self._chunk([self._choice(index, opening, None)])
-            async with aclosing(self.batch.events()) as events:
+            async with aclosing(self.batch.events(at_once)) as events:
                 async for index, event in events:
                     completion, text = event.completion, event.text
                     if completion is None and event.logprobs is None and not self.request.return_token_ids:
                         if not text:
                             continue  # tokens inside a character, or text that may be a stop string's beginning
-                        if self.is_plain:
-                            yield self._text_chunk(index, text)
+                        if self.is_plain and not so_far:
+                            yield self._text_chunk(index, text).decode()
                             stats[index] = event.stats
                             continue
                     delta = self.delta(index, text, event.logprobs, completion is not None)
@@ -112,13 +120,19 @@ class _Answer(ABC):
                     if completion is not None:
                         choice["stop_reason"] = completion.stop_reason
                     tokens = [piece.token_id for piece in event.pieces]
-                    yield self._chunk([self._with_ids(choice, index, tokens, first=index not in stats)])
+                    choices = [self._with_ids(choice, index, tokens, first=index not in stats)]
                     stats[index] = event.stats
+                    chunk = self._chunk(choices, self._usage(list(stats.values())) if so_far else None)
+                    ended += completion is not None
+                    if ended == self.batch.size:
+                        last = chunk
+                    else:
+                        yield chunk
             if self.request.wants_usage:
-                yield self._chunk([], self._usage(list(stats.values())))
+                last += self._chunk([], self._usage(list(stats.values())))
         except Exception as error:
-            yield data(self.batch.service.explain(error).body())
-        yield DONE
+            last += data(self.batch.service.explain(error).body())
+        yield last + DONE
 
     def _top(self, kind: str) -> dict[str, Any]:
         return {**self._head, "object": kind, "model": self.batch.service.settings.model}
@@ -127,15 +141,22 @@ class _Answer(ABC):
         body = {**self._top(self.chunk_object), "choices": choices}
         return data({**body, "usage": told} if self.request.wants_usage else body)
 
-    def _text_chunk(self, index: int, text: str) -> str:
+    def _written(self, index: int, event: StreamEvent) -> bool:
+        """Write an event's chunk at once, if it has nothing but text, and the client takes it."""
+        if event.logprobs is not None or self.request.return_token_ids:
+            return False
+        assert self.write is not None
+        text = event.text
+        return not text or self.write(self._text_chunk(index, text))
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
         """A chunk of nothing but text: all else is encoded once."""
         around = self._around.get(index)
         if around is None:
-            mark = uuid.uuid4().hex
-            chunk = self._chunk([self._choice(index, self.delta(index, mark, None, False), None)])
-            before, _, after = chunk.partition(dump(mark))
+            chunk = self._chunk([self._choice(index, self.delta(index, _MARK, None, False), None)])
+            before, _, after = chunk.encode().partition(dump(_MARK).encode())
             around = self._around[index] = before, after
-        return around[0] + dump(text) + around[1]
+        return around[0] + dump(text).encode() + around[1]
 
     def _choice(self, index: int, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": index, **content, "finish_reason": reason}
@@ -297,8 +318,8 @@ def openai_routes(service: Service) -> APIRouter:
 
             return await _respond(request, await unless_gone(request, prepare()), held)
 
-    router.add_api_route("/v1/completions", completions, methods=["POST"])
-    router.add_api_route("/v1/chat/completions", chat, methods=["POST"])
+    router.add_route("/v1/completions", completions, methods=["POST"])
+    router.add_route("/v1/chat/completions", chat, methods=["POST"])
     return router
 
 
@@ -313,5 +334,6 @@ async def _predict(service: Service, text: str | None, options: dict[str, Any]) 
 
 async def _respond(request: Request, answer: _Answer, held: ExitStack) -> Response:
     if answer.request.stream:
+        answer.write = request.scope.get("extensions", {}).get(WRITE_PART)
         return EventStream(answer.chunks(), held.pop_all(), answer.batch.service.settings.send_seconds)
     return json_response(await unless_gone(request, answer.whole()))

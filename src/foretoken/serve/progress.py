@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from foretoken.engine.outputs import DecodeStats
 
+PLAIN_ROUND = DecodeStats(rounds=1, emitted=1)
+"""What most events add under load. One value for all of them: don't write to it."""
+
 
 class Progress:
     """Follows the statistics of one choice.
@@ -16,19 +19,21 @@ class Progress:
         self._seen = DecodeStats()
 
     def added(self, stats: DecodeStats) -> DecodeStats:
-        """What was added since the last call."""
+        """What was added since the last call. Don't write to it."""
         seen = self._seen
-        if stats.drafts == seen.drafts and _drafted(stats) == _drafted(seen):  # plain rounds alone
-            rounds, emitted = stats.rounds, stats.emitted
-            added = DecodeStats(rounds - seen.rounds, emitted=emitted - seen.emitted)
-            seen.rounds, seen.emitted = rounds, emitted
-            return added
+        if (  # plain rounds alone
+            stats.drafts == seen.drafts
+            and stats.drafted == seen.drafted
+            and stats.accepted == seen.accepted
+            and stats.drafted_by_position == seen.drafted_by_position
+            and stats.accepted_by_position == seen.accepted_by_position
+        ):
+            now_rounds, now_emitted = stats.rounds, stats.emitted
+            rounds, emitted = now_rounds - seen.rounds, now_emitted - seen.emitted
+            seen.rounds, seen.emitted = now_rounds, now_emitted
+            return PLAIN_ROUND if rounds == emitted == 1 else DecodeStats(rounds, emitted=emitted)
         self._seen = now = _copy(stats)  # another thread goes on counting
         return _difference(now, seen)
-
-
-def _drafted(stats: DecodeStats) -> tuple[int, int, list[int], list[int]]:
-    return stats.drafted, stats.accepted, stats.drafted_by_position, stats.accepted_by_position
 
 
 def _copy(stats: DecodeStats) -> DecodeStats:

@@ -258,5 +258,5 @@ def responses_routes(service: Service) -> APIRouter:
                 return EventStream(answer.events(), held.pop_all(), settings.send_seconds)
             return json_response(await unless_gone(request, answer.whole()))
 
-    router.add_api_route("/v1/responses", responses, methods=["POST"])
+    router.add_route("/v1/responses", responses, methods=["POST"])
     return router

@@ -30,6 +30,7 @@ class StreamOptions(Strict):
     """What a stream tells besides its output."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Controls(Strict):
@@ -51,6 +52,7 @@ class Controls(Strict):
     stop: Any = None
     stop_token_ids: Any = None
     ignore_eos: Any = None
+    skip_special_tokens: Any = None
     structured_outputs: StructuredOutputs | None = None
     # Labels: they change nothing.
     user: str | None = None
@@ -115,6 +117,7 @@ class Sampling(Controls):
     best_of: int | None = None
     prediction: PredictedOutput | None = None
     max_tokens: Any = None
+    max_completion_tokens: Any = None  # load clients send it on completions, too
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     response_format: Any = None
@@ -129,9 +132,19 @@ class Sampling(Controls):
         options = self.stream_options
         return self.speculation is not None or (options is not None and options.include_usage)
 
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether each chunk of a stream has the usage up to it."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
     def token_limit(self) -> tuple[str, Any]:
         """See `Controls`."""
-        return "max_tokens", self.max_tokens
+        if self.max_completion_tokens is None:
+            return "max_tokens", self.max_tokens
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            raise ApiError(400, "max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
+        return "max_completion_tokens", self.max_completion_tokens
 
     def predicted_text(self) -> str | None:
         """What the output is expected to be; None for nothing.
@@ -142,11 +155,13 @@ class Sampling(Controls):
         return None if self.prediction is None else text_of(self.prediction.content, "prediction.content")
 
     def check_choices(self, prompts: int, param: str, settings: ServeSettings) -> None:
-        """See to it that the request asks for a number of completions that the server allows.
+        """See to it that the request asks for a number of completions that the server allows, and options they have.
 
         Raises:
             ApiError: it does not.
         """
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options are for streams: leave them out, or set stream", "stream_options")
         if self.best_of not in (None, self.n):
             message = "best_of is not served but where it equals n: leave it out"
             raise ApiError(400, message, "best_of", "unsupported_field")
@@ -195,7 +210,6 @@ class ChatRequest(Sampling):
     """``POST /v1/chat/completions``."""
 
     messages: Any
-    max_completion_tokens: Any = None
     logprobs: bool = False
     top_logprobs: int | None = None
     tools: Any = None
@@ -205,14 +219,6 @@ class ChatRequest(Sampling):
     def toolset(self) -> ToolSet | None:
         """See `Controls`."""
         return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
-
-    def token_limit(self) -> tuple[str, Any]:
-        """See `Sampling`."""
-        if self.max_completion_tokens is None:
-            return super().token_limit()
-        if self.max_tokens not in (None, self.max_completion_tokens):
-            raise ApiError(400, "max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
-        return "max_completion_tokens", self.max_completion_tokens
 
     def top_logprobs_field(self) -> tuple[str, int | None]:
         """See `Sampling`."""
@@ -262,7 +268,7 @@ def sampling_params(body: Controls, settings: ServeSettings, default_tokens: int
     top_name, top = body.top_logprobs_field()
     fields = (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "stop", "stop_token_ids", "ignore_eos",
+        "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
     )  # fmt: skip
     values = {field: getattr(body, field) for field in fields if getattr(body, field) is not None}
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import time
 from typing import Any
 
@@ -119,8 +119,13 @@ class Batch:
         """The prompt of a choice."""
         return self.prompts[index // self.n]
 
-    async def events(self) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+    async def events(
+        self, at_once: Callable[[int, StreamEvent], bool] | None = None
+    ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
         """Every choice's events as they come, with the choice's index. Close the generator to end them all.
+
+        Args:
+            at_once: is asked to take an event that comes while the generator waits, see `Streams.take_at_once`.
 
         Raises:
             ApiError: the engine refused a choice, or could not go on with it; the others are ended.
@@ -128,9 +133,25 @@ class Batch:
         service, limit = self.service, self.service.settings.request_seconds
         watches = [Watch(service.metrics, len(self.prompt(index))) for index in range(self.size)]
         progress = [Progress() for _ in watches]
+
+        def count(index: int, event: StreamEvent) -> None:
+            added = progress[index].added(event.stats)
+            watches[index].event(event, added)
+            service.figures.count(added)
+
+        def take(index: int, event: StreamEvent) -> bool:
+            assert at_once is not None
+            taken = at_once(index, event)
+            if taken:
+                count(index, event)
+            return taken
+
         try:
             with service.engine.streams() as streams:
+                if at_once is not None:
+                    streams.take_at_once(take)
                 for index, watch in enumerate(watches):
+                    watch.begun_at = partial(streams.begun_at, index)
                     self._submit(streams, index, watch)
                 if limit is not None:
                     streams.expire(limit)
@@ -140,9 +161,7 @@ class Batch:
                     if isinstance(what, Exception):
                         watch.failed()
                         raise what
-                    added = progress[index].added(what.stats)
-                    watch.event(what, added)
-                    service.figures.count(added)
+                    count(index, what)
                     if what.completion is not None:
                         if what.completion.finish_reason == "cancelled":
                             watch.failed()
@@ -159,6 +178,7 @@ class Batch:
         finally:
             for watch in watches:
                 watch.end()
+            service.metrics.longest_outputs.observe(max(watch.tokens for watch in watches))
 
     async def complete(self) -> list[Completion]:
         """Every choice's completion.

@@ -15,6 +15,12 @@ from foretoken.serve.errors import ClientGone, dump
 
 T = TypeVar("T")
 
+WRITE_PART = "foretoken.write_part"
+"""An extension of ASGI's scope, where the server has it: writes a part of a body that has begun, given its bytes.
+
+It says whether it did: not where the client has to take earlier parts first. It takes no task, as `send` does.
+"""
+
 DONE = "data: [DONE]\n\n"
 """What OpenAI's streams end with."""
 
@@ -124,16 +130,24 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    task, gone = asyncio.current_task(), False
+    assert task is not None
+
+    async def watch() -> None:
+        nonlocal gone
+        await _disconnect(receive)
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
+        return await work
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        watcher.cancel()
 
 
 async def _disconnect(receive: Receive) -> None:

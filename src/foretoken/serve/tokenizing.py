@@ -43,20 +43,37 @@ class Tokenizing:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | None = None,
-        tools: list[dict[str, Any]] | None = None,
     ) -> list[list[int]]:
         """Each prompt's tokens.
 
         Args:
             prompts: as `Engine.submit` takes them.
             params: how they will be sampled, where the model has to be asked whether it can follow.
-            tools: of a chat, as its template takes them.
 
         Raises:
             PromptError: a prompt can't be used.
             ParameterError: the parameters name tokens that the model does not have.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, prompts, params, tools)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, prompts, params)
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        params: Callable[[list[int]], SamplingParams],
+    ) -> tuple[list[int], SamplingParams]:
+        """A chat's tokens, and how its answer is sampled.
+
+        Args:
+            messages: of the chat.
+            tools: as its template takes them.
+            params: says, given the tokens, how it is sampled.
+
+        Raises:
+            PromptError: the messages can't be used.
+            ParameterError: the parameters name tokens that the model does not have.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode_chat, messages, tools, params)
 
     async def encode_prediction(self, text: str) -> list[int]:
         """A predicted output's tokens.
@@ -96,14 +113,23 @@ class Tokenizing:
         """End the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _encode(
-        self, prompts: Sequence[Prompt], params: SamplingParams | None, tools: list[dict[str, Any]] | None
-    ) -> list[list[int]]:
-        tokens = [encode(self._model, prompt, self._tokenizer(), tools) for prompt in prompts]
+    def _encode(self, prompts: Sequence[Prompt], params: SamplingParams | None) -> list[list[int]]:
+        tokens = [encode(self._model, prompt, self._tokenizer()) for prompt in prompts]
         if params is not None:
             for prompt in tokens:
                 make_sequence(self._model, prompt, params)  # raises what the engine would
         return tokens
+
+    def _encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        params: Callable[[list[int]], SamplingParams],
+    ) -> tuple[list[int], SamplingParams]:
+        tokens = encode(self._model, messages, self._tokenizer(), tools)
+        found = params(tokens)
+        make_sequence(self._model, tokens, found)  # raises what the engine would
+        return tokens, found
 
     def _encode_prediction(self, text: str) -> list[int]:
         return list(encode_prediction(self._model, text, self._tokenizer(), self._limits))
