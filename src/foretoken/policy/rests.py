@@ -1,4 +1,4 @@
-"""Rounds that are decided at once: plain ones, in which rows rest, and those in which a model drafts again as before."""
+"""Rounds that are decided at once: plain ones, in which rows rest, and those in which a model drafts as before."""
 
 from __future__ import annotations
 
