@@ -2,9 +2,11 @@
 
 All engines live in one process and continue the same prompts in turns, so that a slow phase of the machine affects all;
 tokens a second, prompt included, medians over prompts and repeats. A draft model is loaded as `Engine` loads it. Each
-engine writes one output before the first that counts.
+engine writes one output before the first that counts. With ``--checkpoint`` the native runner takes the checkpoint of
+the file instead, rounded in its own way: what does one gain who has no file?
 
 Run with: python benchmarks/gguf_runners.py FILE [--drafter FILE] [--tokens 96] [--repeats 3] [--threads 2]
+    [--checkpoint FOLDER --quantize int4]
 """
 
 from __future__ import annotations
@@ -32,20 +34,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
     parser.add_argument("--drafter", help="a draft model")
+    parser.add_argument("--checkpoint", help="what the native runner takes in place of the file")
+    parser.add_argument("--quantize", help="how the checkpoint is rounded")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    taken = runner_of(load(given.file))
+    if given.checkpoint is None:
+        print(f"runner='auto' takes {runner_of(load(given.file))}")
+        native = load(given.file, runner="native")
+    else:
+        native = load(given.checkpoint, runner="native", dtype="float32", quantize=given.quantize)
     targets = {
-        "native": load(given.file, runner="native"),
+        "native": native,
         "gguf": load(given.file, runner="gguf", n_threads=given.threads),
     }
     drafters = [None, "auto", *([["auto", given.drafter]] if given.drafter else [])]
     items = workloads.select(workloads.load("builtin"), 1, ("code", "prose"))
     prompts = [prompt.tokens for prompt in workloads.encode(items, targets["gguf"].tokenizer, 1_000)]
-    print(f"runner='auto' takes {taken}")
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, max_new_tokens=given.tokens, ignore_eos=True)
         for drafter in drafters:

@@ -1,9 +1,11 @@
 """Milliseconds of a target pass: the native runner's backends against transformers, and against the memory bandwidth.
 
-The shipped target, and a random Llama of 468 million parameters, which is created first. All runners take turns in
+The shipped target, a random Llama of 468 million parameters, which is created first, or checkpoints that are named;
+with ``--files`` their GGUF files on llama.cpp, too. All runners take turns in
 every repeat, so that a slow phase of the machine affects all of them; medians, with the fastest pass in brackets.
 
 Run with: python benchmarks/native.py [--models shipped,468M] [--repeats 5] [--threads 2] [--folder FOLDER]
+    python benchmarks/native.py --models CHECKPOINT --files CHECKPOINT-Q4_0.gguf --runners "openvino int4"
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def runners(names: list[str]) -> dict[str, dict[str, Any]]:
     }
     if find_spec("openvino") is not None:
         every["openvino"] = {"runner": "native", "backend": "openvino"}
-        every["openvino int8"] = {"runner": "native", "backend": "openvino", "quantize": "int8"}
+        for quantize in ("int8", "int4"):
+            every[f"openvino {quantize}"] = {"runner": "native", "backend": "openvino", "quantize": quantize}
     return {name: options for name, options in every.items() if not names or name in names}
 
 
@@ -100,6 +103,7 @@ def measure(path: Path, dtype: str, arguments: argparse.Namespace, block: torch.
     """Measure one model and print a table."""
     sizes = arguments.cases or CASES
     models = {name: load(path, dtype=dtype, **options) for name, options in runners(arguments.runners).items()}
+    models |= {file.stem: load(file, runner="gguf", n_threads=arguments.threads) for file in arguments.files}
     cases = {name: [Case(model, *case) for case in sizes] for name, model in models.items()}
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
     speeds = []
@@ -119,12 +123,19 @@ def measure(path: Path, dtype: str, arguments: argparse.Namespace, block: torch.
         found = [times[name, number] for name in models]
         table.add_row(f"{rows} × {nodes}", *(f"{median(t) * 1e3:.2f} [{min(t) * 1e3:.2f}]" for t in found))
     console.print(table)
+    if arguments.files:
+        return
     limit = weights / max(speeds)
     console.print(
         f"memory reads {max(speeds) / 1e9:.1f} GB/s at best, {median(speeds) / 1e9:.1f} in the median; "
         f"{weights / 1e6:.0f} MB of weights take {limit * 1e3:.2f} ms. Share of that limit at 1 × 1, fastest pass: "
-        + ", ".join(f"{name} {limit * (0.5 if 'int8' in name else 1) / min(times[name, 0]):.0%}" for name in models)
+        + ", ".join(f"{name} {limit * share(name) / min(times[name, 0]):.0%}" for name in models)
     )
+
+
+def share(runner: str) -> float:
+    """Of bfloat16's bytes that the weights take on a runner."""
+    return 0.5 if "int8" in runner else 0.28 if "int4" in runner else 1.0
 
 
 def sizes_of(text: str) -> list[tuple[int, ...]]:
@@ -135,7 +146,8 @@ def sizes_of(text: str) -> list[tuple[int, ...]]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="shipped,468M")
+    parser.add_argument("--models", default="shipped,468M", help="these, or checkpoints, in the first of the dtypes")
+    parser.add_argument("--files", type=lambda text: [Path(file) for file in text.split(",")], default=[])
     parser.add_argument("--runners", type=lambda text: text.split(","), default=[], help="default: all that can run")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="of the shipped model; 468M runs in bfloat16")
     parser.add_argument("--cases", type=sizes_of, help="batches times nodes, 1x1,1x6 for example; default: many")
@@ -147,12 +159,16 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     console = Console(width=150)
     block = torch.ones(1 << 26)  # 256 MB: far beyond any cache
-    if "shipped" in arguments.models:
+    named = arguments.models.split(",")
+    if "shipped" in named:
         for dtype in arguments.dtypes.split(","):
             measure(tiny_pair_path() / "target", dtype, arguments, block, console)
             gc.collect()
-    if "468M" in arguments.models:
+    if "468M" in named:
         measure(make_468m(arguments.folder), "bfloat16", arguments, block, console)
+    for path in named:
+        if path not in ("shipped", "468M"):
+            measure(Path(path), arguments.dtypes.split(",")[0], arguments, block, console)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Llama checkpoints as GGUF files, in the types that people download: F32, F16, BF16, Q8_0, Q4_K_M.
+"""Llama checkpoints as GGUF files, in the types that people download: F32, F16, BF16, Q8_0, Q4_K_M, Q4_0.
 
     python recipes/gguf/convert.py                                # the shipped pair, all types, into ./gguf
     python recipes/gguf/convert.py CHECKPOINT --out FOLDER --types BF16,Q4_K_M
@@ -27,9 +27,13 @@ sys.path.insert(0, str(Path(workers.__file__).parent))
 import gguf_writer
 
 UNROUNDED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-ROUNDED = ("Q8_0", "Q4_K_M")
+ROUNDED = ("Q8_0", "Q4_K_M", "Q4_0")
 Type = gguf.GGMLQuantizationType
-FILE_TYPES = {"Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "Q4_K_M": gguf.LlamaFileType.MOSTLY_Q4_K_M}
+FILE_TYPES = {
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_K_M": gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+}
 NARROW = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}
 """Types for rows that are no multiple of 256 numbers, as llama-quantize takes them."""
 
@@ -39,7 +43,7 @@ def type_of(name: str, scheme: str, layers: int, tied: bool) -> Type:
 
     Args:
         name: of the tensor.
-        scheme: "Q8_0" or "Q4_K_M".
+        scheme: one of `ROUNDED`.
         layers: of the model.
         tied: the embeddings are the output layer too.
     """
@@ -47,6 +51,8 @@ def type_of(name: str, scheme: str, layers: int, tied: bool) -> Type:
         return Type.Q8_0
     if name == "output.weight" or (name == "token_embd.weight" and tied):
         return Type.Q6_K
+    if scheme == "Q4_0":
+        return Type.Q4_0
     layer = re.match(r"blk\.(\d+)\.(attn_v|ffn_down)\.", name)
     if layer:  # the first eighth, the last eighth, and every third between them
         i, eighth = int(layer[1]), layers // 8

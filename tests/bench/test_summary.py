@@ -125,6 +125,8 @@ def test_memory_traffic() -> None:
     assert costs.bandwidth_share([run("x:plain", 2.45)], SETTINGS, 80e9) is None
     quantised = [run("foretoken+quantize=int8:plain", 2.45, rounds=40)]
     assert costs.bandwidth_share(quantised, SETTINGS, 80e9) == pytest.approx(0.25)
+    quantised = [run("foretoken+quantize=int4:plain", 2.45, rounds=40)]
+    assert costs.bandwidth_share(quantised, SETTINGS, 80e9) == pytest.approx(0.140625)
     cached = {**SETTINGS, "target": {**MODEL, "cached_per_token": GIGA // 30}}
     assert costs.bandwidth_share(plain, cached, 80e9) == pytest.approx(1.0)
     assert costs.limit_rate(SETTINGS, 80e9) == 40.0

@@ -254,6 +254,7 @@ def test_stop_strings_end_the_text(call):
         (["hello", "--target", "NATIVE", "--quantize", "w8a8", "--eager"], ["w8a8", "eager is True", "'int8'"]),
         (["hello", "--quantize-drafter", "int8", "--drafter", "prompt-lookup"], ["int8", "prompt-lookup", "no model"]),
         (["hello", "--quantize-drafter", "int8", "--drafter", "eagle3:/no/head"], ["/no/head"]),
+        (["hello", "--quantize", "int4"], ["can't be quantised to int4", "leave quantize out"]),
         ([""], ["empty"]),
         ([" \n", "--chat"], ["empty"]),
         ([], ["no prompt", "--prompt-file"]),
@@ -272,11 +273,12 @@ def test_bad_input_is_one_readable_line_and_status_2(call, models, arguments, na
         assert part in result.stderr
 
 
-def test_quantised_models_say_so(call, models):
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantised_models_say_so(quantize, call, models):
     pair = ["--target", models.native, "--drafter", models.native]
-    result = call("generate", "hello", *pair, "--quantize", "int8", "-n", "4", "--quantize-drafter", "int8")
+    result = call("generate", "hello", *pair, "--quantize", quantize, "-n", "4", "--quantize-drafter", quantize)
     assert result.exit_code == 0
-    assert "rounded to int8: the output follows the distribution of the rounded target" in " ".join(
+    assert f"rounded to {quantize}: the output follows the distribution of the rounded target" in " ".join(
         result.stderr.split()
     )
     assert "rounded" not in call("generate", "hello", *pair, "-n", "4", "--runner", "hf").stderr

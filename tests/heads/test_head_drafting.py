@@ -157,6 +157,8 @@ def test_torch_runs_heads_as_they_are(monkeypatch):
         Eagle3(head, target, backend="torch", quantize="w8a8")
     with pytest.raises(ModelError, match=r"'int3'.*use one of 'int8', 'w8a8'"):
         Eagle3(head, target, quantize="int3")
+    with pytest.raises(ModelError, match=r"head's quantize is 'int4'.*use one of 'int8', 'w8a8'"):
+        Eagle3(head, target, quantize="int4")
     assert Eagle3(head, target, backend="torch").quantize is None
     monkeypatch.setattr(running, "openvino_refusal", lambda *about: "it is not here")
     with pytest.warns(UserWarning, match=r"rounded to int8, .*it is not here.*runs as it is"):

@@ -17,7 +17,13 @@ from convert import FILE_TYPES, NARROW, convert, round_file
 
 from foretoken import Engine, SamplingParams, load, tiny_pair_path
 
-TYPES = {"F32": (2e-2, None), "BF16": (0.5, None), "Q8_0": (1.0, "Q8_0"), "Q4_K_M": (8.0, "Q4_K - Medium")}
+TYPES = {
+    "F32": (2e-2, None),
+    "BF16": (0.5, None),
+    "Q8_0": (1.0, "Q8_0"),
+    "Q4_K_M": (8.0, "Q4_K - Medium"),
+    "Q4_0": (8.0, "Q4_0"),
+}
 """The largest difference of a logit from the checkpoint's, and the type's name in llama.cpp."""
 
 

@@ -25,7 +25,7 @@ class Output:
 class PlainModule:
     """Runs a model plainly: one pass over whole sequences in an empty cache, nothing tentative, no speculation.
 
-    GGUF files have no transformers model that computes what llama.cpp computes of rounded weights.
+    There is no transformers model that computes what a runner computes of rounded weights.
 
     Args:
         model: decoder-only.

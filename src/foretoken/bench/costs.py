@@ -8,6 +8,8 @@ from typing import Any
 from foretoken.bench.records import Record
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ROUNDED = {"int8": 1.0, "int4": 0.5625}
+"""Bytes of a weight by the target's `quantize`; of int4 with the scales of groups of 64."""
 
 
 def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwidth: float | None) -> float | None:
@@ -23,7 +25,8 @@ def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwid
     if bandwidth is None or not reporting or not target:
         return None
     size = _BYTES[settings["dtype"]]
-    weight = 1 if "quantize=int8" in reporting[0]["family"] else size
+    quantized = [width for name, width in _ROUNDED.items() if f"quantize={name}" in reporting[0]["family"]]
+    weight = quantized[0] if quantized else size
     drafter_weight = 1 if reporting[0].get("drafter_quantize") else size
     total = seconds = 0.0
     for run in reporting:

@@ -68,6 +68,14 @@ def engine(
             metavar="NAME", help="What runs the target, and a GGUF file's reference: auto, native, hf or gguf."
         ),
     ] = "auto",
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How --target and its reference are rounded: int8 or int4; the drafter too, if it is a model.",
+            show_default="not at all",
+        ),
+    ] = None,
     real: RealOptions,
     claim: ClaimOptions,
     run: RunOptions,
@@ -79,10 +87,16 @@ def engine(
     from foretoken.policy.request import AUTO
 
     check_choice("--runner", runner, RUNNERS)
+    if quantize is not None:
+        check_choice("--quantize", quantize, ("int8", "int4"))
+        if real.target is None:
+            raise ParameterError(
+                "--quantize rounds the model that --target names, and small worlds are exact: name one"
+            )
     if verifier != AUTO:
         verify.get(verifier)
     k = real.num_speculative_tokens
-    options: dict[str, Any] = {"runner": runner}
+    options: dict[str, Any] = {"runner": runner, **({} if quantize is None else {"quantize": quantize})}
 
     def make(target: Any, drafter: Any) -> Subject:
         return EngineSubject(Engine(target, drafter, verifier, k, max_batch_size=128, dtype="float32", **options))

@@ -150,7 +150,7 @@ def on_model(
     run: RunOptions,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Audit with a real model; a GGUF file's reference is loaded with the options."""
+    """Audit with a real model; the reference of a GGUF file, or of rounded weights, is loaded with the options."""
     from foretoken.audit import audit_model
     from foretoken.sampling import SamplingParams
 
@@ -184,19 +184,21 @@ def on_model(
 
 
 def load_reference(path: str, **options: Any) -> tuple[ReferenceModel, Any]:
-    """A model's distribution, computed in float32 or, of a GGUF file, plainly by its runner; and its tokenizer.
+    """A model's distribution, and its tokenizer.
 
-    The options are those of loading such a file.
+    It is computed in float32 by transformers or, of a GGUF file and where options say `quantize`, plainly by the runner
+    that the model is loaded on with the options.
     """
-    file = gguf.find(path)
-    if file is not None:
+    if "quantize" in options:
+        options["dtype"] = "float32"
+    if gguf.find(path) is not None or "quantize" in options:
         from foretoken.audit import ReferenceModel
         from foretoken.audit.plain_module import PlainModule
         from foretoken.models import load
 
         model = load(path, **options)
         if model.tokenizer is None:
-            raise ModelError(f"{path} has no tokenizer, which prompts need: name another file")
+            raise ModelError(f"{path} has no tokenizer, which prompts need: name another model")
         return ReferenceModel(PlainModule(model)), model.tokenizer
     module, tokenizer = load_module(path)
     from foretoken.audit import ReferenceModel

@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from foretoken.errors import ModelError
+from foretoken.errors import ModelError, check_choice
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.runner import Runner
-from foretoken.models.native.linear import Quantize, check_quantize
+from foretoken.models.native.linear import Quantize
 from foretoken.models.native.loader import openvino_refusal
 
 
@@ -26,14 +26,15 @@ def make_runner(
         head: its weights are not copied where that can be helped.
         embeddings: ``[≥ V, H]``, embeddings of the head's input tokens.
         backend: "auto" is "openvino" where that is installed and can be used.
-        quantize: see `foretoken.load`; of backend "openvino" alone.
+        quantize: see `foretoken.load`; of backend "openvino" alone, and not "int4".
 
     Raises:
         ModelError: there is no such backend or rounding, or it can't be used.
     """
     if backend not in ("auto", "openvino", "torch"):
         raise ModelError(f"backend is {backend!r}: use 'auto', 'openvino' or 'torch'")
-    check_quantize(quantize)
+    if quantize is not None:
+        check_choice("an EAGLE-3 head's quantize", quantize, ("int8", "w8a8", "auto"), ModelError)
     weight = head.fc.weight
     reason = openvino_refusal(weight.dtype, weight.device) if backend != "torch" else "backend is 'torch'"
     if reason is None:

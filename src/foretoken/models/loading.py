@@ -35,7 +35,7 @@ def load(
     revision: str | None = None,
     name: str | None = None,
     runner: Runner = "auto",
-    quantize: Literal["int8", "w8a8", "auto"] | None = None,
+    quantize: Literal["int8", "int4", "w8a8", "auto"] | None = None,
     backend: Literal["auto", "openvino", "torch"] = "auto",
     eager: bool = False,
     n_ctx: int | None = None,
@@ -64,7 +64,8 @@ def load(
             GGUF files: "gguf" runs any on llama.cpp, "native" those of Llama, Qwen2 and Qwen3 on OpenVINO, and "auto"
             is "native" where it can be and is not slower without drafts, if no option is for llama.cpp.
             A transformers model runs on "hf" unless this is "native".
-        quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; the model's
+        quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; "int4" to four,
+            in groups of up to 64 features with a scale each, the output layer aside, which gets eight. The model's
             distribution is then that of the rounded weights. "w8a8" rounds what they are multiplied with too, and is
             for drafters; so is "auto": "w8a8" where it is faster, else nothing. Native runner alone.
         backend: what the native runner computes with: "openvino", "torch", or "auto" for the fastest installed.

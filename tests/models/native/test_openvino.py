@@ -142,7 +142,7 @@ def chaining(name: str, quantize: str | None):
 
 @pytest.mark.parametrize("steps", [1, 4, 7])
 @pytest.mark.parametrize("name", ["llama", "smollm", "qwen3", "mistral, window", "phi3, part of each head rotated"])
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_chains_are_the_steps_one_by_one(name, quantize, steps):
     model = chaining(name, quantize)
     texts = texts_of(BLOCK - 2, 9, 20, 5)

@@ -48,7 +48,7 @@ class Parts:
 
 
 AnyMatrix = Matrix | PackedMatrix | Parts
-"""Torch's backend takes `Matrix` alone, the only one that checkpoints have."""
+"""Torch's backend takes no `Parts`, which GGUF files alone have."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class WeightNodes:
     """Weights as float32 nodes; the runtime multiplies in the type that lies below them.
 
     Args:
-        quantize: "int8" or "w8a8" for matrices of eight bits; None to leave them as they are.
+        quantize: None to leave matrices that are not packed as they are; else they get eight bits.
     """
 
     def __init__(self, quantize: Quantize | None) -> None:
@@ -65,7 +65,7 @@ class WeightNodes:
         return ops.reshape(found, integers([-1, width]), False)
 
     def matrix(self, weight: Tensor) -> Any:
-        """``[out, in]``, quantized to int8 if `quantize` is set."""
+        """``[out, in]``, quantised to eight bits if `quantize` is set."""
         return self.vector(weight) if self._quantize is None else self._once(weight, "matrix", self._quantised)
 
     def vector(self, values: Tensor) -> Any:

@@ -13,8 +13,9 @@ from foretoken.errors import ModelError, check_choice
 from foretoken.models.native.checkpoint import Matrix
 from foretoken.models.processor import multiplies_bfloat16
 
-Quantize = Literal["int8", "w8a8"]
-"""Eight bits for the weights, or for what they are multiplied with too, group by group as it comes."""
+Quantize = Literal["int8", "int4", "w8a8"]
+"""Eight bits for the weights, four (see `int4.py`), or eight, and what they are multiplied with too, group by group as
+it comes."""
 
 Linear = Callable[[Tensor], Tensor]
 """``[…, in]`` to ``[…, out]``, in the dtype of what is given."""

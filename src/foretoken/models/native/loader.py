@@ -16,6 +16,7 @@ from foretoken.models.gguf.header import Header
 from foretoken.models.native import gguf_weights
 from foretoken.models.native.checkpoint import Folder, Module, TensorSource, Weights
 from foretoken.models.native.compiled import compiled
+from foretoken.models.native.int4 import Int4Weights
 from foretoken.models.native.linear import Quantize, check_quantize
 from foretoken.models.native.runner import Backend, NativeModel
 from foretoken.models.native.spec import refusal as refusal_of_config
@@ -43,9 +44,9 @@ class Options:
     """How a model is to run.
 
     Attributes:
-        quantize: "int8" to round the weights of linear layers to eight bits; "w8a8" to round what they are multiplied
-            with too; None to leave them as they are; "auto" for "w8a8" where it is faster, for drafters: it changes
-            the model's distribution.
+        quantize: "int8" to round the weights of linear layers to eight bits, "int4" to four; "w8a8" to round what they
+            are multiplied with too, in eight bits; None to leave them as they are; "auto" for "w8a8" where it is
+            faster, for drafters: it changes the model's distribution.
         backend: "auto" for the fastest that is installed.
         eager: nothing is compiled: torch runs operation by operation.
 
@@ -117,7 +118,7 @@ def build(
         ModelError: weights are missing or have wrong shapes.
     """
     tensors: TensorSource = Folder(source) if isinstance(source, Path) else Module(source)
-    weights = Weights(spec_of(config), tensors, name, dtype)
+    weights = (Int4Weights if options.quantize == "int4" else Weights)(spec_of(config), tensors, name, dtype)
     if weights.unused:
         warnings.warn(
             f"{name} holds {len(weights.unused)} weights that a {weights.spec.family} model of its config.json has no "
@@ -126,6 +127,8 @@ def build(
         )
     backend = _backend(weights, name, dtype, device, options)
     size = weights.bytes() if backend.quantize is None else None
+    if isinstance(weights, Int4Weights):
+        size = weights.bytes() if backend.name == "openvino" else weights.widened_bytes()
     return NativeModel(backend, name, dtype, device, tokenizer, eos_token_ids, backend.quantize, size)
 
 

@@ -94,7 +94,7 @@ class OpenVinoBackend:
     Args:
         weights: of the checkpoint.
         dtype: of weights: float32 or bfloat16.
-        quantize: "int8" for linear layers of eight bits, "w8a8" for inputs of eight bits too.
+        quantize: "int8" for linear layers of eight bits, "w8a8" for inputs of eight bits too, "int4" for `Int4Weights`.
         network: what is run; None for the decoder of the weights.
     """
 

@@ -68,7 +68,7 @@ class DecoderGraph:
     Args:
         weights: of the checkpoint.
         dtype: of keys and values.
-        quantize: "int8" or "w8a8" for linear layers of eight bits.
+        quantize: see `WeightNodes`.
         hidden_layers: layers whose hidden states are outputs besides the logits.
         steps: None for one pass. A number for a chain: a pass, followed by so many less one of one token a row, each
             token the best or a drawn one after the one before. `picks` are then the rows' last tokens, `CHAIN_INPUTS`

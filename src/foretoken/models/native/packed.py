@@ -1,4 +1,4 @@
-"""Matrices of rounded weights as a file holds them, beside `checkpoint.Matrix`."""
+"""Matrices of rounded weights in groups, beside `checkpoint.Matrix`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from foretoken.models.gguf.blocks import Blocks, widened
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Packed:
         """Features that share a scale."""
         return self.shape[1] // self.scales.shape[1]
 
+    def widened(self) -> Tensor:
+        """The weights: ``[out, I]`` float32."""
+        offsets = None if self.offsets is None else self.offsets.numpy()
+        return torch.from_numpy(widened(Blocks(self.integers.numpy(), self.bits, self.scales.numpy(), offsets)))
+
     def rows(self, which: slice) -> Packed:
         """Some rows alone, in the same memory."""
         offsets = None if self.offsets is None else self.offsets[which]
@@ -48,7 +55,7 @@ class PackedMatrix:
 
     Attributes:
         weight: of ``[out, in]``.
-        bias: ``[out]`` float32, or None.
+        bias: ``[out]``, or None.
     """
 
     weight: Packed

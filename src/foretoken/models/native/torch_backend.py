@@ -63,7 +63,7 @@ class TorchBackend:
         weights: of the checkpoint.
         device: where the model runs.
         dtype: of weights, keys and values.
-        quantize: "int8" for linear layers of eight bits.
+        quantize: see `Decoder`.
         compiled: does what lies between two layers' attentions; None has torch do it operation by operation.
     """
 
