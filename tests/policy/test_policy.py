@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from math import exp, log
 
 import numpy as np
@@ -677,13 +678,44 @@ def test_a_row_whose_draft_length_is_fixed_never_rests():
         policy.learn([row], [1], 1 + row.chosen.tokens, [], 10.0, 2.0 * request.asked)
 
 
-def test_a_reproducible_request_asks_free_drafters_always():
-    policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), Costs.by_bytes(1.0, [0.0]))
-    asked: list[bool] = []
-    request_beside(policy, asked, 0.0, 100)
-    request = policy.open(sampled=True, reproducible=True)
-    assert policy.ask([request, policy.open(sampled=True)])[0] == 0.0
-    assert request.asked
+def rounds_asked(others: int, useful: range, asking: float = 0.2) -> list[int]:
+    """Rounds in which free drafters are asked for a reproducible request, after other requests.
+
+    Args:
+        others: of them, in which copies gain nothing.
+        useful: rounds of the request in which copies would be right.
+        asking: passes that asking is taken for.
+    """
+    fixed = Costs.by_bytes(1.0, [0.0])
+    fixed.copying = Line(asking, 0.0) if asking else None
+    policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), fixed)
+    for _ in range(others):
+        request_beside(policy, [], 0.0, 100)
+    request, found = policy.open(sampled=True, reproducible=True), []
+    for number in range(60):
+        least = policy.ask([request])
+        assert least == [0.0 if request.asked else None]
+        offers = [Offer(0, 4, 8)] if request.asked and number in useful else []
+        row = Row(request, 100, [0], offers)
+        policy.choose([row])
+        if request.asked:
+            found.append(number)
+        policy.learn([row], [1 + row.chosen.tokens], 1 + row.chosen.tokens, [], None)
+    return found
+
+
+def test_a_reproducible_request_asks_free_drafters_by_its_own_rounds_alone():
+    seldom = rounds_asked(0, range(0))
+    assert seldom == rounds_asked(5, range(0))
+    assert seldom[0] == 0
+    assert len(seldom) < 8
+    assert [b - a for a, b in pairwise(seldom)] == sorted(b - a for a, b in pairwise(seldom))
+    later = rounds_asked(0, range(20, 60))
+    assert later == rounds_asked(5, range(20, 60))
+    first = next(number for number in later if number >= 20)
+    assert first < 32
+    assert later[later.index(first) :] == list(range(first, 60))  # as long as they gain
+    assert rounds_asked(5, range(0), asking=0.0) == list(range(60))
 
 
 def test_tokens_that_are_not_worth_a_position_are_left_out():

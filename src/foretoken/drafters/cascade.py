@@ -22,7 +22,8 @@ from foretoken.models.base import LanguageModel
 from foretoken.models.widths import PassWidths
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES
-from foretoken.policy.costs import Costs
+from foretoken.policy.copying import ASKED_BYTES
+from foretoken.policy.costs import Costs, Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Row
 from foretoken.sequence import Sequence
@@ -46,8 +47,7 @@ class Cascade(Drafter):
     Measured times are not used where a request's output depends on the draft and its seed must give one output
     (`Batch.reproducible`): there costs are the bytes of the weights, and acceptance is the request's own.
 
-    A request's prediction (`Sequence.prediction`) is one drafter more, free, the last one; rows without one go on as if
-    it were not there.
+    A request's prediction (`Sequence.prediction`) is one drafter more, free, the last one; other rows do without it.
 
     Args:
         drafters: one, or several; several draft chains.
@@ -95,6 +95,7 @@ class Cascade(Drafter):
         self._learning = 0.0  # seconds that learning from a round takes
         self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self._position: float | None = None
+        self._asking = 0.0  # passes of the target that asking free drafters counts as
         self.policy = self._new_policy(None)
 
     @property
@@ -113,6 +114,7 @@ class Cascade(Drafter):
         for drafter in self.drafters:
             drafter.check_target(target)
         if target.weight_bytes:
+            self._asking = ASKED_BYTES / target.weight_bytes
             for at, drafter in enumerate(self.drafters):
                 own = sum(model.weight_bytes for model in drafter.models)
                 if own:
@@ -159,8 +161,7 @@ class Cascade(Drafter):
         rest = self.policy.resting([state.request for state in states], exact)
         awake = [row for row in range(size) if not rest[row]]
         if not awake and self._left_alone:
-            until = self.policy.asleep_until([state.request for state in states])
-            self._sleep = Sleep(batch.sequences, until)
+            self._sleep = Sleep(batch.sequences, self.policy.asleep_until([state.request for state in states]))
             return self._plain(batch, size)
         widths = self._widths(self.hidden_layers)
         alone = size == 1
@@ -391,6 +392,7 @@ class Cascade(Drafter):
         ]
         kinds.append(PREDICTION)
         costs, fixed = (each or Costs.by_bytes(1.0, given, self._position) for each in (costs, None))
+        fixed.copying = Line(self._asking, 0.0) if self._asking else None
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()

@@ -161,6 +161,11 @@ class Policy:
         """
         shared = [request for request in requests if request.costs is self.costs]
         least: list[float | None] = [0.0] * len(requests)
+        for row, request in enumerate(requests):
+            if request.costs is not self.costs:
+                cost = request.costs.copy(1)
+                request.asked = request.copied and (not cost or request.copying.asks(cost, request.rounds))
+                least[row] = 0.0 if request.asked else None
         if shared:
             count = len(shared) + beside
             table = self.costs.table(count, LARGEST)
@@ -193,7 +198,8 @@ class Policy:
         """
         groups = [[row] for row in rows if row.request.costs is not self.costs]
         for group in groups:
-            Decision(group, self.kinds, self._models, self.extends)
+            if self._models or group[0].offers:  # else it is plain
+                Decision(group, self.kinds, self._models, self.extends)
         shared = [row for row in rows if row.request.costs is self.costs]
         if not shared:
             return 0
@@ -282,10 +288,11 @@ class Policy:
         drafted = any(row.chosen.tokens and not row.request.looking for row in rows if row.request.costs is costs)
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
-            if request.asked and own is costs:
+            if request.asked:
                 used = row.chosen.copied or (row.chosen.tokens and self.free[row.chosen.drafter])
                 request.copying.gained(row.gain if used else 0.0, request.rounds)
-                self._miss(row, count, plain)
+                if own is costs:
+                    self._miss(row, count, plain)
             request.rounds += 1
             each, among = planned, count
             if own is costs:
