@@ -6,20 +6,20 @@ then for arithmetic, padded kernels, a full cache). What makes everything slower
 machine, is one factor that all lines share (`Drift`): choices go by ratios, which it leaves alone.
 
 A measured round says something of both, of its size's correction and of the drift. They are told apart as a Kalman
-filter does, by how uncertain each is. Before rounds of them were measured, the logarithms of corrections are a Brownian
-motion in the logarithm of the size: a size far beyond the measured ones is uncertain, so that a surprise there is its
+filter does, by how uncertain each is. The logarithms of corrections are taken for a Brownian motion in the logarithm of
+the size: between two measured sizes they are interpolated, and beyond them uncertain, so that a surprise there is its
 correction's, and that of all sizes beyond; a surprise at sizes that are known well is the drift's.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from operator import add
 from statistics import median
 from typing import Any, NamedTuple
-
-import numpy as np
 
 SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512)
 """Sizes with corrections of their own; other sizes use the nearest one's."""
@@ -46,12 +46,9 @@ BYTES_PER_POSITION = 0.04
 _LAG_SHARE = 0.05
 """Cost of a token of lag, as a share of a draft token's, until rounds measure it; assumed."""
 
-_SAMPLED = 3  # rounds, of which one says what free drafters take: recording that is slow beside it
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
 
-_LOGS = np.log(SIZES)
-_DIAGONAL = np.diag_indices(len(SIZES))
-_PRIOR = _BEND * np.minimum.outer(_LOGS, _LOGS) + _NOISE / 2.0
+_LOGS = [log(size) for size in SIZES]
 _BUCKET = [min(range(len(SIZES)), key=lambda i: abs(log(SIZES[i] / size))) for size in range(1, SIZES[-1] + 1)]
 
 
@@ -94,79 +91,102 @@ class Line:
         self.fixed, self.each = max(fixed, 0.0), max(each, 0.0)
         if self.fixed + self.each <= 0.0:
             self.fixed = 1e-6
-        self._log = np.zeros(len(SIZES))  # corrections
-        self._covariance = _PRIOR.copy()
-        self._with_drift = np.zeros(len(SIZES))  # covariance of corrections and drift, when that had this variance:
+        # Corrections of measured sizes, and their covariances; others follow from them.
+        self._places = [0]  # in `SIZES`
+        self._logs = [0.0]
+        self._covariance = [[_NOISE / 2.0]]
+        self._with_drift = [0.0]  # covariances with the drift, when that had this variance:
         self._drift_variance = 0.0
-        self._seen = [0] * len(SIZES)
+        self._seen = [0]
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Line:
         """The line through (size, seconds), corrected towards these seconds. Nothing for no points."""
         line = cls(*fitted(points)) if points else cls(0.0, 0.0)
         for size, seconds in points:
-            at = bucket(int(size))
-            expected = (line.fixed + line.each * size) * exp(line._log[at])
-            line._update(at, log(max(seconds, 1e-9) / expected), line._covariance[at], 0.0)
-            line._seen[at] += 1
+            line.record(int(size), max(seconds, 1e-9), None)
         return line
 
     def __call__(self, size: int) -> float:
         """Seconds, drift left out."""
-        return (self.fixed + self.each * size) * exp(self._log[bucket(size)])
+        return (self.fixed + self.each * size) * exp(self._log(bucket(size)))
 
     def up_to(self, longest: int, rows: int = 1) -> list[float]:
         """Seconds of the sizes ``rows * 1`` … ``rows * longest``, drift left out."""
-        corrections = np.exp(self._log).tolist()
         sizes = range(rows, rows * longest + 1, rows)
-        return [(self.fixed + self.each * size) * corrections[bucket(size)] for size in sizes]
+        factors = {at: exp(self._log(at)) for at in set(map(bucket, sizes))}
+        return [(self.fixed + self.each * size) * factors[bucket(size)] for size in sizes]
 
     def doubt(self) -> None:
         """The line is a guess, and no size's seconds were measured."""
-        self._covariance += _BEND
+        self._covariance[0][0] += _BEND
 
     def record(self, size: int, seconds: float, drift: Drift | None) -> None:
         """A measurement; without `drift` it says nothing of that, and has been divided by it."""
         if seconds <= 0.0:
             return
-        at = bucket(size)
-        self._seen[at] += 1
-        self._covariance[_DIAGONAL] += _NOISE / (2.0 * _STEADY) ** 2
-        if drift is None:
-            self._update(at, log(seconds / self(size)), self._covariance[at], 0.0)
-            return
-        if drift.variance < self._drift_variance:  # other lines' measurements made it more certain
-            self._with_drift *= drift.variance / self._drift_variance
-        shared = self._with_drift[at] + drift.variance
-        surprise = log(seconds / self(size)) - drift.value
-        spread = self._update(at, surprise, self._covariance[at] + self._with_drift, shared)
-        drift.follow(shared / spread * surprise, drift.variance - shared * shared / spread)
-        self._drift_variance = drift.variance
-
-    def _update(self, at: int, surprise: float, own: Any, shared: float) -> float:
-        """A measurement of a size differed by this logarithm from its estimate.
-
-        Args:
-            at: its place in `SIZES`.
-            surprise: the difference.
-            own: covariances of all corrections and the size's seconds.
-            shared: covariance of the drift and the size's seconds.
-
-        Returns:
-            Variance of the difference.
-        """
+        at = self._index(bucket(size))
+        own, shared = self._covariance[at], 0.0  # covariances of all corrections, and of the drift, with the seconds
+        surprise = log(seconds / (self.fixed + self.each * size)) - self._logs[at]
+        if drift:
+            if drift.variance < self._drift_variance:  # other lines' measurements made it more certain
+                narrower = drift.variance / self._drift_variance
+                self._with_drift = [one * narrower for one in self._with_drift]
+            own = [*map(add, own, self._with_drift)]
+            shared, surprise = self._with_drift[at] + drift.variance, surprise - drift.value
         outlying = max(abs(surprise) / _OUTLIER, 1.0)
-        known = float(own[at]) + shared
-        spread = max(known + outlying * _NOISE, outlying * known)
-        gains = own / spread
-        self._log += gains * surprise
-        self._covariance -= np.outer(gains, own)
-        self._with_drift -= gains * shared
-        return spread
+        known = own[at] + shared
+        spread = max(known + outlying * _NOISE, outlying * known)  # variance of the surprise
+        for index, one in enumerate(own):
+            gain, row = one / spread, self._covariance[index]
+            self._logs[index] += gain * surprise
+            self._covariance[index] = row = [old - gain * other for old, other in zip(row, own, strict=True)]
+            row[index] += _NOISE / (2.0 * _STEADY) ** 2
+            self._with_drift[index] -= gain * shared
+        self._seen[at] += 1
+        if drift:
+            drift.follow(shared / spread * surprise, drift.variance - shared / spread * shared)
+            self._drift_variance = drift.variance
+
+    def _log(self, place: int) -> float:
+        below, above, share = self._around(place)
+        return (1.0 - share) * self._logs[below] + share * self._logs[above]
+
+    def _around(self, place: int) -> tuple[int, int, float]:
+        """The measured sizes on both sides of one, by index, and how far it is from the lower to the upper one."""
+        above = bisect_left(self._places, place)
+        if above == len(self._places):
+            return above - 1, above - 1, 0.0
+        if self._places[above] == place:
+            return above, above, 0.0
+        start, end = _LOGS[self._places[above - 1]], _LOGS[self._places[above]]
+        return above - 1, above, (_LOGS[place] - start) / (end - start)
+
+    def _index(self, place: int) -> int:
+        """The index of a size; with the first measurement of one its correction follows from the others."""
+        below, above, share = self._around(place)
+        if self._places[below] == place:
+            return below
+
+        def between(values: Sequence[float]) -> float:
+            return (1.0 - share) * values[below] + share * values[above]
+
+        beyond = _LOGS[place] - _LOGS[self._places[below]]
+        own = [between(row) for row in self._covariance]
+        own.insert(below + 1, between(own) + _BEND * beyond * (1.0 - share))
+        for row, one in zip(self._covariance, own[: below + 1] + own[below + 2 :], strict=True):
+            row.insert(below + 1, one)
+        self._covariance.insert(below + 1, own)
+        self._logs.insert(below + 1, between(self._logs))
+        self._with_drift.insert(below + 1, between(self._with_drift))
+        self._places.insert(below + 1, place)
+        self._seen.insert(below + 1, 0)
+        return below + 1
 
     def as_json(self) -> list[float]:
         """What another process starts from: the line through the corrected sizes that were measured."""
-        points = [(float(size), self(size)) for size, seen in zip(SIZES, self._seen, strict=True) if seen >= 3]
+        sizes = [SIZES[place] for place, seen in zip(self._places, self._seen, strict=True) if seen >= 3]
+        points = [(float(size), self(size)) for size in sizes]
         fixed, each = fitted(points) if len(points) > 1 else (self.fixed, self.each)
         return [float(f"{fixed:.4g}"), float(f"{each:.4g}")]
 
@@ -327,7 +347,7 @@ class Costs:
                 now = took * exp(-self.drift.value)
                 self.copying = Line(now / 2.0, now / (2.0 * units))
                 self.copying.doubt()
-            elif self.copying is not None and self._rounds % _SAMPLED == 0:
+            elif self.copying is not None:
                 self.copying.record(units, took * exp(-self.drift.value), None)
             self.copies += (units / rows - self.copies) / (_STEADY / 2.0)
         for drafter, tokens, rows, lag, took in calls:
