@@ -229,18 +229,18 @@ class Decision:
         joints = [Joint(0, 0.0, rho, 0.0, [PLAIN] * len(rows))]
         drafted: list[tuple[int, int, float, Choice]] = []  # tokens, row, accepted ones, and the choice
         for index, (row, copies) in enumerate(zip(rows, self.copies, strict=True)):
-            drafter, best, gain, accepted, wished, most = -1, 0, 0.0, 0.0, 0, 0.0
-            for offer, _, expected in copies:
-                size = min(offer.size, row.most, LARGEST)
-                for tokens in range(1, size + 1):
-                    right = row.weight * expected[tokens]
+            drafter, best, gain, accepted, wished, most, highest = -1, 0, 0.0, 0.0, 0, 0.0, 0.0
+            for copy in copies:
+                offer, size = copy.offer, min(copy.offer.size, row.most, LARGEST)
+                for tokens, right in enumerate(self._worths_of(row, copy, size), start=1):
                     value = right - rho * extra[tokens]
                     if value > most:
                         wished, most = tokens, value
                     if extra[tokens] > limit:
                         continue
-                    if value > gain:
-                        drafter, best, gain, accepted = offer.drafter, tokens, value, right
+                    if value > highest:
+                        drafter, best, highest, accepted = offer.drafter, tokens, value, right
+                        gain = row.weight * copy.expected[tokens] - rho * extra[tokens]
                     elif len(rows) > 1:
                         continue
                     if fitting and (tokens in STEPS or tokens == size):
@@ -262,6 +262,26 @@ class Decision:
             if at + 1 == len(drafted) or (fitting and drafted[at + 1][0] > tokens):
                 joints.append(Joint(total, worth, rho, 0.0, choices))
         return joints
+
+    def _worths_of(self, row: Row, copy: Copies, size: int) -> list[float]:
+        """What drafts of the first 1, …, `size` tokens of a copy are worth in one row, the cost of verifying them apart.
+
+        A copy goes on in the next round: tokens that this round leaves are not lost, only later. So a number of tokens
+        is worth what drafting as many in every round is worth until the copy ends. Of the rounds after this one, that
+        is their tokens less what their time is worth. (For one round alone, long drafts look better than they are:
+        that time is valued by rounds of which most have nothing to copy.)
+        """
+        reach, expected, weight = copy.reach, copy.expected, row.weight
+        rest = weight - self.rho * self.table.plain / self.count
+        worths = []
+        for tokens in range(1, size + 1):
+            worth, least, at = weight * expected[tokens], rest - self.rho * self.table.extra[tokens], tokens + 1
+            while at <= size and copy.offer.chain:  # after `at` tokens a round more begins
+                end = min(at + tokens, size)
+                worth += reach[at - 1] * least + weight * (expected[end] - expected[at])
+                at = end + 1
+            worths.append(worth)
+        return worths
 
     def _prefixes(self, row: int, drafter: int, first: float) -> list[tuple[int, int, float, float, float]]:
         """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
