@@ -264,12 +264,12 @@ class Decision:
         return joints
 
     def _worths_of(self, row: Row, copy: Copies, size: int) -> list[float]:
-        """What drafts of the first 1, …, `size` tokens of a copy are worth in one row, the cost of verifying them apart.
+        """What drafts of the first 1, …, `size` tokens of a copy are worth in a row, the cost of verifying apart.
 
-        A copy goes on in the next round: tokens that this round leaves are not lost, only later. So a draft length is
-        worth what drafting as many tokens in every round is worth until the copy ends: of each round after this one,
-        its tokens less what its time is worth. (In one round alone long drafts look better than they are, since its
-        time is valued by the pace of rounds of which most have nothing to copy.)
+        A copy goes on in the next round: tokens that this round leaves are not lost, only later. So a draft length
+        counts for what drafting as many tokens in every round brings until the copy ends: of each later round, its
+        tokens less what its time is worth. (In one round alone long drafts look better than they are, since its time
+        is valued by the pace of rounds of which most have nothing to copy.)
         """
         reach, expected, weight = copy.reach, copy.expected, row.weight
         rest = weight - self.rho * self.table.plain / self.count
