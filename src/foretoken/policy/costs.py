@@ -49,12 +49,12 @@ _LAG_SHARE = 0.05
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
 
 _LOGS = [log(size) for size in SIZES]
-_BUCKET = [min(range(len(SIZES)), key=lambda i: abs(log(SIZES[i] / size))) for size in range(1, SIZES[-1] + 1)]
+_BUCKET = [0, *(min(range(len(SIZES)), key=lambda i: abs(log(SIZES[i] / size))) for size in range(1, SIZES[-1] + 1))]
 
 
 def bucket(size: int) -> int:
     """Which of `SIZES` is nearest."""
-    return _BUCKET[min(max(size, 1), SIZES[-1]) - 1]
+    return _BUCKET[size] if size < len(_BUCKET) else len(SIZES) - 1
 
 
 def _cut(value: float, most: float = _OUTLIER) -> float:
@@ -92,7 +92,8 @@ class Line:
         if self.fixed + self.each <= 0.0:
             self.fixed = 1e-6
         # Corrections of measured sizes, and their covariances; others follow from them.
-        self._places = [0]  # in `SIZES`
+        self._places = [0]  # in `SIZES`, in rising order
+        self._indices = {0: 0}  # of places in the lists below
         self._logs = [0.0]
         self._covariance = [[_NOISE / 2.0]]
         self._with_drift = [0.0]  # covariances with the drift, when that had this variance:
@@ -125,7 +126,10 @@ class Line:
         """A measurement; without `drift` it says nothing of that, and has been divided by it."""
         if seconds <= 0.0:
             return
-        at = self._index(bucket(size))
+        place = bucket(size)
+        if place not in self._indices:
+            self._enter(place)
+        at = self._indices[place]
         own, shared = self._covariance[at], 0.0  # covariances of all corrections, and of the drift, with the seconds
         surprise = log(seconds / (self.fixed + self.each * size)) - self._logs[at]
         if drift:
@@ -149,24 +153,23 @@ class Line:
             self._drift_variance = drift.variance
 
     def _log(self, place: int) -> float:
+        at = self._indices.get(place)
+        if at is not None:
+            return self._logs[at]
         below, above, share = self._around(place)
         return (1.0 - share) * self._logs[below] + share * self._logs[above]
 
     def _around(self, place: int) -> tuple[int, int, float]:
-        """The measured sizes on both sides of one, by index, and how far it is from the lower to the upper one."""
+        """The measured sizes on both sides of another, by index, and how far it is from the lower to the upper one."""
         above = bisect_left(self._places, place)
         if above == len(self._places):
             return above - 1, above - 1, 0.0
-        if self._places[above] == place:
-            return above, above, 0.0
         start, end = _LOGS[self._places[above - 1]], _LOGS[self._places[above]]
         return above - 1, above, (_LOGS[place] - start) / (end - start)
 
-    def _index(self, place: int) -> int:
-        """The index of a size; with the first measurement of one its correction follows from the others."""
+    def _enter(self, place: int) -> None:
+        """A size is measured for the first time: its correction follows from the others."""
         below, above, share = self._around(place)
-        if self._places[below] == place:
-            return below
 
         def between(values: Sequence[float]) -> float:
             return (1.0 - share) * values[below] + share * values[above]
@@ -181,7 +184,7 @@ class Line:
         self._with_drift.insert(below + 1, between(self._with_drift))
         self._places.insert(below + 1, place)
         self._seen.insert(below + 1, 0)
-        return below + 1
+        self._indices = {place: at for at, place in enumerate(self._places)}
 
     def as_json(self) -> list[float]:
         """What another process starts from: the line through the corrected sizes that were measured."""

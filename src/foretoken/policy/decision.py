@@ -125,7 +125,7 @@ class Decision:
         with_models = [joint for drafter, each in options.items() for joint in self._with_model(drafter, each)]
         self.width = 0
         if fitting and widths is not None:
-            best = self._fitting(joints, with_models, *widths, beside, charged)
+            best = self._fitting(joints, with_models, *widths, charged)
         else:
             best = self._best(joints, with_models)
         for row, choice in zip(rows, best.choices, strict=True):
@@ -157,21 +157,22 @@ class Decision:
         widths: Widths,
         last: int,
         least: int,
-        beside: int,
         charged: int,
     ) -> Joint:
         """What is best in the width that serves best over the rounds; sets `width`."""
-        rows, plain, change = len(self.rows) + beside, self.table.plain, self.costs.change
+        rows, plain, change = self.count, self.table.plain, self.costs.change
+        narrowest = max(rows, least)
         sets = [sorted(joints, key=lambda joint: joint.total) for joints in (copied, with_models)]
         most = max(joints[-1].total for joints in sets if joints)
-        found: dict[int, tuple[float, Joint]] = {}
+        values: dict[int, float] = {}
+        serving: dict[int, Joint] = {}
         bests: list[Joint | None] = [copied[0], None]
         at, extra = [0, 0], 0.0
-        for width in widths_from(max(rows, least), rows + most, last):
-            if width > max(rows, least):
+        for width in widths_from(narrowest, rows + most, last):
+            if width > narrowest:
                 known = rows == 1 and width <= len(self.table.extra)
                 extra = self.table.extra[width - 1] if known else max(self.costs.target(width) - plain, extra)
-            moved = change * (width != last)
+            padded = extra + change * (width != last)
             best, value = copied[0], -self.rho * extra
             for kind, joints in enumerate(sets):
                 while at[kind] < len(joints) and joints[at[kind]].total <= width - rows:
@@ -179,14 +180,15 @@ class Decision:
                     at[kind] += 1
                     if old is None or joint.worth > old.worth:
                         bests[kind] = joint
-                if (here := bests[kind]) is not None:
+                here = bests[kind]
+                if here is not None and padded + here.spent <= self._affordable[kind]:
                     net = here.worth - here.rho * extra
-                    if net > value and extra + here.spent + moved <= self._affordable[kind]:
+                    if net > value:
                         best, value = here, net
-            if best.total or width <= max(rows, least) or extra + moved <= self._affordable[charged]:
-                found[width] = value, best
-        self.width = widths.next({width: value for width, (value, _) in found.items()}, last, self.rho * change)
-        return found[self.width][1]
+            if best.total or width <= narrowest or padded <= self._affordable[charged]:
+                values[width], serving[width] = value, best
+        self.width = widths.next(values, last, self.rho * change)
+        return serving[self.width]
 
     def _options(self, row_at: int, row: Row, drafter: int) -> list[Option]:
         """Draft lengths, and accepted tokens of each."""

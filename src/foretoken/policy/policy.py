@@ -331,10 +331,9 @@ class Policy:
         Args:
             sizes: of each, whose it is (-1: the target's), and its positions or tokens.
         """
-        kinds = {(whose, bucket(size)) for whose, size in sizes}
-        first = not kinds <= self._met
-        self._met |= kinds
-        return first
+        before = len(self._met)
+        self._met.update((whose, bucket(size)) for whose, size in sizes)
+        return len(self._met) > before
 
     def _settle(
         self,
