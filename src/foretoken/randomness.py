@@ -108,7 +108,7 @@ def uniforms_of_rows(seeds: list[int], positions: list[int], streams: list[int])
             [_uniform(seed, position, stream) for stream in streams]
             for seed, position in zip(seeds, positions, strict=True)
         ]
-        return torch.tensor(rows, dtype=torch.float64).view(len(seeds), len(streams))
+        return torch.from_numpy(np.array(rows, dtype=np.float64).reshape(len(seeds), len(streams)))
     places = torch.tensor(positions)[:, None].expand(-1, len(streams))
     return uniforms(torch.tensor(seeds), places, torch.tensor(streams))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence as AbstractSequence
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft
+from foretoken.draft import Draft, int_tensor
 from foretoken.limits import current_limits
 from foretoken.randomness import gumbel, gumbel_at, seed_tensor
 from foretoken.sampling.params import SamplingParams
@@ -136,7 +136,7 @@ class Sampler:
 
     def positions(self, sequences: AbstractSequence[Sequence]) -> Tensor:
         """``[B]`` int64: the position of each row's next token, the first after the root."""
-        return torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64, device=self.device)
+        return int_tensor([len(s.tokens) for s in sequences], self.device)
 
     def inverse_temperatures(self) -> Tensor:
         """``[B]`` float32: a where a row's distribution is ``softmax(a · logits)``; 0 where other parameters apply too.
