@@ -110,7 +110,7 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
 
 def extended(draft: Draft, begun: AbstractSequence[AbstractSequence[int]], vocab_size: int) -> Draft:
     """Chains with other tokens, which were chosen, before those of each row."""
-    counts, tokens = draft.counts.tolist(), draft.tokens.tolist()
+    tokens, _, counts = draft.listed
     rows = [[*first, *own[:count]] for first, own, count in zip(begun, tokens, counts, strict=True)]
     found = Draft.from_lists(rows, draft.tokens.device)
     if draft.probs is None:

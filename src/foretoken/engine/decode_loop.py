@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft, no_draft
+from foretoken.draft import Draft, int_tensor, no_draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.engine.draft_length import DraftLengths
@@ -166,14 +166,11 @@ class DecodeLoop:
 
     def _score(self, members: Membership, draft: Draft) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The target's logits ``[B, N+1, V]`` and hidden states at the roots and all draft tokens: one pass."""
-        roots = torch.tensor([[row.sequence.tokens[-1]] for row in members.rows], device=draft.tokens.device)
-        tokens, parents = roots, torch.full_like(roots, -1)
-        if draft.width:
-            tokens, parents = torch.cat([tokens, draft.tokens], dim=1), torch.cat([parents, draft.parents], dim=1)
+        tokens, parents, counts = _with_roots([row.sequence.tokens[-1] for row in members.rows], draft)
         scores: Scores = self.target.forward(
             members.to_slots(tokens),
             members.to_slots(parents),
-            members.to_slots(draft.counts + 1),
+            members.to_slots(counts),
             self._prefixes.cache,
             hidden_layers=self.drafter.hidden_layers,
         )
@@ -182,9 +179,10 @@ class DecodeLoop:
 
     def _commit(self, members: Membership, verified: Verified) -> Tensor:
         """Keep root and accepted nodes in the target's KV cache: ``[B, D+1]`` int64, those nodes of each row."""
-        verdict = verified.verdict
-        path = torch.nn.functional.pad(verdict.path, (1, 0))
-        self._prefixes.cache.commit(members.to_slots(path), members.to_slots(verdict.counts + 1))
+        depth = max(map(len, verified.accepted), default=0)
+        path = int_tensor([[0, *nodes, *[0] * (depth - len(nodes))] for nodes in verified.accepted])
+        counts = int_tensor([len(nodes) + 1 for nodes in verified.accepted])
+        self._prefixes.cache.commit(members.to_slots(path), members.to_slots(counts))
         return path
 
     def _handle_bad_logits(self, members: Membership, verified: Verified) -> None:
@@ -240,6 +238,19 @@ class _MemoryGuard:
             f"{max(len(row.sequence.tokens) for row in self._rows):,} tokens: lower max_batch_size, "
             "num_speculative_tokens, the prompt's length or max_new_tokens"
         ) from error
+
+
+def _with_roots(roots: list[int], draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
+    """A draft and its roots for `LanguageModel.forward`: tokens and parents ``[B, N+1]``, counts ``[B]``."""
+    tokens, parents, counts = draft.tokens, draft.parents, draft.counts
+    if tokens.device.type == "cpu":  # a call of torch's takes several times as long as all this
+        listed = draft.listed
+        tokens = int_tensor([[root, *row] for root, row in zip(roots, listed.tokens, strict=True)])
+        parents = int_tensor([[-1, *row] for row in listed.parents])
+        return tokens, parents, int_tensor([count + 1 for count in listed.counts])
+    first = int_tensor(roots, tokens.device)[:, None]
+    tokens, parents = torch.cat([first, tokens], dim=1), torch.cat([torch.full_like(first, -1), parents], dim=1)
+    return tokens, parents, counts + 1
 
 
 def _pass_hidden_states(

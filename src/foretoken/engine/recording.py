@@ -65,7 +65,7 @@ def emit(
         logits: ``[B, N+1, V]``, the target's, for log-probabilities.
         forced: of each row, the tokens that its draft begins with because its grammar forces them.
     """
-    tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
+    tokens, parents, counts = draft.listed
     depths = None if draft.is_chain else draft.depths().tolist()
     for index, row in enumerate(rows):
         if not verified.usable[index]:
@@ -81,7 +81,7 @@ def emit(
             last = "target"
         else:
             end = nodes[-1] if nodes else 0
-            is_leaf = end == count if depths is None else end not in draft.parents[index, :count].tolist()
+            is_leaf = end == count if depths is None else end not in parents[index][:count]
             last = "bonus" if is_leaf else "residual"
         origins: list[Origin] = ["accepted"] * len(nodes)
         taken = row.extend(emitted, [*origins, last])
