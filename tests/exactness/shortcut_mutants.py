@@ -53,10 +53,10 @@ class ShortcutMutant:
         edited = _edited(self.module, self.old, self.new)
         if self.module == DECIDE:
             return edited["decide"]
-        name = {FAST: "shortcut", DRAW: "draw"}[self.module]
         whole = _namespace(import_module(DECIDE))
         exec(getsource(import_module(DECIDE)), whole)
-        whole[name] = edited[name]
+        for name in {FAST: ("shortcut",), DRAW: ("draw", "draw_rows")}[self.module]:
+            whole[name] = edited[name]
         return whole["decide"]
 
 
@@ -119,9 +119,9 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "tree: tokens beyond the vocabulary accepted": ShortcutMutant(FAST, "if token < size and token not in deleted", "if token not in deleted", "traversal", CHOSEN, FORK, vocabularies=(2, 3)),
     "tree: next token at the root": ShortcutMutant(FAST, "_without_all(target_probs[row, node]", "_without_all(target_probs[row, 0]", "traversal", CHOSEN, FORK),
     # decide
-    "one uniform for node and token, shortcut": ShortcutMutant(DECIDE, "draw(weights, uniforms[:, 1])", "draw(weights, uniforms[:, 0])"),
-    "one uniform for node and token": ShortcutMutant(DECIDE, "next_probs(draft, target_probs, node), uniforms[:, 1])", "next_probs(draft, target_probs, node), uniforms[:, 0])", "tree", shape=(0, 0)),
-    "next token of another row, shortcut": ShortcutMutant(DECIDE, "draw(weights, uniforms[:, 1])", "draw(weights.roll(1, 0), uniforms[:, 1])"),
+    "one uniform for node and token, shortcut": ShortcutMutant(DECIDE, "draw_rows(weights, for_token)", "draw_rows(weights, for_node)"),
+    "one uniform for node and token": ShortcutMutant(DECIDE, "next_probs(draft, target_probs, node), both[1])", "next_probs(draft, target_probs, node), both[0])", "tree", shape=(0, 0)),
+    "next token of another row, shortcut": ShortcutMutant(DECIDE, "draw_rows(weights, for_token)", "draw_rows(weights.roll(1, 0), for_token)"),
     "next token at another node": ShortcutMutant(DECIDE, "next_probs(draft, target_probs, node)", "next_probs(draft, target_probs, (node - 1).clamp(min=0))", "traversal", shape=(0, 0)),
     # draw
     "no renormalisation": ShortcutMutant(DRAW, "index = (cumulative <= share * total)", "index = (cumulative <= share)", alone=True),
@@ -133,5 +133,5 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "draw of one row: share of the whole, not of the block": ShortcutMutant(DRAW, "/ mass if mass else 0.0", "/ ends[-1]", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: no renormalisation": ShortcutMutant(DRAW, "bisect_right(cumulative, share * total)", "bisect_right(cumulative, share)", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: a block too far": ShortcutMutant(DRAW, "return block * width + _invert_one", "return max(block - 1, 0) * width + _invert_one", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
-    "draw: a short last block left out": ShortcutMutant(DRAW, "_starts(size, width), axis", "_starts(size // width * width, width), axis", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw: a short last block left out": ShortcutMutant(DRAW, "_starts(probs.shape[-1], width)", "_starts(probs.shape[-1] // width * width, width)", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
 }  # fmt: skip

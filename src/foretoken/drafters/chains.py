@@ -194,4 +194,5 @@ def _uniforms(batch: Batch, width: int) -> Tensor:
     """``[B, width]`` on the CPU: one uniform for each token of a chain."""
     # Keyed by the root's position and the step, so that no two rounds share a draw.
     streams = list(range(Stream.DRAFT, Stream.DRAFT + width))
-    return uniforms_of_rows(batch.seeds.tolist(), batch.positions.tolist(), streams)
+    found = uniforms_of_rows(batch.seeds.tolist(), batch.positions.tolist(), streams)
+    return torch.tensor(found, dtype=torch.float64).view(len(found), width)

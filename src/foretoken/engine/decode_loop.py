@@ -64,6 +64,7 @@ class DecodeLoop:
         self._prefill = Prefill(target, drafter, self._prefixes, limits.prefill_tokens)
         self._make_sampler = make_sampler
         self._members: Membership | None = None
+        self._turns = taking_turns([target, *drafter.models])
 
     @property
     def rows(self) -> list[Row]:
@@ -91,7 +92,7 @@ class DecodeLoop:
 
     def step(self) -> None:
         """One round for every row whose prompt is cached; rows that finished with it, or were ended before, leave."""
-        with taking_turns([self.target, *self.drafter.models]):
+        with self._turns:
             self._remove_finished()
             if self.rows:
                 logits = len(self.rows) * _USUAL_WIDTH * self.target.vocab_size
@@ -107,35 +108,42 @@ class DecodeLoop:
 
     def _round(self) -> None:
         clock = RoundClock()
-        with clock.part("target"), self._memory_guard(self.target.name):
+        clock.turn_to("target")
+        with self._memory_guard(self.target.name):
             slots, prefilled = self._prefill.run()
+        clock.turn_to("other")
         members = self._members = self._membership(slots)
         drafter = self.cascade if members.chooses else self.drafter
         follows = not (drafter.hidden_layers or drafter.reads_cache)
         forced = Forced.of(members, follows, self.limits.forced_tokens)
-        with forced.ahead(), clock.part("drafter"), self._memory_guard(f"the drafter {self.drafter.name}"):
+        clock.turn_to("drafter")
+        with forced.ahead(), self._memory_guard(f"the drafter {self.drafter.name}"):
             batch = members.batch(self._prefixes.cache, self.target.vocab_size)
             limits = forced.limits(self.lengths.limits(members.rows, members.fixed_lengths))
             drafted = self._propose(drafter, members, batch, limits)
         draft = forced.before(drafted)
-        with clock.part("target"), self._memory_guard(self.target.name):
+        clock.turn_to("target")
+        with self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
-        with clock.part("verification"):
-            matchers = [row.matcher for row in members.rows]
-            verified = verify_round(members.groups, batch.sequences, draft, logits, matchers)
-        with clock.part("drafter"), forced.ahead():
+        clock.turn_to("verification")
+        matchers = [row.matcher for row in members.rows]
+        verified = verify_round(members.groups, batch.sequences, draft, logits, matchers)
+        clock.turn_to("drafter")
+        with forced.ahead():
             own_logits = forced.logits(logits, drafted.width)
             drafter.observe(batch, drafted, forced.verdict(verified.verdict), own_logits)
-        with clock.part("target"):
-            path = self._commit(members, verified)
+        clock.turn_to("target")
+        path = self._commit(members, verified)
+        clock.turn_to("other")
         lengths = [len(sequence.tokens) for sequence in batch.sequences]
         traced = [at for at, row in enumerate(members.rows) if row.trace]
         if traced:
             trace_round(members, traced, draft, verified, self.target.tokenizer)
         emit(members.rows, draft, verified, logits, forced.tokens)
         if hidden:
-            with clock.part("drafter"):
-                _pass_hidden_states(self.drafter, batch, lengths, verified, path, hidden)
+            clock.turn_to("drafter")
+            _pass_hidden_states(self.drafter, batch, lengths, verified, path, hidden)
+            clock.turn_to("other")
         self._handle_bad_logits(members, verified)
         seconds = clock.stop()
         for row in members.rows:

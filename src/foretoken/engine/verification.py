@@ -215,18 +215,19 @@ def decide_batch(
     return join(verdicts)
 
 
-def verdict_uniforms(sampler: Sampler, sequences: AbstractSequence[Sequence], *, stop: bool = True) -> Tensor:
-    """What a round of these rows is drawn with, ``[B, 2]`` float64: for the node to stop at, and for the next token.
+def verdict_uniforms(
+    sampler: Sampler, sequences: AbstractSequence[Sequence], *, stop: bool = True
+) -> list[list[float]]:
+    """What a round of these rows is drawn with, two a row: for the node to stop at, and for the next token.
 
     Args:
         sampler: of the rows.
         sequences: of the rows.
-        stop: False leaves the first column out, for a round without drafts, where there is one node.
+        stop: False leaves the first one out, for a round without drafts, where there is one node.
     """
     positions = [len(sequence.tokens) for sequence in sequences]
     streams = [int(Stream.STOP), int(Stream.NEXT)] if stop else [int(Stream.NEXT)]
-    found = uniforms_of_rows(sampler.seeds.tolist(), positions, streams)
-    return found if sampler.device.type == "cpu" else found.to(sampler.device)
+    return uniforms_of_rows(sampler.seeds.tolist(), positions, streams)
 
 
 def join(verdicts: AbstractSequence[Verdict], order: Tensor | None = None) -> Verdict:

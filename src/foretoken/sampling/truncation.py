@@ -64,12 +64,12 @@ class Filters:
 
     def repeat(self, times: int) -> Filters:
         """Each row's filters `times` times in succession."""
-        if not self._varies:
+        if not self.varies:
             return self
         return self._each(lambda value: value.repeat_interleave(times, dim=0))
 
     @cached_property
-    def _varies(self) -> bool:
+    def varies(self) -> bool:
         """Whether rows have values of their own."""
         return any(isinstance(value, Tensor) for value in (self.inverse_temperature, self.top_p, self.log_min_p))
 
@@ -86,7 +86,7 @@ def truncate(scores: Tensor, filters: Filters) -> list[Kept]:
     processed, and returned, as a part of their own.
 
     Args:
-        scores: ``[R, V]`` float32, not written to.
+        scores: ``[R, V]`` float32, not written to; ``[…, V]`` where filters remove nothing and don't vary.
         filters: filters of the R rows.
 
     Returns:

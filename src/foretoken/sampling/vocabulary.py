@@ -140,12 +140,9 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     if size <= width:
         return _invert(probs.to(torch.float64).cumsum(-1), uniforms[..., None]).squeeze(-1)
     if _is_plain(probs):
-        rows = probs.detach().numpy()
-        blocks = np.add.reduceat(rows, _starts(size, width), axis=-1, dtype=np.float64)
         if 0 < uniforms.numel() <= current_limits().scalar_uniforms:
-            each = rows.reshape(-1, size), blocks.reshape(-1, blocks.shape[-1]), uniforms.reshape(-1).tolist()
-            return int_tensor([_draw_one(*row, width) for row in zip(*each, strict=True)]).view(uniforms.shape)
-        sums = torch.from_numpy(blocks)
+            return int_tensor(draw_rows(probs, uniforms.reshape(-1).tolist())).view(uniforms.shape)
+        sums = torch.from_numpy(_block_sums(probs.detach().numpy(), width))
     else:
         whole = size // width * width
         sums = probs[..., :whole].unflatten(-1, (-1, width)).sum(-1, dtype=torch.float64)
@@ -160,6 +157,28 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     inside = block * width + torch.arange(width, device=probs.device)
     weights = probs.gather(-1, inside.clamp(max=size - 1)).to(torch.float64).masked_fill_(inside >= size, 0.0)
     return inside.gather(-1, _invert(weights.cumsum(-1), share)).squeeze(-1)
+
+
+def draw_rows(probs: Tensor, uniforms: list[float]) -> list[int]:
+    """`draw` with Python's numbers, which spares few rows on a CPU all of torch's calls.
+
+    Args:
+        probs: ``[…, V]``, as many rows as there are uniforms.
+        uniforms: in [0, 1).
+    """
+    size, limits = probs.shape[-1], current_limits()
+    if size <= limits.block or len(uniforms) > limits.scalar_uniforms or not _is_plain(probs):
+        shares = torch.tensor(uniforms, dtype=torch.float64, device=probs.device)
+        drawn: list[int] = draw(probs.reshape(-1, size), shares).tolist()
+        return drawn
+    rows = probs.detach().numpy().reshape(-1, size)
+    each = zip(rows, _block_sums(rows, limits.block), uniforms, strict=True)
+    return [_draw_one(row, sums, u, limits.block) for row, sums, u in each]
+
+
+def _block_sums(probs: Any, width: int) -> Any:
+    """``[…, V]`` of NumPy, summed over blocks of so many entries or fewer: ``[…, blocks]`` float64."""
+    return np.add.reduceat(probs, _starts(probs.shape[-1], width), axis=-1, dtype=np.float64)
 
 
 @lru_cache(64)
