@@ -6,8 +6,7 @@ in one place so that tests can make them so small that every code path runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 
@@ -77,11 +76,21 @@ def current_limits() -> Limits:
     return _current.get()
 
 
-@contextmanager
-def use_limits(chosen: Limits) -> Iterator[None]:
+def use_limits(chosen: Limits) -> AbstractContextManager[None]:
     """Run with other limits; an engine does so with its own limits in each of its steps."""
-    token = _current.set(chosen)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return _Using(chosen)
+
+
+class _Using:
+    """What `use_limits` returns, to be entered once. A generator takes several times as long."""
+
+    __slots__ = ("_chosen", "_token")
+
+    def __init__(self, chosen: Limits) -> None:
+        self._chosen = chosen
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._chosen)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)

@@ -98,19 +98,19 @@ def uniforms(seeds: Tensor, positions: Tensor, stream: int | Tensor) -> Tensor:
     return torch.from_numpy(_unit_interval(first, second).astype(np.float64) * 2.0**-53).to(positions.device)
 
 
-def uniforms_of_rows(seeds: list[int], positions: list[int], streams: list[int]) -> Tensor:
-    """`uniforms` of B rows, one for each of S streams at each row's position: ``[B, S]`` float64 on the CPU.
+def uniforms_of_rows(seeds: list[int], positions: list[int], streams: list[int]) -> list[list[float]]:
+    """`uniforms` of some rows, one for each of the streams at each row's position.
 
     For few numbers it takes a fraction of the time of tensors that broadcast.
     """
     if len(seeds) * len(streams) <= current_limits().scalar_uniforms:
-        rows = [
+        return [
             [_uniform(seed, position, stream) for stream in streams]
             for seed, position in zip(seeds, positions, strict=True)
         ]
-        return torch.tensor(rows, dtype=torch.float64).view(len(seeds), len(streams))
     places = torch.tensor(positions)[:, None].expand(-1, len(streams))
-    return uniforms(torch.tensor(seeds), places, torch.tensor(streams))
+    found: list[list[float]] = uniforms(torch.tensor(seeds), places, torch.tensor(streams)).tolist()
+    return found
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:

@@ -53,10 +53,10 @@ class ShortcutMutant:
         edited = _edited(self.module, self.old, self.new)
         if self.module == DECIDE:
             return edited["decide"]
-        name = {FAST: "shortcut", DRAW: "draw"}[self.module]
         whole = _namespace(import_module(DECIDE))
         exec(getsource(import_module(DECIDE)), whole)
-        whole[name] = edited[name]
+        for name in {FAST: ("shortcut",), DRAW: ("draw", "draw_rows")}[self.module]:
+            whole[name] = edited[name]
         return whole["decide"]
 
 
@@ -87,15 +87,15 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "token: stops one early": ShortcutMutant(FAST, "        nodes.append(node)\n    return nodes, _next_weights(draft, target_probs, nodes, None)", "        nodes.append(max(node - 1, 0))\n    return nodes, _next_weights(draft, target_probs, nodes, None)"),
     "token: next token of the position before": ShortcutMutant(FAST, "_next_weights(draft, target_probs, nodes, None)", "_next_weights(draft, target_probs, [max(n - 1, 0) for n in nodes], None)"),
     "token: the last token is never accepted": ShortcutMutant(FAST, "for ratio in ratios:\n            reach", "for ratio in ratios[:-1]:\n            reach"),
-    "ratio inverted": ShortcutMutant(FAST, "(x / y if y else infinity)", "(y / x if y else infinity)"),
-    "ratio of a position earlier": ShortcutMutant(FAST, "p = target_probs[:, :width].gather", "p = target_probs[:, :width].roll(1, 1).gather"),
-    "padding counted": ShortcutMutant(FAST, "[row[:count] for row", "[row for row", padding=1),
-    "tokens beyond the vocabulary accepted": ShortcutMutant(FAST, "p = torch.where(draft.tokens < size, p, 0)", "pass", vocabularies=(2, 3)),
+    "ratio inverted": ShortcutMutant(FAST, "(x / y if (y :=", "(y / x if (y :="),
+    "ratio of a position earlier": ShortcutMutant(FAST, "p.item(row, node, token)", "p.item(row, node - 1, token)"),
+    "padding counted": ShortcutMutant(FAST, "enumerate(drafted[:count])", "enumerate(drafted)", padding=1),
+    "tokens beyond the vocabulary accepted": ShortcutMutant(FAST, "p.item(row, node, token) if token < size else 0.0", "p.item(row, node, min(token, size - 1))", vocabularies=(2, 3)),
     "residual skipped": ShortcutMutant(FAST, "return replacement_probs(draft, p, chosen,", "return p if True else replacement_probs(draft, p, chosen,"),
-    "alone: residual skipped": ShortcutMutant(FAST, "if node == int(draft.counts[0]):", "if True:", alone=True),
-    "alone: residual swapped": ShortcutMutant(FAST, ".clamp_(max=0).neg_()\n    return mass", ".clamp_(min=0)\n    return mass", alone=True),
+    "alone: residual skipped": ShortcutMutant(FAST, "if node == draft.listed.counts[0]:", "if True:", alone=True),
+    "alone: residual swapped": ShortcutMutant(FAST, "(p if weights is None else weights[0] * p) - q", "q - (p if weights is None else weights[0] * p)", alone=True),
     "alone: rejected token may be drawn again": ShortcutMutant(FAST, "mass[:, token : token + 1] = 0", "pass", mode=CHOSEN, alone=True),
-    "alone: another token removed": ShortcutMutant(FAST, "token = int(draft.tokens[0, node])", "token = int(draft.tokens[0, node - 1])", mode=CHOSEN, shape=DEEP, vocabularies=(2, 2), alone=True),
+    "alone: another token removed": ShortcutMutant(FAST, "token = draft.listed.tokens[0][node]", "token = draft.listed.tokens[0][node - 1]", mode=CHOSEN, shape=DEEP, vocabularies=(2, 2), alone=True),
     # block
     "block: last weight inverted": ShortcutMutant(FAST, "none_succeeds = 1.0 - weights[row][node]", "none_succeeds = weights[row][node]", "block"),
     "block: weight forgets the prefix": ShortcutMutant(FAST, "min(1.0, weights[-1] * ratio)", "min(1.0, ratio)", "block"),
@@ -105,7 +105,7 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "block: S of chosen tokens without weight": ShortcutMutant(FAST, "mass = weight * max(", "mass = max(", "block", CHOSEN, DEEP),
     "block: token's residual": ShortcutMutant(FAST, "[weights[row][node] for row, node in enumerate(nodes)]", "[1.0 for _ in nodes]", "block", shape=DEEP),
     "block alone: S without weight": ShortcutMutant(FAST, "target_probs[row, node], weight)", "target_probs[row, node], 1.0)", "block", shape=DEEP, vocabularies=(2, 2), alone=True),
-    "block alone: residual without weight": ShortcutMutant(FAST, "alpha=1.0 if weights is None else weights[0]", "alpha=1.0", "block", alone=True),
+    "block alone: residual without weight": ShortcutMutant(FAST, "(p if weights is None else weights[0] * p)", "p", "block", alone=True),
     # traversal of chosen trees
     "tree: p not normalised after a rejection": ShortcutMutant(FAST, "min(1.0, weight * value / left)", "min(1.0, weight * value)", "traversal", CHOSEN, FORK),
     "tree: weight forgets the prefix": ShortcutMutant(FAST, "min(1.0, weight * value / left)", "min(1.0, value / left)", "traversal", CHOSEN, RAGGED),
@@ -119,9 +119,9 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "tree: tokens beyond the vocabulary accepted": ShortcutMutant(FAST, "if token < size and token not in deleted", "if token not in deleted", "traversal", CHOSEN, FORK, vocabularies=(2, 3)),
     "tree: next token at the root": ShortcutMutant(FAST, "_without_all(target_probs[row, node]", "_without_all(target_probs[row, 0]", "traversal", CHOSEN, FORK),
     # decide
-    "one uniform for node and token, shortcut": ShortcutMutant(DECIDE, "draw(weights, uniforms[:, 1])", "draw(weights, uniforms[:, 0])"),
-    "one uniform for node and token": ShortcutMutant(DECIDE, "next_probs(draft, target_probs, node), uniforms[:, 1])", "next_probs(draft, target_probs, node), uniforms[:, 0])", "tree", shape=(0, 0)),
-    "next token of another row, shortcut": ShortcutMutant(DECIDE, "draw(weights, uniforms[:, 1])", "draw(weights.roll(1, 0), uniforms[:, 1])"),
+    "one uniform for node and token, shortcut": ShortcutMutant(DECIDE, "draw_rows(weights, for_token)", "draw_rows(weights, for_node)"),
+    "one uniform for node and token": ShortcutMutant(DECIDE, "next_probs(draft, target_probs, node), both[1])", "next_probs(draft, target_probs, node), both[0])", "tree", shape=(0, 0)),
+    "next token of another row, shortcut": ShortcutMutant(DECIDE, "draw_rows(weights, for_token)", "draw_rows(weights.roll(1, 0), for_token)"),
     "next token at another node": ShortcutMutant(DECIDE, "next_probs(draft, target_probs, node)", "next_probs(draft, target_probs, (node - 1).clamp(min=0))", "traversal", shape=(0, 0)),
     # draw
     "no renormalisation": ShortcutMutant(DRAW, "index = (cumulative <= share * total)", "index = (cumulative <= share)", alone=True),
@@ -129,9 +129,9 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "draw: blocks without what came before": ShortcutMutant(DRAW, "- start\n    share", "- 0 * start\n    share", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
     "draw: share of the whole, not of the block": ShortcutMutant(DRAW, "share = left / (ends.gather(-1, block) - start)", "share = left / ends[..., -1:]", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
     "draw: last entry of a short block twice": ShortcutMutant(DRAW, ".masked_fill_(inside >= size, 0.0)", "", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
-    "draw of one row: blocks without what came before": ShortcutMutant(DRAW, "(u * float(ends[-1]) - before)", "(u * float(ends[-1]))", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
-    "draw of one row: share of the whole, not of the block": ShortcutMutant(DRAW, "/ mass if mass else 0.0", "/ float(ends[-1])", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
-    "draw of one row: no renormalisation": ShortcutMutant(DRAW, "searchsorted(share * total, ", "searchsorted(share, ", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
+    "draw of one row: blocks without what came before": ShortcutMutant(DRAW, "(u * ends[-1] - before)", "(u * ends[-1])", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
+    "draw of one row: share of the whole, not of the block": ShortcutMutant(DRAW, "/ mass if mass else 0.0", "/ ends[-1]", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
+    "draw of one row: no renormalisation": ShortcutMutant(DRAW, "bisect_right(cumulative, share * total)", "bisect_right(cumulative, share)", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: a block too far": ShortcutMutant(DRAW, "return block * width + _invert_one", "return max(block - 1, 0) * width + _invert_one", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
-    "draw: a short last block left out": ShortcutMutant(DRAW, "    if whole < size:\n        sums = torch.cat", "    if False:\n        sums = torch.cat", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw: a short last block left out": ShortcutMutant(DRAW, "_starts(probs.shape[-1], width)", "_starts(probs.shape[-1] // width * width, width)", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
 }  # fmt: skip

@@ -297,19 +297,18 @@ class Cascade(Drafter):
             return
         if current is None or current.sequences != batch.sequences:  # a round without a proposal, or one that failed
             current = self._round = None
-        paths, counts, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
         if current is not None:
-            tokens, sizes = draft.tokens.tolist(), draft.counts.tolist()
+            tokens, _, sizes = draft.listed
             for index in current.awake:
-                row = current.rows[index]
-                current.emitted.append(counts[index] + 1)
+                row, path = current.rows[index], verdict.accepted[index]
+                current.emitted.append(len(path) + 1)
                 if row.request.asked or row.chosen.tokens:
-                    emitted = [*(tokens[index][node - 1] for node in paths[index][: counts[index]]), following[index]]
-                    judge_row(self.policy, row, current.offered[index], emitted, sizes[index], counts[index])
+                    emitted = [*(tokens[index][node - 1] for node in path), verdict.following[index]]
+                    judge_row(self.policy, row, current.offered[index], emitted, sizes[index], len(path))
         for at, drafter in enumerate(self.drafters):
             if current is not None and ((self.free[at] and not current.asked) or not current.turns):
                 continue
-            turns = [False] * len(counts) if current is None else current.turns[at]
+            turns = [False] * len(verdict.following) if current is None else current.turns[at]
             # What a free drafter keeps of a draft are tokens, whoever drafted them.
             whole = self.free[at] or (len(self.drafters) == 1 and not any(draft.predicted))
             part = verdict if whole else verdict_of(verdict, draft, turns)

@@ -78,9 +78,9 @@ def offers_of(
         draft: of all rows.
         sequences: of the rows.
     """
-    tokens, parents = draft.tokens.tolist(), draft.parents.tolist()
+    tokens, parents, counts = draft.listed
     found: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in sequences]
-    for row, (sequence, count) in enumerate(zip(sequences, draft.counts.tolist(), strict=True)):
+    for row, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
         if count:
             reach = drafter.estimates[sequence] if drafter.estimates is not None else []
             match = min(drafter.matches[sequence], LONGEST) if drafter.matches is not None else 0

@@ -110,7 +110,7 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
 
 def extended(draft: Draft, begun: AbstractSequence[AbstractSequence[int]], vocab_size: int) -> Draft:
     """Chains with other tokens, which were chosen, before those of each row."""
-    counts, tokens = draft.counts.tolist(), draft.tokens.tolist()
+    tokens, _, counts = draft.listed
     rows = [[*first, *own[:count]] for first, own, count in zip(begun, tokens, counts, strict=True)]
     found = Draft.from_lists(rows, draft.tokens.device)
     if draft.probs is None:
@@ -194,4 +194,5 @@ def _uniforms(batch: Batch, width: int) -> Tensor:
     """``[B, width]`` on the CPU: one uniform for each token of a chain."""
     # Keyed by the root's position and the step, so that no two rounds share a draw.
     streams = list(range(Stream.DRAFT, Stream.DRAFT + width))
-    return uniforms_of_rows(batch.seeds.tolist(), batch.positions.tolist(), streams)
+    found = uniforms_of_rows(batch.seeds.tolist(), batch.positions.tolist(), streams)
+    return torch.tensor(found, dtype=torch.float64).view(len(found), width)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft
+from foretoken.draft import Draft, int_tensor
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draw_chains
 from foretoken.drafters.growth import Frontier, Grown, grow
@@ -53,16 +53,16 @@ class DraftCache:
         size = len(self.rows)
         begun = self.begun or [0] * size
         if any(self.tentative) or any(begun):
-            accepted = [0] * size if verdict is None else verdict.counts.tolist()
+            accepted = [0] * size if verdict is None else list(map(len, verdict.accepted))
         if any(self.tentative):
             if verdict is None:
                 path, counts = torch.zeros((size, 0), dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
             elif self.grown is not None:
                 path, counts = self.grown.kept(verdict)
             else:
-                path = torch.arange(max(self.tentative)).expand(size, -1)
+                path = int_tensor([range(max(self.tentative))] * size)
                 own = [max(count - first, 0) for count, first in zip(accepted, begun, strict=True)]
-                counts = torch.tensor([min(pair) for pair in zip(own, self.tentative, strict=True)])
+                counts = int_tensor(list(map(min, own, self.tentative)))
             self.cache.commit(path, counts)
         if any(begun) and any(count < first for count, first in zip(accepted, begun, strict=True)):
             lengths = self.cache.lengths.tolist()

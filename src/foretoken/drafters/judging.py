@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
 
-import torch
-
 from foretoken.draft import Draft
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import Offer, Row
@@ -32,13 +30,15 @@ def verdict_of(verdict: Verdict, draft: Draft, takes: AbstractSequence[bool]) ->
     """The verdict on a draft for some rows, as if the others had accepted nothing before their first new token."""
     if all(takes):
         return verdict
-    mine = torch.tensor(takes, device=verdict.counts.device)
-    tokens = verdict.tokens
-    if verdict.path.shape[1]:
-        first = draft.tokens.gather(1, (verdict.path[:, :1] - 1).clamp(min=0))[:, 0]
-        tokens = torch.where(mine | (verdict.counts == 0), tokens, first)
     # Other rows' paths are cleared too: they may be longer than any draft of this drafter.
-    return Verdict(torch.where(mine[:, None], verdict.path, 0), torch.where(mine, verdict.counts, 0), tokens)
+    accepted = [path if mine else [] for path, mine in zip(verdict.accepted, takes, strict=True)]
+    following = [
+        drafted[path[0] - 1] if path and not mine else token
+        for path, token, drafted, mine in zip(
+            verdict.accepted, verdict.following, draft.listed.tokens, takes, strict=True
+        )
+    ]
+    return Verdict.from_lists(accepted, following, draft.tokens.device)
 
 
 def judge_row(

@@ -75,7 +75,7 @@ class Lookahead(Drafter):
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Enter the n-grams that the target completes, and move the window on."""
         likely = logits.argmax(-1).tolist()
-        drafted, above, sizes = draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist()
+        drafted, above, sizes = draft.listed
         for row, sequence in enumerate(batch.sequences):
             state = self._states.get(sequence)
             if state is None:

@@ -86,14 +86,13 @@ class Lookup(Drafter):
         if not asked:
             return
         likeliest = dict(zip(asked, _likeliest(logits, asked), strict=True))
-        tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
-        paths, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
+        tokens, _, counts = draft.listed
         for row in asked:
             sequence = batch.sequences[row]
             known = self._continuations(batch, row)
             nodes = [sequence.tokens[-1], *tokens[row][: counts[row]]]
-            path = [0, *paths[row][: accepted[row]]]
-            self.foreseen[sequence] = known.extend([*(nodes[node] for node in path[1:]), following[row]])
+            path = [0, *verdict.accepted[row]]
+            self.foreseen[sequence] = known.extend([*(nodes[node] for node in path[1:]), verdict.following[row]])
             # After a token that was scored several times, what followed it in the output itself counts.
             for node in (*range(len(nodes)), *path):
                 known.scored(nodes[node], likeliest[row][node])

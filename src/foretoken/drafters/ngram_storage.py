@@ -79,7 +79,7 @@ class NgramStorage(Drafter):
         if self.top_k_filler == 0:
             return
         predictions = logits.topk(min(self.top_k_filler, logits.shape[-1]), dim=-1).indices.tolist()
-        tokens, parents, sizes = draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist()
+        tokens, parents, sizes = draft.listed
         for row, sequence in enumerate(batch.sequences):
             counts = self._counts(sequence, batch.shared_noise[row])
             reach = self.max_order - 1

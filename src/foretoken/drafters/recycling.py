@@ -77,13 +77,12 @@ class TokenRecycling(Drafter):
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Enter the target's most probable tokens after every node."""
         likely = logits.topk(min(self.candidates, logits.shape[-1]), dim=-1).indices.tolist()
-        drafted, sizes = draft.tokens.tolist(), draft.counts.tolist()
-        paths, accepted, following = verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist()
+        drafted, _, sizes = draft.listed
         for row, sequence in enumerate(batch.sequences):
             table = self._table(sequence, batch.shared_noise[row])
             tokens = [sequence.tokens[-1], *drafted[row][: sizes[row]]]
-            kept = [0, *paths[row][: accepted[row]]]
-            table.judge([*(tokens[node] for node in kept), following[row]])
+            kept = [0, *verdict.accepted[row]]
+            table.judge([*(tokens[node] for node in kept), verdict.following[row]])
             # Accepted nodes count most: they are entered last.
             for node in (*range(len(tokens)), *kept):
                 table.predicted[tokens[node]] = array("i", likely[row][node])

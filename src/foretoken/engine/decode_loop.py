@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft, no_draft
+from foretoken.draft import Draft, int_tensor, no_draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.engine.draft_length import DraftLengths
@@ -64,6 +64,7 @@ class DecodeLoop:
         self._prefill = Prefill(target, drafter, self._prefixes, limits.prefill_tokens)
         self._make_sampler = make_sampler
         self._members: Membership | None = None
+        self._turns = taking_turns([target, *drafter.models])
 
     @property
     def rows(self) -> list[Row]:
@@ -91,7 +92,7 @@ class DecodeLoop:
 
     def step(self) -> None:
         """One round for every row whose prompt is cached; rows that finished with it, or were ended before, leave."""
-        with taking_turns([self.target, *self.drafter.models]):
+        with self._turns:
             self._remove_finished()
             if self.rows:
                 logits = len(self.rows) * _USUAL_WIDTH * self.target.vocab_size
@@ -107,35 +108,42 @@ class DecodeLoop:
 
     def _round(self) -> None:
         clock = RoundClock()
-        with clock.part("target"), self._memory_guard(self.target.name):
+        clock.turn_to("target")
+        with self._memory_guard(self.target.name):
             slots, prefilled = self._prefill.run()
+        clock.turn_to("other")
         members = self._members = self._membership(slots)
         drafter = self.cascade if members.chooses else self.drafter
         follows = not (drafter.hidden_layers or drafter.reads_cache)
         forced = Forced.of(members, follows, self.limits.forced_tokens)
-        with forced.ahead(), clock.part("drafter"), self._memory_guard(f"the drafter {self.drafter.name}"):
+        clock.turn_to("drafter")
+        with forced.ahead(), self._memory_guard(f"the drafter {self.drafter.name}"):
             batch = members.batch(self._prefixes.cache, self.target.vocab_size)
             limits = forced.limits(self.lengths.limits(members.rows, members.fixed_lengths))
             drafted = self._propose(drafter, members, batch, limits)
         draft = forced.before(drafted)
-        with clock.part("target"), self._memory_guard(self.target.name):
+        clock.turn_to("target")
+        with self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
-        with clock.part("verification"):
-            matchers = [row.matcher for row in members.rows]
-            verified = verify_round(members.groups, batch.sequences, draft, logits, matchers)
-        with clock.part("drafter"), forced.ahead():
+        clock.turn_to("verification")
+        matchers = [row.matcher for row in members.rows]
+        verified = verify_round(members.groups, batch.sequences, draft, logits, matchers)
+        clock.turn_to("drafter")
+        with forced.ahead():
             own_logits = forced.logits(logits, drafted.width)
             drafter.observe(batch, drafted, forced.verdict(verified.verdict), own_logits)
-        with clock.part("target"):
-            path = self._commit(members, verified)
+        clock.turn_to("target")
+        path = self._commit(members, verified)
+        clock.turn_to("other")
         lengths = [len(sequence.tokens) for sequence in batch.sequences]
         traced = [at for at, row in enumerate(members.rows) if row.trace]
         if traced:
             trace_round(members, traced, draft, verified, self.target.tokenizer)
         emit(members.rows, draft, verified, logits, forced.tokens)
         if hidden:
-            with clock.part("drafter"):
-                _pass_hidden_states(self.drafter, batch, lengths, verified, path, hidden)
+            clock.turn_to("drafter")
+            _pass_hidden_states(self.drafter, batch, lengths, verified, path, hidden)
+            clock.turn_to("other")
         self._handle_bad_logits(members, verified)
         seconds = clock.stop()
         for row in members.rows:
@@ -166,14 +174,11 @@ class DecodeLoop:
 
     def _score(self, members: Membership, draft: Draft) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The target's logits ``[B, N+1, V]`` and hidden states at the roots and all draft tokens: one pass."""
-        roots = torch.tensor([[row.sequence.tokens[-1]] for row in members.rows], device=draft.tokens.device)
-        tokens, parents = roots, torch.full_like(roots, -1)
-        if draft.width:
-            tokens, parents = torch.cat([tokens, draft.tokens], dim=1), torch.cat([parents, draft.parents], dim=1)
+        tokens, parents, counts = _with_roots([row.sequence.tokens[-1] for row in members.rows], draft)
         scores: Scores = self.target.forward(
             members.to_slots(tokens),
             members.to_slots(parents),
-            members.to_slots(draft.counts + 1),
+            members.to_slots(counts),
             self._prefixes.cache,
             hidden_layers=self.drafter.hidden_layers,
         )
@@ -182,9 +187,10 @@ class DecodeLoop:
 
     def _commit(self, members: Membership, verified: Verified) -> Tensor:
         """Keep root and accepted nodes in the target's KV cache: ``[B, D+1]`` int64, those nodes of each row."""
-        verdict = verified.verdict
-        path = torch.nn.functional.pad(verdict.path, (1, 0))
-        self._prefixes.cache.commit(members.to_slots(path), members.to_slots(verdict.counts + 1))
+        depth = max(map(len, verified.accepted), default=0)
+        path = int_tensor([[0, *nodes, *[0] * (depth - len(nodes))] for nodes in verified.accepted])
+        counts = int_tensor([len(nodes) + 1 for nodes in verified.accepted])
+        self._prefixes.cache.commit(members.to_slots(path), members.to_slots(counts))
         return path
 
     def _handle_bad_logits(self, members: Membership, verified: Verified) -> None:
@@ -240,6 +246,19 @@ class _MemoryGuard:
             f"{max(len(row.sequence.tokens) for row in self._rows):,} tokens: lower max_batch_size, "
             "num_speculative_tokens, the prompt's length or max_new_tokens"
         ) from error
+
+
+def _with_roots(roots: list[int], draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
+    """A draft and its roots for `LanguageModel.forward`: tokens and parents ``[B, N+1]``, counts ``[B]``."""
+    tokens, parents, counts = draft.tokens, draft.parents, draft.counts
+    if tokens.device.type == "cpu":  # a call of torch's takes several times as long as all this
+        listed = draft.listed
+        tokens = int_tensor([[root, *row] for root, row in zip(roots, listed.tokens, strict=True)])
+        parents = int_tensor([[-1, *row] for row in listed.parents])
+        return tokens, parents, int_tensor([count + 1 for count in listed.counts])
+    first = int_tensor(roots, tokens.device)[:, None]
+    tokens, parents = torch.cat([first, tokens], dim=1), torch.cat([torch.full_like(first, -1), parents], dim=1)
+    return tokens, parents, counts + 1
 
 
 def _pass_hidden_states(

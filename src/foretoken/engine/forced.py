@@ -71,10 +71,7 @@ class Forced:
         if not self:
             return draft
         rows, links = [], []
-        counts = draft.counts.tolist()
-        for own, parents, count, forced in zip(
-            draft.tokens.tolist(), draft.parents.tolist(), counts, self.tokens, strict=True
-        ):
+        for own, parents, count, forced in zip(*draft.listed, self.tokens, strict=True):
             rows.append(forced + own[:count])
             links.append([*range(len(forced)), *(parent + len(forced) for parent in parents[:count])])
         joined = Draft.from_lists(rows, draft.tokens.device, links)
@@ -99,24 +96,14 @@ class Forced:
         """The verdict on the drafter's own draft."""
         if not self:
             return verdict
-        paths, counts, following = [], [], []
-        for path, count, token, forced in zip(
-            verdict.path.tolist(), verdict.counts.tolist(), verdict.tokens.tolist(), self.tokens, strict=True
-        ):
-            own = path[:count] if not forced else [node - len(forced) for node in path[len(forced) : count]]
+        paths, following = [], []
+        for path, token, forced in zip(verdict.accepted, verdict.following, self.tokens, strict=True):
+            own = path if not forced else [node - len(forced) for node in path[len(forced) :]]
             if forced and not self.followed:  # it drafted nothing, and the first forced token followed
                 own, token = [], forced[0]
             paths.append(own)
-            counts.append(len(own))
             following.append(token)
-        depth = max(counts)
-        padded = [path + [0] * (depth - len(path)) for path in paths]
-        device = verdict.path.device
-        return Verdict(
-            torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(paths), depth),
-            torch.tensor(counts, dtype=torch.int64, device=device),
-            torch.tensor(following, dtype=torch.int64, device=device),
-        )
+        return Verdict.from_lists(paths, following, verdict.tokens.device)
 
     def logits(self, logits: Tensor, width: int) -> Tensor:
         """The logits ``[B, N+1, V]`` at the nodes of the drafter's own draft of `width` tokens."""

@@ -21,6 +21,7 @@ class Prefill:
     def __init__(self, model: LanguageModel, drafter: Drafter, prefixes: PrefixCache, chunk: int) -> None:
         self._model, self._drafter, self._prefixes, self._chunk = model, drafter, prefixes, chunk
         self._joins_decode = model.prefills_with_decode and not drafter.hidden_layers
+        self._ready = -1  # the version of `prefixes` in which all rows were ready: what decodes stays so
 
     def run(self) -> tuple[list[int], bool]:
         """Prefill until at least one row is ready: one chunk a round while others decode.
@@ -29,6 +30,8 @@ class Prefill:
             The rows that are ready: only their roots are missing in the KV cache, which the round itself scores; and
             whether there was anything to prefill.
         """
+        if self._ready == self._prefixes.version:
+            return list(range(len(self._prefixes.rows))), False
         worked = False
         while True:
             self._prefixes.copy()
@@ -36,6 +39,8 @@ class Prefill:
             rows = self._prefixes.rows
             missing = [row.sequence.tokens[length:-1] for row, length in zip(rows, lengths, strict=True)]
             ready = [index for index, tokens in enumerate(missing) if not tokens]
+            if len(ready) == len(rows):
+                self._ready = self._prefixes.version
             if len(ready) == len(rows) or (worked and ready):
                 return ready, worked
             waiting = self._prefixes.waiting()

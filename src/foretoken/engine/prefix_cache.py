@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
+from itertools import count
 
 from foretoken.engine.row import Row
 from foretoken.limits import DEFAULT_LIMITS
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.sequence import shared_prefix_length
+
+_versions = count()
 
 
 @dataclass(eq=False)
@@ -46,6 +49,7 @@ class PrefixCache:
 
     Attributes:
         cache: the KV cache; row i belongs to ``rows[i]`` while there are rows.
+        version: changes whenever rows do.
         rows: the running requests.
     """
 
@@ -59,6 +63,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop all rows and everything cached."""
+        self.version = next(_versions)
         self.cache: Cache = self._model.open(0)
         self.rows: list[Row] = []
         self._slots: list[_Slot] = []
@@ -169,6 +174,7 @@ class PrefixCache:
             sources: of each, the present slot that it begins with, None for an empty one, and how many of its tokens it
                 takes, None for all.
         """
+        self.version = next(_versions)
         indices = {slot: index for index, slot in enumerate(self._slots)}
         self.cache.select(
             [-1 if source is None else indices[source] for source, _ in sources], [keep for _, keep in sources]

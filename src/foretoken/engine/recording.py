@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
-from contextlib import AbstractContextManager
 from time import perf_counter
 
 from torch import Tensor
@@ -14,36 +13,23 @@ from foretoken.engine.row import Row
 from foretoken.engine.verification import Verified
 
 
-class _Part:
-    """Counts the seconds of a block as one part's. A generator as a context manager takes several times as long."""
-
-    __slots__ = ("_name", "_seconds", "_started")
-
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds, self._name = seconds, name
-
-    def __enter__(self) -> None:
-        self._started = perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds[self._name] += perf_counter() - self._started
-
-
 class RoundClock:
-    """Wall-clock seconds of the current round, by part."""
+    """Wall-clock seconds of the current round, by part: what nobody claims is ``other``."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self._started = perf_counter()
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._part, self._since = "other", perf_counter()
 
-    def part(self, name: str) -> AbstractContextManager[None]:
-        """Count the seconds spent inside as this part's."""
-        return _Part(self.seconds, name)
+    def turn_to(self, part: str) -> None:
+        """Count what comes as this part's."""
+        now = perf_counter()
+        self._seconds[self._part] += now - self._since
+        self._part, self._since = part, now
 
     def stop(self) -> dict[str, float]:
-        """Seconds by part; ``other`` is what no part claimed."""
-        self.seconds["other"] = perf_counter() - self._started - sum(self.seconds.values())
-        return self.seconds
+        """Seconds by part."""
+        self.turn_to("other")
+        return self._seconds
 
 
 _PLAIN: tuple[Origin, ...] = ("target",)
@@ -65,7 +51,7 @@ def emit(
         logits: ``[B, N+1, V]``, the target's, for log-probabilities.
         forced: of each row, the tokens that its draft begins with because its grammar forces them.
     """
-    tokens, counts = draft.tokens.tolist(), draft.counts.tolist()
+    tokens, parents, counts = draft.listed
     depths = None if draft.is_chain else draft.depths().tolist()
     for index, row in enumerate(rows):
         if not verified.usable[index]:
@@ -81,7 +67,7 @@ def emit(
             last = "target"
         else:
             end = nodes[-1] if nodes else 0
-            is_leaf = end == count if depths is None else end not in draft.parents[index, :count].tolist()
+            is_leaf = end == count if depths is None else end not in parents[index][:count]
             last = "bonus" if is_leaf else "residual"
         origins: list[Origin] = ["accepted"] * len(nodes)
         taken = row.extend(emitted, [*origins, last])

@@ -78,7 +78,7 @@ class _Trace:
         self._greedy = self._row.sequence.params.greedy
         shown = logits.float().softmax(-1) if self._greedy else self._probs
         self._shown = shown[0]  # [N+1, V]
-        self._uniforms: list[float] = verdict_uniforms(sampler, sequences)[0].tolist()
+        self._uniforms = verdict_uniforms(sampler, sequences)[0]
 
     def of(self, accepted: AbstractSequence[int], following: int) -> tuple[tuple[DraftedToken, ...], RoundTrace]:
         """The draft's tokens, and how they were decided.

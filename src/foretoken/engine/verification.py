@@ -107,11 +107,10 @@ def verify_round(
     if any(matcher is not None for matcher in matchers):
         logits, dead = _apply_grammars(groups, sequences, draft, logits, matchers)
     verdict = _decide(groups, sequences, draft, logits)
-    paths, counts = verdict.path.tolist(), verdict.counts.tolist()
-    accepted = [path[:count] for path, count in zip(paths, counts, strict=True)]
+    accepted = verdict.accepted
     spoilt, stuck = _meets(bad, accepted), _meets(dead, accepted)
     usable = [not (one or other) for one, other in zip(spoilt, stuck, strict=True)]
-    return Verified(verdict, accepted, verdict.tokens.tolist(), usable, stuck, logits)
+    return Verified(verdict, accepted, verdict.following, usable, stuck, logits)
 
 
 def _meets(nodes: list[list[bool]] | None, accepted: list[list[int]]) -> list[bool]:
@@ -202,23 +201,33 @@ def decide_batch(
         rule = verifier if is_coupled(verifier) else _FOLLOW
         return rule.follow(draft, sampler.picks(logits, sequences, draft, noise=follows))
     assert not is_coupled(verifier)
-    u = verdict_uniforms(sampler, sequences)
-    size = len(sequences)
+    u = verdict_uniforms(sampler, sequences, stop=draft.width > 0 or not verifier.lossless)
+    size, entries = len(sequences), logits.shape[1] * logits.shape[2]
     most = current_limits().verify_entries
-    at_once = max(1, most // max(1, logits[0].numel())) if logits.device.type == "cpu" and size else max(1, size)
+    at_once = max(1, most // max(1, entries)) if logits.device.type == "cpu" and size else max(1, size)
+    if size <= at_once:
+        return decide(verifier, draft, sampler.probabilities(logits, sequences, draft), u)
     verdicts = []
     for rows, part in sampler.parts(at_once):
-        drafted = draft if part is sampler else draft.part(rows)
+        drafted = draft.part(rows)
         probs = part.probabilities(logits[rows], sequences[rows], drafted)
         verdicts.append(decide(verifier, drafted, probs, u[rows]))
     return join(verdicts)
 
 
-def verdict_uniforms(sampler: Sampler, sequences: AbstractSequence[Sequence]) -> Tensor:
-    """What a round of these rows is drawn with, ``[B, 2]`` float64: for the node to stop at, and for the next token."""
-    positions = sampler.positions(sequences).tolist()
-    found = uniforms_of_rows(sampler.seeds.tolist(), positions, [int(Stream.STOP), int(Stream.NEXT)])
-    return found.to(sampler.device)
+def verdict_uniforms(
+    sampler: Sampler, sequences: AbstractSequence[Sequence], *, stop: bool = True
+) -> list[list[float]]:
+    """What a round of these rows is drawn with, two a row: for the node to stop at, and for the next token.
+
+    Args:
+        sampler: of the rows.
+        sequences: of the rows.
+        stop: False leaves the first one out, for a round without drafts, where there is one node.
+    """
+    positions = [len(sequence.tokens) for sequence in sequences]
+    streams = [int(Stream.STOP), int(Stream.NEXT)] if stop else [int(Stream.NEXT)]
+    return uniforms_of_rows(sampler.seeds.tolist(), positions, streams)
 
 
 def join(verdicts: AbstractSequence[Verdict], order: Tensor | None = None) -> Verdict:

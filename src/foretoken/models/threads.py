@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
@@ -54,18 +54,32 @@ def turn_of(model: object) -> RLock:
 
 
 def taking_turns(models: Iterable[LanguageModel]) -> AbstractContextManager[object]:
-    """Wait until no other thread runs a round with any of these models, and keep them until the block ends."""
+    """Wait until no other thread runs a round with any of these models, and keep them until the block ends.
+
+    What is returned may be entered again and again.
+    """
     turns = {id(turn): turn for turn in [model.turn for model in models]}
     # In one order everywhere: no two threads wait for each other.
-    return next(iter(turns.values())) if len(turns) == 1 else _holding([turns[key] for key in sorted(turns)])
+    return next(iter(turns.values())) if len(turns) == 1 else _Holding([turns[key] for key in sorted(turns)])
 
 
-@contextmanager
-def _holding(turns: Iterable[RLock]) -> Iterator[None]:
-    with ExitStack() as held:
-        for turn in turns:
-            held.enter_context(turn)
-        yield
+class _Holding:
+    """Several locks as one."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self, turns: Sequence[RLock]) -> None:
+        self._turns = turns
+
+    def __enter__(self) -> None:
+        with ExitStack() as held:  # an interruption gives back what was got
+            for turn in self._turns:
+                held.enter_context(turn)
+            held.pop_all()
+
+    def __exit__(self, *_: object) -> None:
+        for turn in reversed(self._turns):
+            turn.release()
 
 
 @cache

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from foretoken.sampling.matching import GrammarCompiler, GrammarMatcher, mask_logits
     from foretoken.sampling.params import SamplingParams
     from foretoken.sampling.sampler import Sampler
-    from foretoken.sampling.vocabulary import all_finite, check_finite, draw, draw_distinct
+    from foretoken.sampling.vocabulary import all_finite, check_finite, draw, draw_distinct, draw_rows
 
 __all__ = [
     "Grammar",
@@ -26,6 +26,7 @@ __all__ = [
     "check_finite",
     "draw",
     "draw_distinct",
+    "draw_rows",
     "mask_logits",
 ]
 
@@ -40,6 +41,7 @@ _HOMES = {
     "check_finite": "vocabulary",
     "draw": "vocabulary",
     "draw_distinct": "vocabulary",
+    "draw_rows": "vocabulary",
     "mask_logits": "matching",
 }
 

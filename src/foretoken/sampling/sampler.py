@@ -9,7 +9,7 @@ from collections.abc import Sequence as AbstractSequence
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft
+from foretoken.draft import Draft, int_tensor
 from foretoken.limits import current_limits
 from foretoken.randomness import gumbel, gumbel_at, seed_tensor
 from foretoken.sampling.params import SamplingParams
@@ -100,6 +100,9 @@ class Sampler:
             if not p.greedy:
                 groups[_Group.key(p)].append(row)
         self._groups = [_Group(rows, self.params, self.device) for rows in groups.values()]
+        alone = self._groups[0].filters if len(self._groups) == 1 and not greedy else None
+        # Of rows that are all alike, and lose no tokens: their nodes need not be told apart.
+        self._alike = alone if alone is not None and not (alone.removes or alone.varies) else None
         self._parts: dict[int, list[tuple[slice, Sampler]]] = {}
         self._inverse: Tensor | None = None
 
@@ -136,7 +139,7 @@ class Sampler:
 
     def positions(self, sequences: AbstractSequence[Sequence]) -> Tensor:
         """``[B]`` int64: the position of each row's next token, the first after the root."""
-        return torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64, device=self.device)
+        return int_tensor([len(s.tokens) for s in sequences], self.device)
 
     def inverse_temperatures(self) -> Tensor:
         """``[B]`` float32: a where a row's distribution is ``softmax(a · logits)``; 0 where other parameters apply too.
@@ -163,7 +166,7 @@ class Sampler:
         May be `logits` itself where nothing applies: don't write to it.
         """
         if not self.alters:
-            return logits.to(torch.float32)
+            return logits if logits.dtype is torch.float32 else logits.to(torch.float32)
         scores = logits.to(torch.float32, copy=True)
         self._penalties.apply(scores, sequences, draft, nodes)
         return scores
@@ -182,6 +185,9 @@ class Sampler:
 
     def _softmax(self, scores: Tensor) -> Tensor:
         """``[B, M, V]``: the distributions for scores, filters applied; NaN where all scores are -inf."""
+        if self._alike is not None:
+            (kept,) = truncate(scores, self._alike)
+            return kept.scores.softmax(-1)
         parts = [kept for group in self._groups for kept in self._truncate(scores, group)]
         if len(parts) == 1 and parts[0].rows is None and parts[0].ids is None:
             return parts[0].scores.softmax(-1).view(scores.shape)

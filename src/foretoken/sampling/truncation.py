@@ -8,7 +8,8 @@ to an unstable sort.) Each filter is applied to the renormalised distribution th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,10 +64,18 @@ class Filters:
 
     def repeat(self, times: int) -> Filters:
         """Each row's filters `times` times in succession."""
+        if not self.varies:
+            return self
         return self._each(lambda value: value.repeat_interleave(times, dim=0))
 
+    @cached_property
+    def varies(self) -> bool:
+        """Whether rows have values of their own."""
+        return any(isinstance(value, Tensor) for value in (self.inverse_temperature, self.top_p, self.log_min_p))
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Filters:
-        changed: dict[str, Any] = {n: change(v) for n, v in vars(self).items() if isinstance(v, Tensor)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed: dict[str, Any] = {n: change(v) for n, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **changed) if changed else self
 
 
@@ -77,7 +86,7 @@ def truncate(scores: Tensor, filters: Filters) -> list[Kept]:
     processed, and returned, as a part of their own.
 
     Args:
-        scores: ``[R, V]`` float32, not written to.
+        scores: ``[R, V]`` float32, not written to; ``[…, V]`` where filters remove nothing and don't vary.
         filters: filters of the R rows.
 
     Returns:

@@ -6,13 +6,16 @@ maxima: the best entries of a row lie in the blocks with the largest maxima.
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left, bisect_right
+from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.draft import int_tensor
 from foretoken.limits import current_limits
 
 
@@ -30,14 +33,19 @@ def check_finite(logits: Tensor) -> Tensor:
 
 def all_finite(logits: Tensor) -> bool:
     """Whether `check_finite` is False for all rows; faster than finding out which rows it is True for."""
-    return math.isfinite(float(logits.amax(-1).sum(dtype=torch.float64)))
+    size = logits.shape[-1]
+    if size and _is_plain(logits):
+        rows = logits.detach().numpy().reshape(-1, size)
+        at = rows.item  # NumPy's argmax is where a row has NaN, if it has
+        return all(isfinite(at(row * size + best)) for row, best in enumerate(rows.argmax(-1).tolist()))
+    return isfinite(float(logits.amax(-1).sum(dtype=torch.float64)))
 
 
 def argmax(x: Tensor) -> Tensor:
     """``[…]`` int64: where each row of ``[…, V]`` has its maximum, at the lowest index on ties."""
     size = x.shape[-1]
     if x.device.type == "cpu" and x.dtype is torch.float32 and size:
-        return torch.as_tensor(x.detach().numpy().argmax(-1))  # ten times as fast as torch's own
+        return torch.from_numpy(np.asarray(x.detach().numpy().argmax(-1)))  # ten times as fast as torch's own
     width = current_limits().block
     if size < 8 * width:
         return x.argmax(-1)
@@ -131,16 +139,15 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     size, width = probs.shape[-1], current_limits().block
     if size <= width:
         return _invert(probs.to(torch.float64).cumsum(-1), uniforms[..., None]).squeeze(-1)
-    whole = size // width * width
-    sums = probs[..., :whole].unflatten(-1, (-1, width)).sum(-1, dtype=torch.float64)
-    if whole < size:
-        sums = torch.cat([sums, probs[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
-    if 0 < uniforms.numel() <= current_limits().scalar_uniforms and _is_plain(probs):
-        shares = uniforms.reshape(-1).tolist()
-        rows = probs.detach().numpy().reshape(len(shares), size)
-        blocks = sums.detach().numpy().reshape(len(shares), -1)
-        found = [_draw_one(*row, width) for row in zip(rows, blocks, shares, strict=True)]
-        return torch.tensor(found, dtype=torch.int64).view(uniforms.shape)
+    if _is_plain(probs):
+        if 0 < uniforms.numel() <= current_limits().scalar_uniforms:
+            return int_tensor(draw_rows(probs, uniforms.reshape(-1).tolist())).view(uniforms.shape)
+        sums = torch.from_numpy(_block_sums(probs.detach().numpy(), width))
+    else:
+        whole = size // width * width
+        sums = probs[..., :whole].unflatten(-1, (-1, width)).sum(-1, dtype=torch.float64)
+        if whole < size:
+            sums = torch.cat([sums, probs[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
     ends = sums.cumsum(-1)
     block = _invert(ends, uniforms[..., None])
     # The rest of u * total inside the block, as a fraction of the block's mass.
@@ -150,6 +157,34 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     inside = block * width + torch.arange(width, device=probs.device)
     weights = probs.gather(-1, inside.clamp(max=size - 1)).to(torch.float64).masked_fill_(inside >= size, 0.0)
     return inside.gather(-1, _invert(weights.cumsum(-1), share)).squeeze(-1)
+
+
+def draw_rows(probs: Tensor, uniforms: list[float]) -> list[int]:
+    """`draw` with Python's numbers, which spares few rows on a CPU all of torch's calls.
+
+    Args:
+        probs: ``[…, V]``, as many rows as there are uniforms.
+        uniforms: in [0, 1).
+    """
+    size, limits = probs.shape[-1], current_limits()
+    if size <= limits.block or len(uniforms) > limits.scalar_uniforms or not _is_plain(probs):
+        shares = torch.tensor(uniforms, dtype=torch.float64, device=probs.device)
+        drawn: list[int] = draw(probs.reshape(-1, size), shares).tolist()
+        return drawn
+    rows = probs.detach().numpy().reshape(-1, size)
+    each = zip(rows, _block_sums(rows, limits.block), uniforms, strict=True)
+    return [_draw_one(row, sums, u, limits.block) for row, sums, u in each]
+
+
+def _block_sums(probs: Any, width: int) -> Any:
+    """``[…, V]`` of NumPy, summed over blocks of so many entries or fewer: ``[…, blocks]`` float64."""
+    return np.add.reduceat(probs, _starts(probs.shape[-1], width), axis=-1, dtype=np.float64)
+
+
+@lru_cache(64)
+def _starts(size: int, width: int) -> Any:
+    """Where blocks of so many of `size` entries start; the last one may be shorter. Nobody may write to it."""
+    return np.arange(0, size, width)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -166,19 +201,19 @@ def _draw_one(probs: Any, sums: Any, u: float, width: int) -> int:
         u: in [0, 1).
         width: of a block.
     """
-    ends = sums.cumsum()
+    ends = sums.cumsum().tolist()
     block = _invert_one(ends, u)
-    before = float(ends[block - 1]) if block else 0.0
-    mass = float(ends[block]) - before
-    share = (u * float(ends[-1]) - before) / mass if mass else 0.0
-    inside = probs[block * width : (block + 1) * width].astype(np.float64).cumsum()
+    before = ends[block - 1] if block else 0.0
+    mass = ends[block] - before
+    share = (u * ends[-1] - before) / mass if mass else 0.0
+    inside = probs[block * width : (block + 1) * width].cumsum(dtype=np.float64).tolist()
     return block * width + _invert_one(inside, share)
 
 
-def _invert_one(cumulative: Any, share: float) -> int:
+def _invert_one(cumulative: list[float], share: float) -> int:
     """`_invert` for one row."""
     total = cumulative[-1]
-    return min(int(cumulative.searchsorted(share * total, "right")), int(cumulative.searchsorted(total)))
+    return min(bisect_right(cumulative, share * total), bisect_left(cumulative, total))
 
 
 def draw_distinct(probs: Tensor, uniforms: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

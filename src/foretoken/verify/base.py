@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft
+from foretoken.draft import Draft, int_tensor
 from foretoken.errors import ParameterError
 from foretoken.verify.residual import safe_ratio
 
@@ -17,20 +17,56 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
-@dataclass(frozen=True)
 class Verdict:
     """The outcome of a round's verification.
 
-    Attributes:
-        path: ``[B, D]`` int64, node numbers of the accepted tokens in order; entries past a row's count are 0.
-        counts: ``[B]`` int64, accepted draft tokens of each row.
-        tokens: ``[B]`` int64, the token after the accepted ones: the replacement of a rejected token (drawn from the
-            residual), or the bonus token when a whole path was accepted.
+    As tensors and as lists. It is made of either, and has the other once that is asked for: on a CPU lists are all that
+    a round reads, and a tensor takes as long as what is decided.
     """
 
-    path: Tensor
-    counts: Tensor
-    tokens: Tensor
+    _device: torch.device | str
+
+    def __init__(self, path: Tensor, counts: Tensor, tokens: Tensor) -> None:
+        self.path, self.counts, self.tokens = path, counts, tokens
+
+    @classmethod
+    def from_lists(cls, accepted: list[list[int]], following: list[int], device: torch.device | str = "cpu") -> Verdict:
+        """A verdict of `accepted` and `following`; its tensors are on the device."""
+        made = cls.__new__(cls)
+        made.accepted, made.following, made._device = accepted, following, device
+        return made
+
+    @cached_property
+    def accepted(self) -> list[list[int]]:
+        """Of each row, the nodes of its accepted tokens in order. Nobody may change them."""
+        return [path[:count] for path, count in zip(self.path.tolist(), self.counts.tolist(), strict=True)]
+
+    @cached_property
+    def following(self) -> list[int]:
+        """`tokens` as a list."""
+        found: list[int] = self.tokens.tolist()
+        return found
+
+    @cached_property
+    def path(self) -> Tensor:
+        """``[B, D]`` int64, node numbers of the accepted tokens in order; entries past a row's count are 0."""
+        depth = max(map(len, self.accepted), default=0)
+        padded = [path + [0] * (depth - len(path)) for path in self.accepted]
+        return int_tensor(padded, self._device).reshape(len(padded), depth)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """``[B]`` int64, accepted draft tokens of each row."""
+        return int_tensor([len(path) for path in self.accepted], self._device)
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """``[B]`` int64, the token after the accepted ones.
+
+        The replacement of a rejected token (drawn from the residual), or the bonus token when a whole path was
+        accepted.
+        """
+        return int_tensor(self.following, self._device)
 
 
 class BaseVerifier:

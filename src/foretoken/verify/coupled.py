@@ -44,8 +44,7 @@ class SharedNoiseVerifier(CoupledVerifier):
 def _follow_in_python(draft: Draft, picks: Tensor) -> Verdict:
     """The same on a CPU: for so few numbers torch's operators take many times as long."""
     paths, tokens = [], []
-    rows = zip(draft.tokens.tolist(), draft.parents.tolist(), draft.counts.tolist(), picks.tolist(), strict=True)
-    for drafted, parents, size, picked in rows:
+    for drafted, parents, size, picked in zip(*draft.listed, picks.tolist(), strict=True):
         depths, last = [0] + [-1] * size, 0  # -1: not on a path that the target picks
         for at in range(size):
             parent = parents[at]
@@ -61,7 +60,4 @@ def _follow_in_python(draft: Draft, picks: Tensor) -> Verdict:
             path.append(last)
             last = parents[last - 1]
         paths.append(path[::-1])
-    depth = max(map(len, paths), default=0)
-    nodes = torch.tensor([path + [0] * (depth - len(path)) for path in paths], dtype=torch.int64)
-    counts = torch.tensor([len(path) for path in paths], dtype=torch.int64)
-    return Verdict(nodes.reshape(len(paths), depth), counts, torch.tensor(tokens, dtype=torch.int64))
+    return Verdict.from_lists(paths, tokens)

@@ -26,7 +26,7 @@ STEPS = 1 << 53
 _ROWS = 128  # rows a call while steps are searched for, or about as many: so few cost hardly more than one
 _PROBES = 16  # random uniforms a row at which the outcome is compared with the steps found
 
-Decide = Callable[[Verifier, Draft, Tensor, Tensor], Verdict]
+Decide = Callable[[Verifier, Draft, Tensor, list[list[float]]], Verdict]
 
 
 class Drawn:
@@ -118,10 +118,11 @@ class Drawn:
         part = replace(part, probs=None if part.probs is None else part.probs.to(self._dtype))
         probs = target_probs[rows].to(self._dtype)
         if not alone:
-            return _node_and_token(self._decide(self._verifier, part, probs, uniforms))
+            return _node_and_token(self._decide(self._verifier, part, probs, uniforms.tolist()))
         singles = [slice(row, row + 1) for row in range(len(rows))]
         found = [
-            _node_and_token(self._decide(self._verifier, part.part(row), probs[row], uniforms[row])) for row in singles
+            _node_and_token(self._decide(self._verifier, part.part(row), probs[row], uniforms[row].tolist()))
+            for row in singles
         ]
         return torch.cat([node for node, _ in found]), torch.cat([token for _, token in found])
 

@@ -224,7 +224,6 @@ class NativeCache(Cache):
             row.kept = min(len(row.tokens), feed.start + len(feed.tokens))
             row.scored = 0 if feed.lost else max(0, feed.start + len(feed.tokens) - len(row.tokens))
 
-    @torch.inference_mode()
     def commit(self, path: Tensor, counts: Tensor) -> None:
         """See `foretoken.models.Cache`."""
         rows: list[int] = []
@@ -242,7 +241,8 @@ class NativeCache(Cache):
                         targets.append(length + i)
             row.forget()
         if rows:
-            self.store.move(rows, sources, targets)
+            with torch.inference_mode():  # takes as long as all the rest where nothing moves
+                self.store.move(rows, sources, targets)
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:

@@ -93,14 +93,18 @@ class CompiledGraph:
         with meanwhile(graph.release):
             compiled = _core().compile_model(graph.model, "CPU", settings)
         self._request = compiled.create_infer_request()
-        self._outputs = len(compiled.outputs)
         self._pool, self._version = pool, -1
         self._memory: list[Any] = []
         self._names = graph.inputs
+        self._types = [node.get_element_type().to_dtype() for node in graph.model.get_parameters()]
         self._inputs: list[Any] = [None] * len(self._names)
+        self._given: list[Any] = [None] * len(self._names)  # the numbers in there, where they came as Python's
 
     def run(self, arrays: dict[str, Any]) -> list[Tensor]:
-        """Outputs ``[P, …]`` for inputs by name; they belong to the caller, as the inputs do: both are copied."""
+        """Outputs ``[P, …]`` for inputs by name: arrays, or Python's numbers and lists.
+
+        All are copied, but lists that a caller must not change any more: in most passes most are those of the last.
+        """
         request = self._request
         if self._version != self._pool.version:
             self._memory = [shared(tensor) for tensor in self._pool.tensors[: self._graph.caches]]
@@ -109,18 +113,25 @@ class CompiledGraph:
             self._version = self._pool.version
         for number, name in enumerate(self._names):
             array, bound = arrays[name], self._inputs[number]
+            if isinstance(array, np.ndarray):
+                self._given[number] = None
+            elif array == self._given[number]:
+                continue
+            else:
+                self._given[number] = array
+                array = np.array(array, dtype=self._types[number])
             if bound is not None and bound.shape == array.shape:
                 np.copyto(bound, array)  # takes a tenth of the time of making a tensor
             else:
                 bound = self._inputs[number] = np.array(array, order="C")
                 request.set_input_tensor(number, ov.Tensor(bound, shared_memory=True))
         if self._packed:
-            request.infer(share_outputs=True)  # else it copies them, too
+            found = request.infer(share_outputs=True)  # else it copies them, too
         else:
             with meanwhile(self._graph.release):  # the first run packs the weights
-                request.infer(share_outputs=True)
+                found = request.infer(share_outputs=True)
             self._packed = True
-        return [torch.from_numpy(request.get_output_tensor(i).data.copy()) for i in range(self._outputs)]
+        return [torch.from_numpy(output.copy()) for output in found.to_tuple()]
 
 
 class CompiledGraphs:

@@ -9,7 +9,6 @@ makes them when it is asked to be ready for many requests (`Engine.warm_up`), an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from foretoken.models.chain import Draws
 from foretoken.models.native.cache import Feed
@@ -37,14 +36,19 @@ class NarrowGraphs:
 
     def __init__(self, graphs: CompiledGraphs, widths: PassWidths) -> None:
         self._graphs, self._widths = graphs, widths
-        self._ready: set[GraphKey] = set()
+        self._ready: dict[GraphKey, CompiledGraph] = {}
+        self._passes: list[CompiledGraph] = []  # of the `WIDTHS`, once there are any
 
     def for_pass(self, feeds: Sequence[Feed]) -> CompiledGraph | None:
         """The graph for a pass over these feeds; None if it is not one of few tokens, or has no graph."""
-        found = self._find(feeds, WIDTHS, GraphKey())
-        if found is not None:
-            self._widths.hold(0)
-        return found
+        if not self._passes or len(feeds) > 1 or feeds[0].parents is not None:
+            return None
+        size = len(feeds[0].tokens)
+        for width, graph in zip(WIDTHS, self._passes, strict=True):
+            if size <= width:
+                self._widths.hold(0)
+                return graph
+        return None
 
     def for_chain(self, feeds: Sequence[Feed], steps: int, draws: Draws | None) -> CompiledGraph | None:
         """The graph for chains after these feeds, as `for_pass`; none for draws that are to be reproducible.
@@ -53,29 +57,24 @@ class NarrowGraphs:
         """
         if draws is not None and draws.reproducible:
             return None
-        return self._find(feeds, (CHAIN_WIDTH,), GraphKey((), steps, draws is not None))
+        if len(feeds) > 1 or feeds[0].parents is not None or len(feeds[0].tokens) > CHAIN_WIDTH:
+            return None
+        return self._ready.get(GraphKey((), steps, draws is not None, width=CHAIN_WIDTH))
 
     def prepare_passes(self) -> None:
         """Compile those for passes."""
-        self._prepare(GraphKey(width=width) for width in WIDTHS)
-        self._widths.narrow = WIDTHS
+        keys = [GraphKey(width=width) for width in WIDTHS]
+        self._prepare(keys)
+        self._passes, self._widths.narrow = [self._ready[key] for key in keys], WIDTHS
 
     def prepare_chains(self, drawn: bool) -> None:
         """Compile those for chains of drawn tokens, or of most probable ones."""
         self._prepare(GraphKey((), steps, drawn, width=CHAIN_WIDTH) for steps in CHAIN_STEPS)
 
     def _prepare(self, keys: Iterable[GraphKey]) -> None:
-        due = frozenset(keys) - self._ready
-        if due:
-            self._graphs.prepare(due)
-            self._ready |= due
-
-    def _find(self, feeds: Sequence[Feed], widths: Sequence[int], key: GraphKey) -> CompiledGraph | None:
-        if len(feeds) > 1 or feeds[0].parents is not None or len(feeds[0].tokens) > widths[-1]:
-            return None
-        width = next(width for width in widths if width >= len(feeds[0].tokens))
-        key = replace(key, width=width)
-        return self._graphs(key) if key in self._ready else None
+        due = frozenset(keys) - self._ready.keys()
+        self._graphs.prepare(due)
+        self._ready |= {key: self._graphs(key) for key in due}
 
 
 def lengthened(feed: Feed, width: int) -> Feed:

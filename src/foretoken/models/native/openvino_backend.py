@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from functools import lru_cache
 from itertools import accumulate
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -38,8 +37,6 @@ _PREFILL_ROUNDED = 128
 495 tokens of a 468M model in passes of 512, 256, 128, 64 and 32 took 1.40, 1.35, 1.36, 1.44 and 1.50 s as Q8_0, and
 1.48, 1.47, 1.42, 1.48 and 1.80 s as Q4_K_M; as BF16 3.28, 3.32, 3.44, 4.16 and 4.20 s.
 """
-
-_NO_TREE, _NO_BEGINS = np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32)
 
 AnyFeed = TypeVar("AnyFeed", bound=Feed)
 
@@ -165,9 +162,11 @@ class OpenVinoBackend:
             arrays = self._arrays(cache, fed)
             begins = arrays["subsequence_begins"]
             nodes = [begins[feed] + node for feed, node in picks] or [0]
-            arrays["picks"] = _int32(nodes + [0] * ((graph.width or 0) - len(nodes)))
-            logits, *hidden = graph.run(arrays)
-        return logits[: len(picks)], [states[: len(picks)] for states in hidden]
+            arrays["picks"] = nodes + [0] * ((graph.width or 0) - len(nodes))
+            outputs = graph.run(arrays)
+        if len(picks) < len(arrays["picks"]):
+            outputs = [values[: len(picks)] for values in outputs]
+        return outputs[0], outputs[1:]
 
     def pass_widths(self, hidden_layers: Sequence[int]) -> PassWidths:
         """See `LanguageModel.pass_widths`."""
@@ -282,6 +281,9 @@ class OpenVinoBackend:
         """Cosines and sines ``[T, 1, 1, R]``."""
         regimes = {feed.regime for feed in feeds}
         longest = max(feed.start + len(feed.tokens) for feed in feeds)
+        if len(feeds) == 1 and feeds[0].parents is None:  # a slice takes a tenth of the time
+            both = self._rotary.table(feeds[0].regime, longest).numpy()[:, feeds[0].start : longest, None, None]
+            return both[0], both[1]
         if len(regimes) == 1:
             table = self._rotary.table(regimes.pop(), longest).numpy()
             parts = [table[:, [place for feed in feeds for place in feed.positions()]]]
@@ -294,7 +296,8 @@ class OpenVinoBackend:
         """Inputs of a graph of so many steps, which takes any number of tokens or so many of one row."""
         ends = [feed.start + len(feed.tokens) for feed in feeds]
         arrays = self._arrays(cache, feeds if width is None else [lengthened(feeds[0], width)], steps - 1)
-        arrays["picks"] = arrays["subsequence_begins"][:-1] + _int32([len(feed.tokens) - 1 for feed in feeds])
+        begins = arrays["subsequence_begins"]
+        arrays["picks"] = [begin + len(feed.tokens) - 1 for begin, feed in zip(begins, feeds, strict=False)]
         if steps > 1:
             arrays |= next_pass_arrays(self._rotary.table(0, max(ends) + steps), ends, steps)
         return arrays
@@ -334,14 +337,14 @@ class OpenVinoBackend:
         cosines, sines = self._rotation(feeds)
         trees, tree_begins = _trees(feeds)
         return {
-            "tokens": _int32([token for feed in feeds for token in feed.tokens]),
+            "tokens": [token for feed in feeds for token in feed.tokens],
             "cosines": cosines,
             "sines": sines,
-            "past_lens": _int32(starts),
-            "subsequence_begins": _int32([0, *accumulate(sizes)]),
-            "block_indices": _int32([block for table in used for block in table]),
-            "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
-            "max_context_len": _number(context_room(max(ends))),
+            "past_lens": starts,
+            "subsequence_begins": [0, *accumulate(sizes)],
+            "block_indices": [block for table in used for block in table],
+            "block_indices_begins": [0, *accumulate(map(len, used))],
+            "max_context_len": context_room(max(ends)),
             "tree": trees,
             "tree_begins": tree_begins,
             **self._network.arrays(feeds),
@@ -357,15 +360,6 @@ def _bends(feed: Feed, windows: Iterable[int | None]) -> bool:
 def _trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:
     """For each feed the square mask among its new tokens, and where the squares begin; empty for chains."""
     if all(feed.parents is None for feed in feeds):
-        return _NO_TREE, _NO_BEGINS
+        return [], []
     squares = [np.array(feed.ancestors(), dtype=np.uint8).ravel() for feed in feeds]
-    return np.concatenate(squares), _int32([0, *accumulate(map(len, squares))])
-
-
-@lru_cache(64)
-def _number(value: int) -> Any:
-    return np.array(value, dtype=np.int32)
-
-
-def _int32(values: list[int]) -> Any:
-    return np.array(values, dtype=np.int32)
+    return np.concatenate(squares), [0, *accumulate(map(len, squares))]
