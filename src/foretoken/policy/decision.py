@@ -8,6 +8,7 @@ that emit much are sped up no further at the cost of others: the sum of tokens w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter, mul
 from typing import NamedTuple
@@ -234,7 +235,8 @@ class Decision:
             drafter, best, gain, accepted, wished, most, highest = -1, 0, 0.0, 0.0, 0, 0.0, 0.0
             for copy in copies:
                 offer, size = copy.offer, min(copy.offer.size, row.most, LARGEST)
-                for tokens, right in enumerate(self._worths_of(row, copy, size), start=1):
+                for tokens in _lengths(size):
+                    right = self._worth_of(row, copy, tokens, size)
                     value = right - rho * extra[tokens]
                     if value > most:
                         wished, most = tokens, value
@@ -245,12 +247,12 @@ class Decision:
                         gain = row.weight * copy.expected[tokens] - rho * extra[tokens]
                     elif len(rows) > 1:
                         continue
-                    if fitting and (tokens in STEPS or tokens == size):
+                    if fitting:
                         drafted.append((tokens, index, right, Choice(offer.drafter, tokens)))
             row.alone, row.gain = Choice(drafter, best) if best else PLAIN, gain
             row.refused_cost = extra[wished] + change
             row.refused = wished if row.refused_cost > limit else 0
-            if best and (not fitting or best not in STEPS):
+            if best and not fitting:
                 drafted.append((best, index, accepted, row.alone))
         if len(rows) == 1:
             return joints + [Joint(tokens, right, rho, 0.0, [choice]) for tokens, _, right, choice in drafted]
@@ -265,25 +267,21 @@ class Decision:
                 joints.append(Joint(total, worth, rho, 0.0, choices))
         return joints
 
-    def _worths_of(self, row: Row, copy: Copies, size: int) -> list[float]:
-        """What drafts of the first 1, …, `size` tokens of a copy are worth in a row, the cost of verifying apart.
+    def _worth_of(self, row: Row, copy: Copies, tokens: int, size: int) -> float:
+        """What a draft of so many tokens of a copy is worth in a row; the cost of verifying it is left out.
 
-        A copy goes on in the next round: tokens that this round leaves are not lost, only later. So a draft length
-        counts for what drafting as many tokens in every round brings until the copy ends: of each later round, its
-        tokens less what its time is worth. (In one round alone long drafts look better than they are, since its time
-        is valued by the pace of rounds of which most have nothing to copy.)
+        A copy of `size` tokens goes on in the next round: tokens that this round leaves are not lost, only later. So a
+        draft length counts for what drafting as many tokens in every round brings until the copy ends: of each later
+        round, its tokens less what its time is worth. (In one round alone long drafts look better than they are, since
+        its time is valued by the pace of rounds of which most have nothing to copy.)
         """
-        reach, expected, weight = copy.reach, copy.expected, row.weight
-        rest = weight - self.rho * self.table.plain / self.count
-        worths = []
-        for tokens in range(1, size + 1):
-            worth, least, at = weight * expected[tokens], rest - self.rho * self.table.extra[tokens], tokens + 1
-            while at <= size and copy.offer.chain:  # after `at` tokens a round more begins
-                end = min(at + tokens, size)
-                worth += reach[at - 1] * least + weight * (expected[end] - expected[at])
-                at = end + 1
-            worths.append(worth)
-        return worths
+        expected, weight = copy.expected, row.weight
+        worth = weight * expected[tokens]
+        if copy.offer.chain:
+            least = weight - self.rho * (self.table.plain / self.count + self.table.extra[tokens])
+            for at in range(tokens + 1, size + 1, tokens + 1):  # after so many tokens a round more begins
+                worth += copy.reach[at - 1] * least + weight * (expected[min(at + tokens, size)] - expected[at])
+        return worth
 
     def _prefixes(self, row: int, drafter: int, first: float) -> list[tuple[int, int, float, float, float]]:
         """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
@@ -379,6 +377,12 @@ class Decision:
             self.rows[at].chosen = Choice(drafter, best)
             self.rows[at].request.looking = True
         return best > 0
+
+
+@lru_cache(LARGEST + 1)
+def _lengths(size: int) -> tuple[int, ...]:
+    """Draft lengths that are considered of a copy of so many tokens."""
+    return (*(step for step in STEPS if step < size), size) if size else ()
 
 
 def _copies(row: Row, offer: Offer) -> Copies:
