@@ -5,6 +5,7 @@ seconds is worth ``E - ρ t``, with ρ the tokens a second that the rows get oth
 the pace of the last rounds, or what one drafter alone gives with its best n, whichever is more; in a round by itself
 that makes the best option the one with the most tokens a second (Dinkelbach's method), over many rounds it makes the
 sum of tokens over the sum of seconds largest. Expected seconds come from `costs`, expected tokens from `acceptance`.
+Tokens of a copy that a round leaves are copied in the next one, so a copy counts until it ends (`Decision._worth_of`).
 Where rows differ, it is the time of a token, averaged over requests, that is made small (`decision`).
 
 Bounded regret. `Guard` keeps the account of what speculation lost against plain decoding, in plain rounds. Speculation
