@@ -136,6 +136,7 @@ SMALL = Limits(
     noise_numbers=30 * VOCAB_SIZE,
     block=3,
     topk_block=1,
+    topk_whole=1,
     topk_ties=1,
     window=2,
     window_ties=1,

@@ -46,6 +46,7 @@ SMALL = Limits(
     noise_numbers=40,
     block=8,
     topk_block=4,
+    topk_whole=1,
     topk_ties=1,
     window=3,
     window_ties=1,

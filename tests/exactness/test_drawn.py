@@ -262,7 +262,7 @@ def test_a_real_vocabulary_in_parts_equals_the_whole(name, options):
     for limits in (
         Limits(),
         Limits(verify_entries=1 << 40),
-        Limits(verify_entries=1, block=7, window=16, topk_block=16),
+        Limits(verify_entries=1, block=7, window=16, topk_block=16, topk_whole=1),
     ):
         with use_limits(limits):
             fresh = sampler.select(range(size))

@@ -13,6 +13,7 @@ from foretoken.drafters.other_requests import OtherRequests
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
+from foretoken.sampling.vocabulary import topk
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -141,4 +142,4 @@ def _likeliest(logits: Tensor, rows: AbstractSequence[int]) -> list[list[list[in
     """The most probable tokens after each node of these rows."""
     if len(rows) < len(logits):
         logits = logits[rows]
-    return logits.topk(min(SUCCESSORS, logits.shape[-1]), dim=-1).indices.tolist()
+    return topk(logits, min(SUCCESSORS, logits.shape[-1]))[1].tolist()

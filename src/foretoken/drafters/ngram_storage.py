@@ -13,6 +13,7 @@ from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.prompt_lookup import LONGEST_NGRAM
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
+from foretoken.sampling.vocabulary import topk
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -78,7 +79,7 @@ class NgramStorage(Drafter):
         """Count the target's most probable tokens after every node of the draft."""
         if self.top_k_filler == 0:
             return
-        predictions = logits.topk(min(self.top_k_filler, logits.shape[-1]), dim=-1).indices.tolist()
+        predictions = topk(logits, min(self.top_k_filler, logits.shape[-1]))[1].tolist()
         tokens, parents, sizes = draft.listed
         for row, sequence in enumerate(batch.sequences):
             counts = self._counts(sequence, batch.shared_noise[row])

@@ -15,6 +15,7 @@ from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
+from foretoken.sampling.vocabulary import topk
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -76,7 +77,7 @@ class TokenRecycling(Drafter):
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Enter the target's most probable tokens after every node."""
-        likely = logits.topk(min(self.candidates, logits.shape[-1]), dim=-1).indices.tolist()
+        likely = topk(logits, min(self.candidates, logits.shape[-1]))[1].tolist()
         drafted, _, sizes = draft.listed
         for row, sequence in enumerate(batch.sequences):
             table = self._table(sequence, batch.shared_noise[row])

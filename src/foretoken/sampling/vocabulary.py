@@ -72,7 +72,7 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     size = x.shape[-1]
     limits = current_limits()
     width = limits.topk_block
-    if k > limits.topk_most or size < 8 * width * k:
+    if k > limits.topk_most or size < 8 * width * k or x.numel() <= limits.topk_whole:
         values, indices = x.topk(k)
         return values, indices
     whole = size // width * width
