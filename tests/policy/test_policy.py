@@ -105,6 +105,26 @@ def test_a_wide_pass_is_run_once_what_narrow_ones_missed_pays_for_it():
     assert drafted((4, 4), copies=False) == (0, 4)  # no pass is narrower than the model's narrowest
 
 
+@pytest.mark.parametrize("pace", [1.02, 1.1, 1.3])
+@pytest.mark.parametrize("position", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("rate", [0.4, 0.6, 0.8])
+def test_a_copy_counts_until_it_ends(rate, position, pace):
+    """In the long run it does not matter how often there is something to copy, and so what the pace is.
+
+    A copy whose tokens are right with this rate emits 1 / (1 - rate) tokens until it ends, in 1 / (1 - rate^(n + 1))
+    rounds of n draft tokens each: the best n makes the time of these rounds smallest.
+    """
+    costs = Costs(Line(1.0 - position, position), [DrafterCosts(Line(0.0, 0.0))])
+    policy = Policy([LOOKUP], [True], costs, Costs.by_bytes(1.0, [0.0]), given=True)
+    request = policy.open(sampled=False)
+    for _ in range(200):
+        request.pace.add(pace, 1.0)
+    row = Row(request, 100, [0], [Offer(0, 16, 1, tuple(rate**at for at in range(1, 17)))])
+    policy.choose([row])
+    seconds = [(1.0 + position * tokens) / (1.0 - rate ** (tokens + 1)) for tokens in range(17)]
+    assert seconds[row.chosen.total] < 1.01 * min(seconds)
+
+
 def test_what_padding_and_narrower_passes_cost_is_charged_to_who_drafted_last():
     costs = Costs(Line(1.0, 0.1), [DrafterCosts(Line(0.0, 0.0)), DrafterCosts(Line(0.1, 0.1))])
     costs.change = 0.5
