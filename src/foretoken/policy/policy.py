@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
-from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
+from foretoken.policy.acceptance import PREDICTION, Acceptance, EngineRates, Kind
 from foretoken.policy.account import FORESEEN, PACE, Guard, Missed, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import LONGER, Costs, bucket
@@ -289,7 +289,11 @@ class Policy:
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
             if request.asked:
-                used = row.chosen.copied or (row.chosen.tokens and self.free[row.chosen.drafter])
+                source = row.chosen.source if row.chosen.copied else row.chosen.drafter
+                used = row.chosen.tokens and self.free[source]
+                # Rates of copies are measured; what a prediction is worth is a guess until a draft of it is right.
+                if tokens == 1 and self.kinds[source] is PREDICTION:
+                    used = 0
                 request.copying.gained(row.gain if used else 0.0, request.rounds)
                 if own is costs:
                     self._miss(row, count, plain)
