@@ -245,7 +245,7 @@ class Cascade(Drafter):
                 states[row].request.asked, worth = True, 0.0
             if worth is not None:
                 wanted[row], least[row] = limits[row], worth
-        return wanted, replace(batch, least=tuple(least))
+        return wanted, replace(batch, least=tuple(least)) if any(wanted) else batch
 
     def _offers(
         self,
