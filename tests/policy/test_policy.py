@@ -734,6 +734,19 @@ def test_a_prediction_whose_first_draft_is_rejected_gained_nothing(right):
     assert asked[:4] == [True, right, right, right]
 
 
+def test_rounds_of_rest_may_be_told_together():
+    each, together = policy_of_copies(), policy_of_copies()
+    for guard in (*each.guards, *together.guards):
+        guard.balance = 3.0
+    for _ in range(12):
+        each.learn([], [], 1, [], 1.0, beside=1)
+    together.rested(12, 1)
+    assert each.rounds == together.rounds == 12
+    for one, other in zip(each.guards, together.guards, strict=True):
+        assert (one.balance, one.spare) == pytest.approx((other.balance, other.spare))
+    assert [rested for rested in range(20) if together.is_heard(rested)] == [3, 19]
+
+
 def test_tokens_that_are_not_worth_a_position_are_left_out():
     """Of a batch, whose positions cost arithmetic, more than of one row, which waits for memory."""
     line = Line.through([(1, 10.0), (9, 10.2), (33, 20.0), (128, 80.0)])
