@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed, outputs
 
-from foretoken.policy.acceptance import LOOKUP, MODEL, TREES, Kind
+from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
 from foretoken.policy.account import CREDIT, EARNED, SHARE, Guard, Missed, Runs
 from foretoken.policy.costs import Costs, DrafterCosts, Line
 from foretoken.policy.policy import Policy, fell_behind
@@ -736,6 +736,35 @@ def test_a_reproducible_request_asks_free_drafters_by_its_own_rounds_alone():
     assert first < 32
     assert later[later.index(first) :] == list(range(first, 60))  # as long as they gain
     assert rounds_asked(5, range(0), asking=0.0) == list(range(60))
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_a_prediction_whose_first_draft_is_rejected_gained_nothing(right):
+    """Before one was verified its drafts are taken for long ones that are right: that is no reason to go on asking."""
+    policy = policy_of_copies()
+    policy.kinds = [PREDICTION]
+    for _ in range(8):
+        request, asked = policy.open(sampled=False, predicted=True), []
+        for number in range(16):
+            asked.append(policy.ask([request])[0] is not None)
+            row = Row(request, 100, [0], [] if number else [Offer(0, 16, 3)])
+            policy.choose([row])
+            assert bool(row.chosen.tokens) == (number == 0)
+            policy.learn([row], [1 + right * row.chosen.tokens], 1 + row.chosen.tokens, [], None)
+    assert asked[:4] == [True, right, right, right]
+
+
+def test_rounds_of_rest_may_be_told_together():
+    each, together = policy_of_copies(), policy_of_copies()
+    for guard in (*each.guards, *together.guards):
+        guard.balance = 3.0
+    for _ in range(12):
+        each.learn([], [], 1, [], 1.0, beside=1)
+    together.rested(12, 1)
+    assert each.rounds == together.rounds == 12
+    for one, other in zip(each.guards, together.guards, strict=True):
+        assert (one.balance, one.spare) == pytest.approx((other.balance, other.spare))
+    assert [rested for rested in range(20) if together.is_heard(rested)] == [3, 19]
 
 
 def test_tokens_that_are_not_worth_a_position_are_left_out():

@@ -154,6 +154,7 @@ class Cascade(Drafter):
         size = len(limits)
         if self._sleep.holds(batch.sequences, self.policy.rounds):
             return self._plain(batch, size)
+        self._sleep.tell(self.policy)
         if len(self.drafters) > 1 and any(batch.trees):
             batch = replace(batch, trees=(False,) * size)
         states, last = [self._state(batch, row) for row in range(size)], len(self.drafters)
@@ -212,9 +213,7 @@ class Cascade(Drafter):
         """No draft, in a round in which all rows rest."""
         current = self._round = Round(list(batch.sequences), [], [], [], [], False)
         widths = self._widths(self.hidden_layers)
-        current.positions, current.changed = size, False
-        if widths is not None:
-            current.positions, current.changed = widths.plan(size, 0, alone=size == 1)
+        current.positions, current.changed = widths.plan(size, 0, alone=size == 1) if widths else (size, False)
         return no_draft(size, batch.device)
 
     def _row(
@@ -245,7 +244,7 @@ class Cascade(Drafter):
                 states[row].request.asked, worth = True, 0.0
             if worth is not None:
                 wanted[row], least[row] = limits[row], worth
-        return wanted, replace(batch, least=tuple(least))
+        return wanted, replace(batch, least=tuple(least)) if any(wanted) else batch
 
     def _offers(
         self,
@@ -344,10 +343,12 @@ class Cascade(Drafter):
         now, self._round = self._round, None
         if now is None or len(now.emitted) < len(now.awake):  # a round that failed
             return
+        if seconds is not None and self._sleep.counts(now, self.policy):
+            return
+        self._sleep.tell(self.policy)
         if seconds is not None:
             seconds = max(seconds - sum(call[4] for call in now.calls) - now.copied, 0.0)
-        rows = [now.rows[row] for row in now.awake]
-        start = self.clock()
+        rows, start = [now.rows[row] for row in now.awake], self.clock()
         beside, measured = len(now.sequences) - len(rows), (now.calls, seconds, now.copied)
         self.policy.learn(
             rows, now.emitted, now.positions, *measured, changed=now.changed, beside=beside, deciding=now.deciding

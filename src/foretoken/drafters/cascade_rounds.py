@@ -8,6 +8,7 @@ from weakref import ref
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Drafter
+from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
 from foretoken.sequence import Sequence
 
@@ -57,11 +58,26 @@ class Sleep:
 
     def __init__(self, sequences: AbstractSequence[Sequence] = (), until: int = 0) -> None:
         self._rows, self._until = [ref(sequence) for sequence in sequences], until
+        self._rested = 0  # rounds that the policy has not heard of: to tell it of each takes as long as to decide
+
+    def counts(self, current: Round, policy: Policy) -> bool:
+        """Whether a round that is over was one of rest from which the policy learns nothing: it is told of it later."""
+        rest = not current.turns and current.positions == len(current.sequences) and not current.changed
+        if not rest or policy.is_heard(self._rested):
+            return False
+        self._rested += 1
+        return True
+
+    def tell(self, policy: Policy) -> None:
+        """Tell the policy of the rounds that were counted."""
+        if self._rested:
+            policy.rested(self._rested, len(self._rows))
+            self._rested = 0
 
     def holds(self, sequences: AbstractSequence[Sequence], now: int) -> bool:
-        """Whether these are the rows, and rest in the policy's round `now`."""
+        """Whether these are the rows, and rest in the policy's round `now` and as many more as were counted."""
         return (
-            now < self._until
+            now + self._rested < self._until
             and len(self._rows) == len(sequences)
             and all(one() is sequence for one, sequence in zip(self._rows, sequences, strict=True))
         )

@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
-from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
+from foretoken.policy.acceptance import PREDICTION, Acceptance, EngineRates, Kind
 from foretoken.policy.account import FORESEEN, PACE, Guard, Missed, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import LONGER, Costs, bucket
@@ -148,6 +148,17 @@ class Policy:
     def rounds(self) -> int:
         """How many were learnt from."""
         return self._rests.now
+
+    def is_heard(self, rested: int) -> bool:
+        """Whether `learn` wants the next round, after so many that `rested` is told of, if all rows rest in it."""
+        return (self._rests.now + rested + 1) % _HEARD == 0
+
+    def rested(self, rounds: int, rows: int) -> None:
+        """So many rounds are over in which all rows rested, with passes over nothing but their roots."""
+        self._rests.now += rounds
+        self._prompted, self._count = False, rows
+        for guard in self.guards:
+            guard.settle(float(rounds), float(rounds))
 
     def ask(self, requests: Sequence[Request], beside: int = 0) -> list[float | None]:
         """Of each row of a round: whether free drafters are asked for it, before `choose`.
@@ -257,13 +268,10 @@ class Policy:
             beside: further rows of the pass, which were plain.
             deciding: seconds that the decision took, and learning from the round before.
         """
-        self._rests.now += 1
         costs, count = self.costs, len(rows) + beside
-        if not rows and seconds is not None and positions == count and not changed and self._rests.now % _HEARD:
-            self._prompted, self._count = False, count
-            for guard in self.guards:
-                guard.settle(1.0, 1.0)
-            return
+        if not rows and seconds is not None and positions == count and not changed and not self.is_heard(0):
+            return self.rested(1, count)
+        self._rests.now += 1
         if rows and deciding:
             self._awake += (deciding * exp(-costs.drift.value) - self._awake) / PACE
         asked = sum(row.request.asked for row in rows)
@@ -290,7 +298,10 @@ class Policy:
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
             if request.asked:
-                used = row.chosen.copied or (row.chosen.tokens and self.free[row.chosen.drafter])
+                source = row.chosen.source if row.chosen.copied else row.chosen.drafter
+                # Rates of copies are measured; what a prediction is worth is a guess until a draft of it is right.
+                wrong = tokens == 1 and self.kinds[source] is PREDICTION
+                used = row.chosen.tokens and self.free[source] and not wrong
                 request.copying.gained(row.gain if used else 0.0, request.rounds)
                 if own is costs:
                     self._miss(row, count, plain)

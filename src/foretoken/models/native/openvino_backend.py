@@ -23,7 +23,7 @@ from foretoken.models.native.chaining import (
     steps_of_call,
 )
 from foretoken.models.native.checkpoint import Weights
-from foretoken.models.native.compilation import CompiledGraphs, CompileOptions, GraphKey
+from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, CompileOptions, GraphKey
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
 from foretoken.models.native.openvino_graph import DecoderGraph, fix_width
@@ -119,10 +119,10 @@ class OpenVinoBackend:
         self._options = CompileOptions(dtype, cache_dtype, rounds, torch.get_num_threads(), patience_for(size), least)
         self.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
-        plain = self.graphs(GraphKey())
+        self._plain = self.graphs(GraphKey())
         # Networks that are fed more than tokens take any number of them.
         small = network is None and size <= MOST_BYTES
-        self.narrow = NarrowGraphs(self.graphs, plain.widths) if small else None
+        self.narrow = NarrowGraphs(self.graphs, self._plain.widths) if small else None
 
     def exit_after(self, layers: int) -> OpenVinoBackend:
         """The same caches, with the first layers alone run: in graphs of their own, which hold their weights again."""
@@ -130,7 +130,7 @@ class OpenVinoBackend:
         early._layers, early.narrow = layers, None
         early.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         early.chains = self._weights.bytes(layers) <= MOST_CHAINED
-        early.graphs(GraphKey(layers=layers))
+        early._plain = early.graphs(GraphKey(layers=layers))
         return early
 
     def embeddings(self) -> Tensor:
@@ -153,7 +153,7 @@ class OpenVinoBackend:
         if any(_bends(feed, self._windows) for feed in feeds):
             return self._score_by_path(cache, feeds, picks, hidden_layers)
         graph = self.narrow.for_pass(feeds) if self.narrow and picks and not hidden_layers else None
-        graph = graph or self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
+        graph = graph or self._graph(hidden_layers)
         with self._lock:
             if graph.width is None:
                 fed = self._padded(feeds, graph.widths)
@@ -170,11 +170,15 @@ class OpenVinoBackend:
 
     def pass_widths(self, hidden_layers: Sequence[int]) -> PassWidths:
         """See `LanguageModel.pass_widths`."""
-        return self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers)).widths
+        return self._graph(hidden_layers).widths
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """See `LanguageModel.warm_up`."""
-        self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers))
+        self._graph(hidden_layers)
+
+    def _graph(self, hidden_layers: Sequence[int]) -> CompiledGraph:
+        """The graph of passes over any number of tokens."""
+        return self.graphs(GraphKey(tuple(hidden_layers), layers=self._layers)) if hidden_layers else self._plain
 
     def warm_up_chains(self, drawn: bool) -> list[int]:
         """See `LanguageModel.warm_up_chains`.
