@@ -43,7 +43,7 @@ class Service:
         self.created = int(time())
         self.response_template = read_template(self.target.tokenizer)
         """What answers look like, as transformers' parser takes it; None where the tokenizer does not say."""
-        self.tokenizing = Tokenizing(self.target, engine.limits, engine.compile_grammar)
+        self.tokenizing = Tokenizing(engine)
         self.admission = Admission(engine.max_batch_size, settings.max_queue)
         self.engine = AsyncEngine(engine, queue_seconds=settings.queue_seconds, max_events=settings.max_backlog)
         self.metrics = Metrics(settings.model, self.engine)
