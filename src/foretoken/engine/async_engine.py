@@ -215,10 +215,12 @@ class Streams:
 
         Raises:
             TimeoutError: see `expire`.
+            Exception: what `take_at_once` was given raised it.
         """
         call, what = await self._arrivals.next()
         if call is None:
-            raise TimeoutError
+            assert isinstance(what, Exception)
+            raise what
         self.left -= call.over
         return call.index, what
 
