@@ -214,8 +214,7 @@ class Streams:
         """The next event of any request, with the request's index; or the error that ended the request.
 
         Raises:
-            TimeoutError: see `expire`.
-            Exception: what `take_at_once` was given raised it.
+            TimeoutError: see `expire`; what was given to `take_at_once` raises its own errors here.
         """
         call, what = await self._arrivals.next()
         if call is None:

@@ -26,7 +26,7 @@ from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel, load
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import AUTO
-from foretoken.sampling import Grammar, SamplingParams
+from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer
 
 Params = SamplingParams | AbstractSequence[SamplingParams] | None
@@ -107,6 +107,8 @@ class Engine:
             load_options=load_options,
             limits=limits,
         )
+        self.grammars = self._loops.grammars
+        """Compiles grammars before the requests that have them; from any thread, even while others decode."""
         self.num_speculative_tokens = num_speculative_tokens
         self._loops.draft_with(drafter, tree)
         if isinstance(verifier, str) and verifier == AUTO:
@@ -372,14 +374,6 @@ class Engine:
     def check(self, prompt: list[int], params: SamplingParams) -> None:
         """Raise what `submit` would about tokens and parameters, but for a grammar; from any thread, at any time."""
         self._loops.check(prompt, params, self.verifier)
-
-    def compile_grammar(self, grammar: Grammar) -> None:
-        """Compile a grammar before the request that has it; may be called from any thread, even while others decode.
-
-        Raises:
-            GrammarError: it is wrong or beyond its limits, or the target has no tokenizer that it can be used with.
-        """
-        self._loops.grammars.matcher(grammar)
 
     def release(self) -> None:
         """Drop the KV cache that was kept for the next call; see `reuse_prefixes`."""

@@ -102,7 +102,7 @@ class Tokenizing:
         if grammar is None:
             return
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._engine.compile_grammar, grammar)
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._engine.grammars.matcher, grammar)
         except GrammarError as error:
             raise ApiError(400, f"{param}: {error}", param, "invalid_grammar") from None
 
