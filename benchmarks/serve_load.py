@@ -5,7 +5,7 @@ client asks the next question when its last answer is complete, and reads it as 
 the clients cost is told (`load_client`).
 
     python benchmarks/serve_load.py load --server foretoken --requests 200      one server, a line a number of clients
-    python benchmarks/serve_load.py load --server transformers --clients 8
+    python benchmarks/serve_load.py load --server transformers --clients 8 --python /path/of/its/python
     python benchmarks/serve_load.py load --server vllm --python /path/of/its/python
     python benchmarks/serve_load.py load --server llama --gguf FILE
     python benchmarks/serve_load.py engine --requests 200                        `Engine.generate` on the same requests
@@ -106,8 +106,8 @@ def command(options: argparse.Namespace, port: int, folder: str) -> tuple[list[s
         ]
         return [sys.executable, "-m", "foretoken", "serve", *listen, *options.option], "target"
     if options.server == "transformers":
-        program = str(Path(sys.executable).parent / "transformers")
-        return [program, "serve", target, "--port", str(port), *options.option], target
+        program = str(Path(options.python).parent / "transformers")
+        return [program, "serve", target, "--port", str(port), "--dtype", options.dtype, *options.option], target
     if options.server == "vllm":
         program = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
         limits = [
@@ -135,7 +135,7 @@ def served(options: argparse.Namespace) -> Iterator[tuple[int, str]]:
         line, model = command(options, port, folder)
         log = (Path(folder) / "log").open("w+b")
         environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", **os.environ}
-        if options.server == "vllm":
+        if options.python != sys.executable:
             environment.pop("PYTHONPATH", None)  # another environment's packages
         running = subprocess.Popen(line, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:
@@ -289,9 +289,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--dtype", default="bfloat16", help="of Foretoken's weights and vLLM's")
+    parser.add_argument("--dtype", default="bfloat16", help="of the weights, but a GGUF file's")
     parser.add_argument("--option", nargs=argparse.REMAINDER, default=[], help="further options of the server")
-    parser.add_argument("--python", help="interpreter of vLLM's environment")
+    parser.add_argument("--python", default=sys.executable, help="of the environment of vLLM or transformers")
     parser.add_argument("--gguf", help="the target as a GGUF file")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends, too

@@ -34,6 +34,10 @@ class OutOfMemory(ForetokenError, MemoryError):
     """Memory ran out; the message says for which model and what to lower."""
 
 
+class RequestTooLarge(OutOfMemory):
+    """A request may need more KV cache than `cache_memory` is in all: it never fits."""
+
+
 class QueueTimeout(ForetokenError):
     """A request waited for a row for longer than it may."""
 

@@ -268,6 +268,25 @@ def test_events_are_taken_at_once_where_the_task_waits():
     assert woken == [False, True]
 
 
+def test_what_taking_events_raises_is_raised_in_the_task():
+    """And ends its requests alone."""
+    engine = make()
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            other = asyncio.create_task(served.generate([5], sampling(2, 40)))
+            with served.streams() as streams:
+                streams.take_at_once(lambda index, event: 1 / 0)
+                streams.submit([5], sampling(1, 60), {})
+                with pytest.raises(ZeroDivisionError):
+                    await streams.next()
+            assert (await other).finish_reason == "length"
+            assert (await served.generate([6], sampling(3))).finish_reason == "length"
+            return served.occupancy().running
+
+    assert run(main()) == 0
+
+
 def test_requests_that_are_read_together_expire_behind_what_has_come():
     engine = make(GatedEngine)
 

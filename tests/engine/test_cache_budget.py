@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.engine.cache_budget import Budget, parse_bytes
 from foretoken.engine.engine import Engine
-from foretoken.errors import OutOfMemory, ParameterError, show_bytes
+from foretoken.errors import OutOfMemory, ParameterError, RequestTooLarge, show_bytes
 from foretoken.models import load
 from foretoken.models.feed import feed
 from foretoken.sampling import SamplingParams
@@ -119,13 +119,16 @@ def test_a_request_that_never_fits_is_refused_alone():
     engine = Engine(target, None, "token", cache_memory=target.cache_bytes([300]))
     small, large = (SamplingParams(max_new_tokens=size, ignore_eos=True) for size in (9, 1500))
     with pytest.raises(
-        OutOfMemory, match=r"1,502 tokens needs .*iB of KV cache, and cache_memory is .*lower max_new_tokens"
+        RequestTooLarge, match=r"1,502 tokens needs .*iB of KV cache, and cache_memory is .*lower max_new_tokens"
     ):
         engine.generate([1, 2], large)
-    with pytest.raises(OutOfMemory, match="1,502"):
+    with pytest.raises(RequestTooLarge, match="1,502"):
         engine.submit([1, 2], large)
+    with pytest.raises(RequestTooLarge, match="1,502"):
+        engine.check([1, 2], large)
+    engine.check([1, 2], small)
     bad, good = engine.generate([[1, 2], [1, 2]], [large, small])
-    assert isinstance(bad.error, OutOfMemory)
+    assert isinstance(bad.error, RequestTooLarge)
     assert len(good.token_ids) == 9
 
 

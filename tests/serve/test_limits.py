@@ -156,6 +156,26 @@ def test_kv_usage_is_of_the_limit():
     assert engine.occupancy().running == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_can_never_fit_is_refused_with_the_cure(stream):
+    chat = {"messages": [{"role": "user", "content": "the cat"}]}
+    asked = [
+        ("/v1/completions", "max_tokens", {"prompt": "the cat"}),
+        ("/v1/chat/completions", "max_tokens", chat),
+        ("/v1/responses", "max_output_tokens", {"input": "the cat"}),
+        ("/v1/messages", "max_tokens", chat),
+    ]
+    with serving(tiny_engine(cache_memory="256KiB")) as running:
+        for path, limit, fields in asked:
+            large = running.post(path, {**fields, limit: 400, "stream": stream})
+            error = large.json["error"]
+            assert (large.status, error["type"]) == (400, "invalid_request_error")
+            assert (error["code"], error["param"]) == ("request_too_large", "max_tokens")
+            assert re.search(r"up to 4\d\d tokens needs .*iB of KV cache", error["message"])
+            assert "cache_memory is 256 KiB: lower max_tokens, shorten the prompt" in error["message"]
+            assert running.post(path, {**fields, limit: 4, "stream": stream}).status == 200
+
+
 # --- the log --------------------------------------------------------------------------------------------------------
 
 

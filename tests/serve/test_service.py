@@ -16,6 +16,7 @@ import foretoken
 from foretoken.errors import ParameterError
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.auth import ApiKeys
+from foretoken.serve.http_protocol import HttpProtocol
 from foretoken.serve.lifecycle import listen, serve
 from foretoken.serve.streaming import WRITE_PART
 from serve_harness import (
@@ -299,13 +300,14 @@ def test_a_part_is_written_at_once_where_the_client_takes_it_and_the_body_is_in_
         await send({"type": "http.response.body", "body": b"two,", "more_body": True})
         flow = write.func.__self__.flow
         flow.pause_writing()
-        written.append(write(b"never"))
+        written.append(write(b"never") or write(b""))
         flow.resume_writing()
+        written.append(write(b""))
         written.append(write(b"three"))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         written.append(write(b"too late"))
 
-    for version, results in (("1.1", [False, True, False, True, False]), ("1.0", [False] * 5)):
+    for version, results in (("1.1", [False, True, False, True, True, False]), ("1.0", [False] * 6)):
         written.clear()
         with listening(app) as port, closing(socket.create_connection(("127.0.0.1", port), timeout=LONGEST)) as client:
             client.sendall(f"GET / HTTP/{version}\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
@@ -313,6 +315,53 @@ def test_a_part_is_written_at_once_where_the_client_takes_it_and_the_body_is_in_
                 body = answer.read().partition(b"\r\n\r\n")[2]
         assert written == results
         assert body == (b"4\r\none,\r\n4\r\ntwo,\r\n5\r\nthree\r\n0\r\n\r\n" if version == "1.1" else b"two,")
+
+
+CHAT = {"messages": [{"role": "user", "content": "the cat"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "texts"),
+    [
+        ("/v1/completions", {"prompt": "the cat", "max_tokens": 90}, lambda e: [one["text"] for one in e["choices"]]),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "max_tokens": 90, "logprobs": True},
+            lambda e: [one["delta"].get("content", "") for one in e["choices"]],
+        ),
+        (
+            "/v1/responses",
+            {"input": "the cat", "max_output_tokens": 90},
+            lambda e: [e["delta"]] if e["type"] == "response.output_text.delta" else [],
+        ),
+        ("/v1/messages", {**CHAT, "max_tokens": 90}, lambda e: [e["delta"].get("text", "")] if "delta" in e else []),
+        (
+            "/v1/foretoken/trace",
+            {"prompt": "the cat", "max_tokens": 90},
+            lambda e: [one["text"] for one in e["tokens"]] if e["type"] == "round" else [],
+        ),
+    ],
+)
+def test_the_rounds_of_every_stream_are_written_without_its_task(server, monkeypatch, path, fields, texts):
+    written, write_part = [], HttpProtocol._write_part
+
+    def spy(*arguments):
+        done = write_part(*arguments)
+        written.append(done and arguments[-1])
+        return done
+
+    monkeypatch.setattr(HttpProtocol, "_write_part", spy)
+    told = server.post(path, {**fields, "seed": 3, "ignore_eos": True, "temperature": 0.7, "stream": True})
+    assert told.status == 200
+    parts = [part for part in written if part]
+    assert len(parts) > 1
+    assert all(part.decode() in told.text for part in parts)
+    text = "".join(text for event in told.events if event != "[DONE]" for text in texts(json.loads(event)))
+    prompt = {name: value for name, value in fields.items() if name in ("prompt", "messages")} or CHAT
+    whole = server.chat if "messages" in prompt else server.complete
+    asked = {"max_tokens": 90, "seed": 3, "ignore_eos": True, "temperature": 0.7}
+    (choice,) = whole(**prompt, **asked).json["choices"]
+    assert text == (choice["message"]["content"] if "messages" in prompt else choice["text"])
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

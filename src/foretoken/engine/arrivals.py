@@ -77,18 +77,22 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._arrived: deque[tuple[Call | None, StreamEvent | Exception]] = deque()
+        self._arrived: deque[tuple[Call | None, StreamEvent | Exception]] = deque()  # None: of the task itself
         self._waits: asyncio.Future[None] | None = None  # the task does, until something comes
         self.at_once: Callable[[int, StreamEvent], bool] | None = None
         """Is given the events that come while the task waits, with the request's index, but not the last one of a
-        request. Where it says that it took one, the task waits on: to wake it takes longer than most events do."""
+        request. Where it says that it took one, the task waits on: to wake it takes longer than most events do. What it
+        raises is raised in the task."""
 
     def put(self, call: Call | None, what: StreamEvent | Exception) -> None:
         """Something has come, of a request or of all."""
         waits = self._waits is not None and not self._waits.done()  # so that nothing came before it
-        if waits and call is not None and self._taken_at_once(call, what):
-            call.receive(what)
-            return
+        try:
+            if waits and call is not None and self._taken_at_once(call, what):
+                call.receive(what)
+                return
+        except Exception as error:
+            call, what = None, error
         self._arrived.append((call, what))
         if waits:
             assert self._waits is not None

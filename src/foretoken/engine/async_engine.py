@@ -214,11 +214,12 @@ class Streams:
         """The next event of any request, with the request's index; or the error that ended the request.
 
         Raises:
-            TimeoutError: see `expire`.
+            TimeoutError: see `expire`; what was given to `take_at_once` raises its own errors here.
         """
         call, what = await self._arrivals.next()
         if call is None:
-            raise TimeoutError
+            assert isinstance(what, Exception)
+            raise what
         self.left -= call.over
         return call.index, what
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
-from foretoken.errors import OutOfMemory, ParameterError, show_bytes, shown
+from foretoken.errors import ParameterError, RequestTooLarge, show_bytes, shown
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models.base import LanguageModel
 
@@ -87,7 +87,7 @@ class Budget:
         """Refuse a request that would not fit with the memory to itself.
 
         Raises:
-            OutOfMemory: it would not.
+            RequestTooLarge: it would not.
         """
         needs = self.needs([length])
         if needs > self.limit:
@@ -95,7 +95,7 @@ class Budget:
             cure = "lower max_new_tokens, shorten the prompt, or raise cache_memory"
             if least > self.limit:
                 cure = f"raise cache_memory to at least {show_bytes(least)}, which the shortest request needs"
-            raise OutOfMemory(
+            raise RequestTooLarge(
                 f"a request of up to {length:,} tokens needs {show_bytes(needs)} of KV cache, and cache_memory is "
                 f"{show_bytes(self.limit)}: {cure}"
             )

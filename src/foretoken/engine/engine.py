@@ -21,13 +21,12 @@ from foretoken.engine.outputs import Completion, Occupancy, StreamEvent
 from foretoken.engine.profile import Profile, engine_arguments
 from foretoken.engine.prompts import PredictedOutput, Prompt, is_single
 from foretoken.engine.scheduler import Request, Scheduler
-from foretoken.engine.settings import check_num_speculative_tokens
 from foretoken.errors import PromptError, check_flag, refuse_unknown
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel, load
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import AUTO
-from foretoken.sampling import Grammar, SamplingParams
+from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer
 
 Params = SamplingParams | AbstractSequence[SamplingParams] | None
@@ -90,7 +89,7 @@ class Engine:
         **load_options: Any,
     ) -> None:
         # Errors in arguments should be raised before models take their time to load.
-        check_num_speculative_tokens(num_speculative_tokens)
+        settings.check_num_speculative_tokens(num_speculative_tokens)
         self.max_batch_size = check_integer("max_batch_size", max_batch_size, 1, cure="lower it if memory runs out")
         settings.check_load_options(load_options, target, drafter, _OPTIONS)
         if not isinstance(verifier, str) or verifier != AUTO:
@@ -108,6 +107,8 @@ class Engine:
             load_options=load_options,
             limits=limits,
         )
+        self.grammars = self._loops.grammars
+        """Compiles grammars before the requests that have them; from any thread, even while others decode."""
         self.num_speculative_tokens = num_speculative_tokens
         self._loops.draft_with(drafter, tree)
         if isinstance(verifier, str) and verifier == AUTO:
@@ -148,7 +149,7 @@ class Engine:
 
     @num_speculative_tokens.setter
     def num_speculative_tokens(self, value: int | Literal["auto"]) -> None:
-        self._loops.num_speculative_tokens = check_num_speculative_tokens(value)
+        self._loops.num_speculative_tokens = settings.check_num_speculative_tokens(value)
 
     @property
     def drafter(self) -> Drafter:
@@ -305,7 +306,7 @@ class Engine:
         Raises:
             PromptError: the prompt can't be used.
             ParameterError: an unknown verifier or option, or a draft length out of its range.
-            OutOfMemory: `cache_memory` is not enough for the request.
+            RequestTooLarge: `cache_memory` is not enough for the request.
         """
         known = ("verifier", "num_speculative_tokens", "drafter", "tree", "prediction", "trace")
         refuse_unknown("Engine.submit", unknown, known)
@@ -318,8 +319,7 @@ class Engine:
             row.drafters = settings.check_drafter_choice(drafter, self.drafter)
         row.chains = tree is not None and settings.check_tree_choice(tree, self.drafter)
         if self._scheduler is None:
-            loop, budget = self._loops.take(), self._loops.budget
-            self._scheduler = Scheduler(loop, self.max_batch_size, budget, first=self._submitted)
+            self._scheduler = Scheduler(self._loops.take(), self.max_batch_size, self._loops.budget, self._submitted)
         request = self._scheduler.submit(row)
         self._submitted = self._scheduler.count
         return request
@@ -336,9 +336,8 @@ class Engine:
         Raises:
             OutOfMemory: the round did not fit; the running requests end with that error, those that wait stay.
         """
-        if self._scheduler is None:
+        if (scheduler := self._scheduler) is None:
             return []
-        scheduler = self._scheduler
         try:
             events = scheduler.step()
             if not scheduler.busy:
@@ -372,13 +371,9 @@ class Engine:
         """
         self._loops.get_ready(self.verifier, params)
 
-    def compile_grammar(self, grammar: Grammar) -> None:
-        """Compile a grammar before the request that has it; may be called from any thread, even while others decode.
-
-        Raises:
-            GrammarError: it is wrong or beyond its limits, or the target has no tokenizer that it can be used with.
-        """
-        self._loops.grammars.matcher(grammar)
+    def check(self, prompt: list[int], params: SamplingParams) -> None:
+        """Raise what `submit` would about tokens and parameters, but for a grammar; from any thread, at any time."""
+        self._loops.check(prompt, params, self.verifier)
 
     def release(self) -> None:
         """Drop the KV cache that was kept for the next call; see `reuse_prefixes`."""

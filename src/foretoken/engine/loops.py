@@ -16,7 +16,7 @@ from foretoken.engine.calibration import calibrate
 from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.membership import MakeSampler
 from foretoken.engine.outputs import Completion, StreamEvent
-from foretoken.engine.prompts import make_sequence
+from foretoken.engine.prompts import Prompt, make_sequence
 from foretoken.engine.row import Row
 from foretoken.engine.scheduler import Scheduler
 from foretoken.engine.settings import check_num_speculative_tokens, measurement_key
@@ -151,6 +151,12 @@ class Loops:
             self.budget.check(row.max_length)
         self.prepare(row)
         return row
+
+    def check(self, prompt: Prompt, params: SamplingParams, verifier: AnyVerifier) -> None:
+        """Raise what `row` would about a prompt and its parameters, but not about a grammar; see `Engine.check`."""
+        row = Row(make_sequence(self.target, prompt, params, None, self.limits), self.target, verifier=verifier)
+        if self.budget is not None:
+            self.budget.check(row.max_length)
 
     def complete(self, requests: Sequence[RequestArgs], verifier: AnyVerifier, max_batch_size: int) -> list[Completion]:
         """Serve requests together, to their ends; one that can't be served has its error."""

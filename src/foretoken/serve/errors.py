@@ -15,6 +15,7 @@ from foretoken.errors import (
     ParameterError,
     PromptError,
     QueueTimeout,
+    RequestTooLarge,
     SlowConsumer,
 )
 
@@ -95,6 +96,8 @@ def api_error(error: Exception, target: str, model: str) -> ApiError:
         return ApiError(400, message, None, "invalid_grammar")
     if isinstance(error, ParameterError):
         return ApiError(400, message, _parameter(message))
+    if isinstance(error, RequestTooLarge):
+        return ApiError(400, message.replace("max_new_tokens", "max_tokens"), "max_tokens", "request_too_large")
     if isinstance(error, OutOfMemory):
         return ApiError(503, "memory ran out: ask for fewer tokens, or again later", code="out_of_memory")
     if isinstance(error, QueueTimeout):

@@ -60,7 +60,7 @@ class HttpProtocol(H11Protocol):
         await self._served(scope, receive, send)
 
     def _write_part(self, cycle: RequestResponseCycle, part: bytes) -> bool:
-        """Write a part of the body of an answer that has begun and goes on.
+        """Write a part of the body of an answer that has begun and goes on; nothing, to learn whether that can be done.
 
         Returns:
             Whether it was written: not where the client has to take earlier parts first, or is gone, nor where the body

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from foretoken.engine.outputs import Completion, DecodeStats
+from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.serve import body as bodies
 from foretoken.serve.anthropic_tools import Blocks, anthropic_tools, openai_messages, thinking, tool_use
 from foretoken.serve.calls import OutputParser, Parsed
@@ -18,7 +18,7 @@ from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params, text_of
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.speculation import Strict
-from foretoken.serve.streaming import EventStream, data, unless_gone
+from foretoken.serve.streaming import EventStream, WritePart, data, part_writer, unless_gone
 from foretoken.serve.tools import ToolSet
 from foretoken.serve.usage import usage
 
@@ -87,7 +87,8 @@ def messages_routes(service: Service) -> APIRouter:
             batch = Batch(service, [prepared.tokens], prepared.params, settings=options)
             parser = prepared.parser()
             if body.stream:
-                return EventStream(_events(batch, body, parser), held.pop_all(), settings.send_seconds)
+                events = _events(batch, body, parser, part_writer(request))
+                return EventStream(events, held.pop_all(), settings.send_seconds)
             completion, parsed = await unless_gone(request, _whole(batch, parser))
             calls = [] if parser is None else parser.calls
             thought = [thinking(parsed.reasoning)] if parsed.reasoning else []
@@ -114,27 +115,33 @@ async def _whole(batch: Batch, parser: OutputParser | None) -> tuple[Completion,
     return completion, await batch.service.tokenizing.parse(parser, completion.text)
 
 
-async def _events(batch: Batch, body: MessagesRequest, parser: OutputParser | None) -> AsyncGenerator[str, None]:
+async def _events(
+    batch: Batch, body: MessagesRequest, parser: OutputParser | None, write: WritePart | None
+) -> AsyncGenerator[str, None]:
+    """The answer as server-sent events, but those that could be written at once; see `Batch.parts`."""
+    blocks = Blocks()
+
     def event(kind: str, **fields: Any) -> str:
         return data({"type": kind, **fields}, event=kind)
+
+    def tell(_: int, one: StreamEvent) -> str:
+        last = one.completion is not None
+        parsed = Parsed(one.text, []) if parser is None else parser.feed(one.text, last)
+        told = [event(kind, **fields) for kind, fields in blocks.add(parsed, last)]
+        if one.completion is not None:
+            end = _end(one.completion, parser is not None and bool(parser.calls))
+            told.append(event("message_delta", delta=end, usage=_usage(batch, one.stats, body)))
+        return "".join(told)
 
     try:
         start = {**_message(batch, []), "stop_reason": None, "stop_sequence": None}
         yield event("message_start", message={**start, "usage": _usage(batch, DecodeStats(), body)})
-        blocks = Blocks()
         if parser is None:
             for kind, fields in blocks.text():
                 yield event(kind, **fields)
-        async with aclosing(batch.events()) as events:
-            async for _, one in events:
-                last = one.completion is not None
-                parsed = Parsed(one.text, []) if parser is None else parser.feed(one.text, last)
-                for kind, fields in blocks.add(parsed, last):
-                    yield event(kind, **fields)
-                if one.completion is not None:
-                    told = _usage(batch, one.stats, body)
-                    called = parser is not None and bool(parser.calls)
-                    yield event("message_delta", delta=_end(one.completion, called), usage=told)
+        async with aclosing(batch.parts(tell, write)) as parts:
+            async for part in parts:
+                yield part
         yield event("message_stop")
     except Exception as error:
         yield data(batch.service.explain(error).body(PATH), event="error")

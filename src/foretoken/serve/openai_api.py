@@ -27,7 +27,7 @@ from foretoken.serve.schemas import (
     sampling_params,
 )
 from foretoken.serve.service import Batch, Service
-from foretoken.serve.streaming import DONE, WRITE_PART, EventStream, data, unless_gone
+from foretoken.serve.streaming import DONE, EventStream, WritePart, data, part_writer, unless_gone
 from foretoken.serve.usage import usage
 
 _MARK = "\x00text\x00"
@@ -55,9 +55,9 @@ class _Answer(ABC):
         self.batch = batch
         self.request = request
         self._head = {"id": f"{self.id_prefix}-{uuid.uuid4().hex}", "created": int(time())}
-        self._around: dict[int, tuple[bytes, bytes]] = {}
-        self.write: Callable[[bytes], bool] | None = None
-        """Writes a part of a stream at once, where that can be done; see `foretoken.serve.streaming.WRITE_PART`."""
+        self._around: dict[int, tuple[str, str]] = {}
+        self._stats: dict[int, DecodeStats] = {}
+        self._ended = 0
 
     @abstractmethod
     async def choice(self, index: int, completion: Completion) -> dict[str, Any]:
@@ -93,46 +93,45 @@ class _Answer(ABC):
         stats = [completion.stats for completion in completions]
         return {**self._top(self.object), "choices": choices, "usage": self._usage(stats)}
 
-    async def chunks(self) -> AsyncGenerator[str, None]:
-        """The answer as server-sent events."""
-        stats: dict[int, DecodeStats] = {}
-        ended, last = 0, ""  # what comes together at the end is sent at once
-        so_far = self.request.wants_usage_so_far
-        at_once = self._written if self.write and self.is_plain and not so_far else None
+    async def chunks(self, write: WritePart | None) -> AsyncGenerator[str, None]:
+        """The answer as server-sent events, but those that could be written at once; see `Batch.parts`."""
+        last = ""  # what comes together at the end is sent at once
         try:
             for index in range(self.batch.size):
                 opening = self.opening(index)
                 if opening is not None:
                     yield self._chunk([self._choice(index, opening, None)])
-            async with aclosing(self.batch.events(at_once)) as events:
-                async for index, event in events:
-                    completion, text = event.completion, event.text
-                    if completion is None and event.logprobs is None and not self.request.return_token_ids:
-                        if not text:
-                            continue  # tokens inside a character, or text that may be a stop string's beginning
-                        if self.is_plain and not so_far:
-                            yield self._text_chunk(index, text).decode()
-                            stats[index] = event.stats
-                            continue
-                    delta = self.delta(index, text, event.logprobs, completion is not None)
-                    reason = None if completion is None else self.reason(index, completion.finish_reason)
-                    choice = self._choice(index, delta, reason)
-                    if completion is not None:
-                        choice["stop_reason"] = completion.stop_reason
-                    tokens = [piece.token_id for piece in event.pieces]
-                    choices = [self._with_ids(choice, index, tokens, first=index not in stats)]
-                    stats[index] = event.stats
-                    chunk = self._chunk(choices, self._usage(list(stats.values())) if so_far else None)
-                    ended += completion is not None
-                    if ended == self.batch.size:
-                        last = chunk
+            async with aclosing(self.batch.parts(self._told, write)) as parts:
+                async for part in parts:
+                    if self._ended == self.batch.size:
+                        last = part
                     else:
-                        yield chunk
+                        yield part
             if self.request.wants_usage:
-                last += self._chunk([], self._usage(list(stats.values())))
+                last += self._chunk([], self._usage(list(self._stats.values())))
         except Exception as error:
             last += data(self.batch.service.explain(error).body())
         yield last + DONE
+
+    def _told(self, index: int, event: StreamEvent) -> str:
+        """The chunk of an event, if it has one."""
+        completion, text, so_far = event.completion, event.text, self.request.wants_usage_so_far
+        if completion is None and event.logprobs is None and not self.request.return_token_ids:
+            if not text:
+                return ""  # tokens inside a character, or text that may be a stop string's beginning
+            if self.is_plain and not so_far:
+                self._stats[index] = event.stats
+                return self._text_chunk(index, text)
+        delta = self.delta(index, text, event.logprobs, completion is not None)
+        reason = None if completion is None else self.reason(index, completion.finish_reason)
+        choice = self._choice(index, delta, reason)
+        if completion is not None:
+            choice["stop_reason"] = completion.stop_reason
+            self._ended += 1
+        tokens = [piece.token_id for piece in event.pieces]
+        choices = [self._with_ids(choice, index, tokens, first=index not in self._stats)]
+        self._stats[index] = event.stats
+        return self._chunk(choices, self._usage(list(self._stats.values())) if so_far else None)
 
     def _top(self, kind: str) -> dict[str, Any]:
         return {**self._head, "object": kind, "model": self.batch.service.settings.model}
@@ -141,22 +140,14 @@ class _Answer(ABC):
         body = {**self._top(self.chunk_object), "choices": choices}
         return data({**body, "usage": told} if self.request.wants_usage else body)
 
-    def _written(self, index: int, event: StreamEvent) -> bool:
-        """Write an event's chunk at once, if it has nothing but text, and the client takes it."""
-        if event.logprobs is not None or self.request.return_token_ids:
-            return False
-        assert self.write is not None
-        text = event.text
-        return not text or self.write(self._text_chunk(index, text))
-
-    def _text_chunk(self, index: int, text: str) -> bytes:
+    def _text_chunk(self, index: int, text: str) -> str:
         """A chunk of nothing but text: all else is encoded once."""
         around = self._around.get(index)
         if around is None:
             chunk = self._chunk([self._choice(index, self.delta(index, _MARK, None, False), None)])
-            before, _, after = chunk.encode().partition(dump(_MARK).encode())
+            before, _, after = chunk.partition(dump(_MARK))
             around = self._around[index] = before, after
-        return around[0] + dump(text).encode() + around[1]
+        return around[0] + dump(text) + around[1]
 
     def _choice(self, index: int, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": index, **content, "finish_reason": reason}
@@ -334,6 +325,6 @@ async def _predict(service: Service, text: str | None, options: dict[str, Any]) 
 
 async def _respond(request: Request, answer: _Answer, held: ExitStack) -> Response:
     if answer.request.stream:
-        answer.write = request.scope.get("extensions", {}).get(WRITE_PART)
-        return EventStream(answer.chunks(), held.pop_all(), answer.batch.service.settings.send_seconds)
+        chunks = answer.chunks(part_writer(request))
+        return EventStream(chunks, held.pop_all(), answer.batch.service.settings.send_seconds)
     return json_response(await unless_gone(request, answer.whole()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from dataclasses import asdict
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +21,7 @@ from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params
 from foretoken.serve.service import Batch, Service
-from foretoken.serve.streaming import DONE, EventStream, data, unless_gone
+from foretoken.serve.streaming import DONE, EventStream, WritePart, data, part_writer, unless_gone
 from foretoken.serve.usage import usage
 
 MOST_TRACED_TOKENS = 2_048
@@ -83,7 +84,8 @@ def page_api_routes(service: Service) -> APIRouter:
                 return tokens, body.sampling(service, service.room(tokens))
 
             tokens, sampled = await unless_gone(request, prepare())
-            return EventStream(_events(service, tokens, sampled, options), held.pop_all(), settings.send_seconds)
+            events = _events(service, tokens, sampled, options, part_writer(request))
+            return EventStream(events, held.pop_all(), settings.send_seconds)
 
     async def status() -> Response:
         return json_response({**_served(service), **_live(service)})
@@ -121,18 +123,19 @@ def _live(service: Service) -> dict[str, Any]:
 
 
 async def _events(
-    service: Service, tokens: list[int], params: SamplingParams, options: dict[str, Any]
+    service: Service, tokens: list[int], params: SamplingParams, options: dict[str, Any], write: WritePart | None
 ) -> AsyncGenerator[str, None]:
-    began, number = perf_counter(), 0
+    began, number = perf_counter(), count(1)
+
+    def tell(_: int, event: StreamEvent) -> str:
+        told = data(_round(service, next(number), perf_counter() - began, event)) if event.pieces else ""
+        return told if event.completion is None else told + data(_end(tokens, event.completion))
+
     try:
         yield data({"type": "start", "prompt_tokens": len(tokens), "max_tokens": params.max_new_tokens})
-        async with aclosing(Batch(service, [tokens], params, settings=options).events()) as events:
-            async for _, event in events:
-                if event.pieces:
-                    number += 1
-                    yield data(_round(service, number, perf_counter() - began, event))
-                if event.completion is not None:
-                    yield data(_end(tokens, event.completion))
+        async with aclosing(Batch(service, [tokens], params, settings=options).parts(tell, write)) as parts:
+            async for part in parts:
+                yield part
     except Exception as error:
         yield data(service.explain(error).body())
     yield DONE

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from foretoken.engine.outputs import Completion, DecodeStats
+from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.sampling import Grammar
 from foretoken.serve import body as bodies
 from foretoken.serve.calls import OutputParser, Parsed
@@ -20,7 +20,7 @@ from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.response_items import Items, as_messages, calls_of, response_tools
 from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params
 from foretoken.serve.service import Batch, Service
-from foretoken.serve.streaming import EventStream, data, unless_gone
+from foretoken.serve.streaming import EventStream, WritePart, data, part_writer, unless_gone
 from foretoken.serve.structured import format_grammar
 from foretoken.serve.tools import ToolSet, read_calls
 from foretoken.serve.usage import usage
@@ -156,27 +156,32 @@ class _Answer:
             pass  # the events of a stream
         return self._finished(completion)
 
-    async def events(self) -> AsyncGenerator[str, None]:
-        """As server-sent events."""
+    async def events(self, write: WritePart | None) -> AsyncGenerator[str, None]:
+        """As server-sent events, but those that could be written at once; see `Batch.parts`."""
         try:
             yield self._event("response.created", response=self._response("in_progress"))
             yield self._event("response.in_progress", response=self._response("in_progress"))
             if self._parser is None:
                 for kind, fields in self._items.message():
                     yield self._event(kind, **fields)
-            async with aclosing(self._batch.events()) as events:
-                async for _, event in events:
-                    for kind, fields in self._items.add(self._parsed(event.text, event.completion is not None)):
-                        yield self._event(kind, **fields)
-                    if event.completion is not None:
-                        for kind, fields in self._items.end(_status(event.completion)):
-                            yield self._event(kind, **fields)
-                        response = self._finished(event.completion)
-                        yield self._event(f"response.{response['status']}", response=response)
+            async with aclosing(self._batch.parts(self._told, write)) as parts:
+                async for part in parts:
+                    yield part
         except Exception as error:
             told = self._batch.service.explain(error)
             failed = {"code": told.code or "server_error", "message": told.message}
             yield self._event("response.failed", response={**self._response("failed"), "error": failed})
+
+    def _told(self, index: int, event: StreamEvent) -> str:
+        """The events of a round."""
+        completion = event.completion
+        added = self._items.add(self._parsed(event.text, completion is not None))
+        told = [self._event(kind, **fields) for kind, fields in added]
+        if completion is not None:
+            told += [self._event(kind, **fields) for kind, fields in self._items.end(_status(completion))]
+            response = self._finished(completion)
+            told.append(self._event(f"response.{response['status']}", response=response))
+        return "".join(told)
 
     def _event(self, kind: str, **fields: Any) -> str:
         number, self._sent = self._sent, self._sent + 1
@@ -255,7 +260,7 @@ def responses_routes(service: Service) -> APIRouter:
             batch = Batch(service, [prepared.tokens], prepared.params, settings=options)
             answer = _Answer(batch, body, conversation, kept, prepared.parser())
             if body.stream:
-                return EventStream(answer.events(), held.pop_all(), settings.send_seconds)
+                return EventStream(answer.events(part_writer(request)), held.pop_all(), settings.send_seconds)
             return json_response(await unless_gone(request, answer.whole()))
 
     router.add_route("/v1/responses", responses, methods=["POST"])

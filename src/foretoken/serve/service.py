@@ -22,6 +22,7 @@ from foretoken.serve.metrics import Metrics, Watch
 from foretoken.serve.progress import Progress
 from foretoken.serve.response_template import read_template
 from foretoken.serve.settings import ServeSettings
+from foretoken.serve.streaming import WritePart
 from foretoken.serve.tokenizing import Tokenizing
 
 
@@ -43,7 +44,7 @@ class Service:
         self.created = int(time())
         self.response_template = read_template(self.target.tokenizer)
         """What answers look like, as transformers' parser takes it; None where the tokenizer does not say."""
-        self.tokenizing = Tokenizing(self.target, engine.limits, engine.compile_grammar)
+        self.tokenizing = Tokenizing(engine)
         self.admission = Admission(engine.max_batch_size, settings.max_queue)
         self.engine = AsyncEngine(engine, queue_seconds=settings.queue_seconds, max_events=settings.max_backlog)
         self.metrics = Metrics(settings.model, self.engine)
@@ -118,6 +119,32 @@ class Batch:
     def prompt(self, index: int) -> list[int]:
         """The prompt of a choice."""
         return self.prompts[index // self.n]
+
+    async def parts(
+        self, tell: Callable[[int, StreamEvent], str], write: WritePart | None
+    ) -> AsyncGenerator[str, None]:
+        """The parts of a stream that could not be written at once.
+
+        Args:
+            tell: what an event adds to the stream, given the choice's index; is called once for each.
+            write: writes parts of the stream before this generator gives its next one; None where nothing can.
+
+        Raises:
+            ApiError: see `events`.
+        """
+
+        def written(index: int, event: StreamEvent) -> bool:
+            assert write is not None
+            if not write(b""):
+                return False
+            if part := tell(index, event):
+                write(part.encode())
+            return True
+
+        async with aclosing(self.events(None if write is None else written)) as events:
+            async for index, event in events:
+                if part := tell(index, event):
+                    yield part
 
     async def events(
         self, at_once: Callable[[int, StreamEvent], bool] | None = None

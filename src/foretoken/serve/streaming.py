@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import ExitStack, aclosing, suppress
 from typing import Any, Self, TypeVar
 
@@ -18,8 +18,11 @@ T = TypeVar("T")
 WRITE_PART = "foretoken.write_part"
 """An extension of ASGI's scope, where the server has it: writes a part of a body that has begun, given its bytes.
 
-It says whether it did: not where the client has to take earlier parts first. It takes no task, as `send` does.
+It says whether it did: not where the client has to take earlier parts first. Given no bytes, it says whether it would.
+It takes no task, as `send` does.
 """
+
+WritePart = Callable[[bytes], bool]
 
 DONE = "data: [DONE]\n\n"
 """What OpenAI's streams end with."""
@@ -118,6 +121,12 @@ class _Patience:
             self._task.cancel()
         else:
             self._timer = self._loop.call_later(left, self._look)
+
+
+def part_writer(request: Request) -> WritePart | None:
+    """What `WRITE_PART` names; None where the server has no such extension."""
+    found: WritePart | None = request.scope.get("extensions", {}).get(WRITE_PART)
+    return found
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from foretoken.engine.prompts import Prompt, encode, encode_prediction, make_sequence
+from foretoken.engine.engine import Engine
+from foretoken.engine.prompts import Prompt, encode, encode_prediction
 from foretoken.errors import GrammarError
-from foretoken.limits import Limits
-from foretoken.models import LanguageModel
 from foretoken.sampling import Grammar, SamplingParams
 from foretoken.serve.calls import OutputParser, Parsed
 from foretoken.serve.errors import ApiError
@@ -25,16 +24,12 @@ class Tokenizing:
     their parts, which takes seconds where they are long.
 
     Args:
-        model: the target.
-        limits: the engine's.
-        compile_grammar: the same.
+        engine: what the prompts are for.
     """
 
-    def __init__(self, model: LanguageModel, limits: Limits, compile_grammar: Callable[[Grammar], None]) -> None:
-        self._model = model
-        self._limits = limits
-        self._compile = compile_grammar
-        self._original = copy.deepcopy(model.tokenizer)  # before the engine's thread uses it
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._original = copy.deepcopy(engine.target.tokenizer)  # before the engine's thread uses it
         self._copying = threading.Lock()
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(_THREADS, "foretoken-tokenizer")
@@ -48,11 +43,12 @@ class Tokenizing:
 
         Args:
             prompts: as `Engine.submit` takes them.
-            params: how they will be sampled, where the model has to be asked whether it can follow.
+            params: how they will be sampled, where the engine has to be asked whether it can do that.
 
         Raises:
             PromptError: a prompt can't be used.
             ParameterError: the parameters name tokens that the model does not have.
+            RequestTooLarge: `cache_memory` is not enough for one of them.
         """
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, prompts, params)
 
@@ -72,6 +68,7 @@ class Tokenizing:
         Raises:
             PromptError: the messages can't be used.
             ParameterError: the parameters name tokens that the model does not have.
+            RequestTooLarge: `cache_memory` is not enough for the chat.
         """
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode_chat, messages, tools, params)
 
@@ -105,7 +102,7 @@ class Tokenizing:
         if grammar is None:
             return
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._compile, grammar)
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._engine.grammars.matcher, grammar)
         except GrammarError as error:
             raise ApiError(400, f"{param}: {error}", param, "invalid_grammar") from None
 
@@ -114,10 +111,10 @@ class Tokenizing:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _encode(self, prompts: Sequence[Prompt], params: SamplingParams | None) -> list[list[int]]:
-        tokens = [encode(self._model, prompt, self._tokenizer()) for prompt in prompts]
+        tokens = [encode(self._engine.target, prompt, self._tokenizer()) for prompt in prompts]
         if params is not None:
             for prompt in tokens:
-                make_sequence(self._model, prompt, params)  # raises what the engine would
+                self._engine.check(prompt, params)
         return tokens
 
     def _encode_chat(
@@ -126,13 +123,13 @@ class Tokenizing:
         tools: list[dict[str, Any]] | None,
         params: Callable[[list[int]], SamplingParams],
     ) -> tuple[list[int], SamplingParams]:
-        tokens = encode(self._model, messages, self._tokenizer(), tools)
+        tokens = encode(self._engine.target, messages, self._tokenizer(), tools)
         found = params(tokens)
-        make_sequence(self._model, tokens, found)  # raises what the engine would
+        self._engine.check(tokens, found)
         return tokens, found
 
     def _encode_prediction(self, text: str) -> list[int]:
-        return list(encode_prediction(self._model, text, self._tokenizer(), self._limits))
+        return list(encode_prediction(self._engine.target, text, self._tokenizer(), self._engine.limits))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer().decode(list(tokens), clean_up_tokenization_spaces=False))
