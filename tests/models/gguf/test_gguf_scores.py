@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as tf
 
+from foretoken.errors import OutOfMemory
 from foretoken.models.chain import Draws
 from foretoken.models.gguf import Options
 from foretoken.models.gguf import load as load_file
@@ -144,6 +145,23 @@ def test_passes_are_split_where_they_are_longer_than_a_context_takes(load):
     model.pool.options = replace(model.pool.options, tokens=7, outputs=3)
     model.pool.sequences = 64
     assert max(walk(model, 3, seed, rounds=4) for seed in range(2)) < 1e-4
+
+
+def test_a_pass_that_failed_leaves_nothing_in_the_next_one(load, monkeypatch):
+    model = load("llama", tiny_llama)
+    cache = model.open(1)
+    one, tree = torch.tensor([[3]]), (torch.tensor([[4, 5, 6]]), torch.tensor([[-1, -1, 0]]), torch.tensor([3]))
+    model.forward(one, one - 4, torch.tensor([1]), cache)
+    cache.commit(one - 3, torch.tensor([1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.shards[0].context._library, "llama_decode", lambda *_: 1)
+        with pytest.raises(OutOfMemory, match="no room for 3 more"):
+            model.forward(*tree, cache)
+    cache.commit(one, torch.tensor([0]))
+    found = model.forward(*tree, cache).logits[0]
+    for node, text in enumerate(([3, 4], [3, 5], [3, 4, 6])):
+        expected = model.module(input_ids=torch.tensor([text])).logits[0, -1]
+        assert torch.allclose(found[node], expected, atol=1e-4)
 
 
 def test_chains_are_the_steps_one_by_one(load):

@@ -71,6 +71,11 @@ class Row:
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1 if parent >= 0 else 0)
 
+    @property
+    def is_chain(self) -> bool:
+        """Each tentative node but the first is the child of the one before it."""
+        return not self.depths or self.depths[-1] == len(self.depths) - 1
+
     def path(self, node: int) -> list[int]:
         """Nodes on the way to one, itself included."""
         found = []

@@ -157,6 +157,7 @@ class Library:
                 f"({INSTALL})"
             ) from None
         function.restype, function.argtypes = result, arguments
+        setattr(self, name, function)  # found without `__getattr__`, which counts in passes of a millisecond
 
     def _load_back_ends(self) -> None:
         """Load those that are files of their own beside the library, as in llama.cpp's own releases."""

@@ -145,27 +145,22 @@ class GgufModel(LanguageModel):
         batch_size, width = tokens.shape
         columns = 1 if keep == "last" else width
         out = torch.empty if all(count == width for count in added) else torch.zeros
-        logits = out((0 if keep == "none" else batch_size * columns, self.vocab_size))
-        wanted: list[dict[int, int]] = []
-        for index, (row, new, above, count) in enumerate(
-            zip(cache.rows, tokens.tolist(), parents.tolist(), added, strict=True)
-        ):
+        logits = out((batch_size, 0 if keep == "none" else columns, self.vocab_size))
+        starts: list[int] = []
+        for row, new, above, count in zip(cache.rows, tokens.tolist(), parents.tolist(), added, strict=True):
             first = len(row.nodes)
-            for token, parent in zip(new[:count], above[:count], strict=True):
+            for token, parent in zip(new[:count], above, strict=False):
                 row.append(token, parent)
-            if keep == "all":
-                wanted.append({first + i: index * width + i for i in range(count)})
-            else:
-                wanted.append({first + count - 1: index} if keep == "last" and count else {})
+            starts.append(first if keep == "all" else first + count - (keep == "last"))
         for shard in cache.shards:
-            new = [i for i, row in enumerate(cache.rows) if row.shard is shard and len(row.nodes) > len(row.homes)]
-            if not new:
+            rows = [i for i, row in enumerate(cache.rows) if row.shard is shard and added[i]]
+            if not rows:
                 continue
             run = self._pass(cache, shard, logits)
-            for index in new:
-                run.add(cache.rows[index], wanted[index])
+            for index in rows:
+                run.add(cache.rows[index], starts[index], index * columns)
             run.flush()
-        return Scores(None if keep == "none" else logits.view(batch_size, columns, self.vocab_size))
+        return Scores(None if keep == "none" else logits)
 
     def _pass(self, cache: GgufCache, shard: Shard, out: Tensor, later: int = 0) -> Pass:
         rows = [row for row in cache.rows if row.shard is shard]
@@ -202,7 +197,7 @@ class GgufModel(LanguageModel):
                 for index in active if step + 1 < steps else ():
                     row = cache.rows[index]
                     row.append(chains[index][-1], step - 1)
-                    run.add(row, {step: index})
+                    run.add(row, step, index)
         return Chains(chains, probs).below(self.vocab_size)
 
     def _pick(
