@@ -123,11 +123,13 @@ class Context:
     Args:
         handle: the loaded model, which lives as long as the context.
         cells: tokens of all sequences together that it has room for, at least.
+        sequences: that it has.
         options: how it is made.
         vocab_size: logits of a token.
 
     Attributes:
         cells: tokens that it has room for.
+        sequences: that it has.
         tokens: most tokens of a pass.
         batch: the tokens of the next pass.
 
@@ -136,13 +138,13 @@ class Context:
         ModelError: llama.cpp can't make one, or makes another one than was asked for.
     """
 
-    def __init__(self, handle: Handle, cells: int, options: ContextOptions, vocab_size: int) -> None:
+    def __init__(self, handle: Handle, cells: int, sequences: int, options: ContextOptions, vocab_size: int) -> None:
         library = self._library = handle.library
         self._vocab_size = vocab_size
         params = library.context_params()
         params.n_ctx = -(-cells // PAD) * PAD
         params.n_batch = params.n_ubatch = min(options.tokens, params.n_ctx)
-        params.n_seq_max = options.sequences
+        params.n_seq_max = sequences
         params.n_outputs_max = max(options.outputs, params.n_seq_max)
         params.n_outputs_max_per_seq = 0
         params.n_threads = params.n_threads_batch = options.threads
@@ -160,7 +162,7 @@ class Context:
             raise ModelError(f"llama.cpp makes no context of {params.n_ctx:,} tokens: {reason}")
         self._pointer = pointer
         self._finalizer = weakref.finalize(self, _free, handle, pointer)
-        self.cells, self.tokens = params.n_ctx, params.n_batch
+        self.cells, self.sequences, self.tokens = params.n_ctx, sequences, params.n_batch
         for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch"):
             made = getattr(library, f"llama_{name}")(pointer)
             if made != getattr(params, name):

@@ -29,24 +29,27 @@ class Pass:
         self._rolls_back, self._positions = contexts.rolls_back, contexts.positions
         self._outputs = contexts.options.outputs
         self._out = out
-        self._context: Context = shard.make_room(rows, self._cells() + later * len(rows))
+        cells, sequences = self._needs()
+        self._context: Context = shard.make_room(rows, cells + later * len(rows), sequences)
         self._batch = self._context.batch
         self._batch.clear()  # the last pass may have failed
         self._targets: list[int] = []
         self._waiting: dict[int, list[tuple[int, int]]] = {}
         """Of each row (by identity), the batch's entries: their numbers and their nodes, -1 for committed ones."""
 
-    def _cells(self) -> int:
-        """Most cells that the rows need, each prefix that they share counted for each."""
-        total = 0
-        for row in self._rows:
-            total += len(row.tokens) + len(row.nodes)
-            if row.is_chain:
-                continue
-            leaves = set(range(len(row.nodes))).difference(row.parents)
-            if len(leaves) > 1 and (not self._rolls_back or len(leaves) > self._shard.free):
-                total += sum(row.depths[leaf] + 1 for leaf in leaves)  # paths may be computed again
-        return total
+    def _needs(self) -> tuple[int, int]:
+        """Most cells that the rows need, each prefix that they share counted for each, and most sequences."""
+        cells = sum(len(row.tokens) + len(row.nodes) for row in self._rows)
+        if self._rolls_back and all(row.is_chain for row in self._rows):
+            return cells, len(self._rows)
+        leaves = [row.leaves() for row in self._rows]
+        sequences = len(leaves) + sum(len(found) - self._rolls_back for found in leaves if found)
+        if not self._rolls_back or sequences > self._shard.most or self._shard.lacks(sequences):
+            # Paths may be computed again.
+            for row, found in zip(self._rows, leaves, strict=True):
+                if len(found) > 1:
+                    cells += sum(row.depths[leaf] + 1 for leaf in found)
+        return cells, sequences
 
     def add(self, row: Row, first: int, place: int) -> None:
         """Compute what a row lags behind and its new nodes.

@@ -46,14 +46,14 @@ class ContextPool:
         self.options, self.rows, self.sequences, self.rolls_back = options, rows, options.sequences, rolls_back
         self._spare: list[Context] = []
 
-    def take(self, cells: int) -> Context:
-        """An empty context with room for so many tokens."""
+    def take(self, cells: int, sequences: int) -> Context:
+        """An empty context with room for so many tokens of so many sequences."""
         for index, context in enumerate(self._spare):
-            if context.cells >= cells:
+            if context.cells >= cells and context.sequences >= sequences:
                 return self._spare.pop(index)
         while self._spare:
             self._spare.pop().close()
-        return Context(self._handle, max(cells, self.options.cells), self.options, self._vocab_size)
+        return Context(self._handle, max(cells, self.options.cells), sequences, self.options, self._vocab_size)
 
     def give_back(self, context: Context) -> None:
         """A context that is no longer used. A large one is freed."""
