@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,8 @@ from foretoken.models.gguf.cache import GgufCache, Shard
 from foretoken.models.gguf.context import Context, ContextOptions
 from foretoken.models.gguf.handle import Handle
 from foretoken.models.gguf.passes import Pass
+from foretoken.models.gguf.picking import best, draw
 
-_UNITS = 1 << 24
-"""Probabilities of drawn tokens are multiples of one over this, which float32 has exactly."""
 _SPARE_CONTEXTS = 2
 """Contexts without a cache that a model keeps for the next one."""
 
@@ -179,6 +178,7 @@ class GgufModel(LanguageModel):
         probs = None if draws is None else torch.zeros((len(rows), steps, self.vocab_size))
         if probs is not None:
             probs[..., 0] = 1  # where nothing is drawn
+        pick = _picker(logits, draws, probs)
         for row, tokens in zip(cache.rows, rows, strict=True):
             row.tokens += tokens
         for shard in cache.shards:
@@ -190,7 +190,7 @@ class GgufModel(LanguageModel):
                 run.catch_up(cache.rows[index], index)
             for step in range(steps):
                 run.flush()
-                picked = self._pick(logits, active, step, draws, probs)
+                picked = [pick(row, step) for row in active]
                 for index, token in zip(active, picked, strict=True):
                     chains[index].append(token)
                 active = [i for i, token in zip(active, picked, strict=True) if token < self.vocab_size]
@@ -200,34 +200,17 @@ class GgufModel(LanguageModel):
                     run.add(row, step, index)
         return Chains(chains, probs).below(self.vocab_size)
 
-    def _pick(
-        self, logits: Tensor, rows: Sequence[int], step: int, draws: Draws | None, probs: Tensor | None
-    ) -> list[int]:
-        """The next token of each of some rows; the vocabulary's size where the logits are no numbers.
 
-        Args:
-            logits: ``[B, V]`` of all rows.
-            rows: that get a token.
-            step: which token of the chain it is.
-            draws: how tokens are drawn; None for the best ones.
-            probs: ``[B, steps, V]``, where the distributions go that they are drawn from.
-        """
-        chosen = logits if len(rows) == len(logits) else logits[list(rows)]
-        if draws is None or probs is None:
-            numbers = chosen.numpy()
-            best = numbers.argmax(-1)
-            top = numbers[range(len(rows)), best]  # NaN is the largest to numpy
-            return [
-                token if value == value else self.vocab_size for token, value in zip(best.tolist(), top, strict=True)
-            ]
-        scaled = chosen * draws.inverse_temperatures[list(rows)][:, None]
-        cumulative = torch.softmax(scaled, -1).cumsum(-1, dtype=torch.float64)
-        finite = cumulative[:, -1].isfinite()
-        # Whole units, so that differences are exact and tokens are drawn from the very numbers that are told.
-        units = torch.where(finite[:, None], (cumulative / cumulative[:, -1:] * _UNITS).floor_(), _UNITS)
-        uniforms = (draws.uniforms[list(rows), step] * _UNITS).floor_()
-        tokens = torch.searchsorted(units, uniforms[:, None], right=True)[:, 0]
-        told = units.clone()
-        told[:, 1:] -= units[:, :-1]
-        probs[list(rows), step] = told.mul_(1 / _UNITS).to(torch.float32)
-        return torch.where(finite, tokens, self.vocab_size).tolist()
+def _picker(logits: Tensor, draws: Draws | None, probs: Tensor | None) -> Callable[[int, int], int]:
+    """Gives the next token of a row in a step of its chain; the vocabulary's size where the logits are no numbers.
+
+    Args:
+        logits: ``[B, V]``, of the last pass.
+        draws: how tokens are drawn; None for the best ones.
+        probs: ``[B, steps, V]``, where the distributions go that they are drawn from.
+    """
+    scores = logits.numpy()
+    if draws is None or probs is None:
+        return lambda row, step: best(scores[row])
+    told, inverse, uniforms = probs.numpy(), draws.inverse_temperatures.tolist(), draws.uniforms.tolist()
+    return lambda row, step: draw(scores[row], inverse[row], uniforms[row][step], told[row, step])
