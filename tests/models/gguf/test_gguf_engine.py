@@ -157,14 +157,14 @@ def test_contexts_are_used_again_and_freed_with_the_model(load):
     engine.generate(PROMPTS[0], GREEDY)
     del first, engine
     gc.collect()
-    kept = model.pool.take(10)
+    kept = model.pool.take(10, 2)
     assert kept.alive
     model.pool.give_back(kept)
-    assert model.pool.take(10) is kept
+    assert model.pool.take(10, 2) is kept
     kept.close()
     assert not kept.alive
     model.pool.give_back(kept)  # at the end of a process a context may be freed before its cache
-    assert model.pool.take(10) is not kept
+    assert model.pool.take(10, 2) is not kept
 
 
 def test_a_further_token_costs_what_its_products_take_beside_reading_the_weights(load):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as tf
 
+from foretoken.errors import OutOfMemory
 from foretoken.models.chain import Draws
 from foretoken.models.gguf import Options
 from foretoken.models.gguf import load as load_file
@@ -139,11 +140,55 @@ def test_tentative_nodes_survive_a_growing_context(load):
     assert cache.shards[0].context.cells > 256
 
 
+def test_a_context_gets_more_sequences_where_a_tree_or_rows_need_them(load):
+    model = load("llama", tiny_llama)
+    cache = model.open(1)
+    prompt = torch.tensor([[3, 4, 5]])
+    model.forward(prompt, torch.tensor([[-1, 0, 1]]), torch.tensor([3]), cache, "none")
+    cache.commit(torch.arange(3)[None], torch.tensor([3]))
+    first = cache.shards[0].context.sequences
+    model.forward(torch.tensor([[6, 7, 8]]), torch.tensor([[-1, 0, 0]]), torch.tensor([3]), cache)  # a branch
+    assert cache.shards[0].context.sequences == first
+    tokens = torch.arange(10, 10 + first)[None]
+    found = model.forward(tokens, torch.full_like(tokens, 2), torch.tensor([first]), cache).logits[0]
+    assert cache.shards[0].context.sequences > first
+    for node, token in enumerate(tokens[0].tolist()):
+        expected = model.module(input_ids=torch.tensor([[3, 4, 5, 6, 8, token]])).logits[0, -1]
+        assert torch.allclose(found[node], expected, atol=1e-4)
+    cache.commit(torch.tensor([[0, 2]]), torch.tensor([2]))
+    before = cache.shards[0].context.sequences
+    count = before + 1
+    cache.select([0] * count, [1 + i % 5 for i in range(count)])
+    assert cache.shards[0].context.sequences > before
+    found = model.forward(torch.full((count, 1), 9), torch.full((count, 1), -1), torch.ones(count).long(), cache)
+    for row in range(count):
+        text = [3, 4, 5, 6, 8][: 1 + row % 5]
+        expected = model.module(input_ids=torch.tensor([[*text, 9]])).logits[0, -1]
+        assert torch.allclose(found.logits[row, 0], expected, atol=1e-4)
+
+
 def test_passes_are_split_where_they_are_longer_than_a_context_takes(load):
     model = load("llama", tiny_llama)
     model.pool.options = replace(model.pool.options, tokens=7, outputs=3)
     model.pool.sequences = 64
     assert max(walk(model, 3, seed, rounds=4) for seed in range(2)) < 1e-4
+
+
+def test_a_pass_that_failed_leaves_nothing_in_the_next_one(load, monkeypatch):
+    model = load("llama", tiny_llama)
+    cache = model.open(1)
+    one, tree = torch.tensor([[3]]), (torch.tensor([[4, 5, 6]]), torch.tensor([[-1, -1, 0]]), torch.tensor([3]))
+    model.forward(one, one - 4, torch.tensor([1]), cache)
+    cache.commit(one - 3, torch.tensor([1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.shards[0].context._library, "llama_decode", lambda *_: 1)
+        with pytest.raises(OutOfMemory, match="no room for 3 more"):
+            model.forward(*tree, cache)
+    cache.commit(one, torch.tensor([0]))
+    found = model.forward(*tree, cache).logits[0]
+    for node, text in enumerate(([3, 4], [3, 5], [3, 4, 6])):
+        expected = model.module(input_ids=torch.tensor([text])).logits[0, -1]
+        assert torch.allclose(found[node], expected, atol=1e-4)
 
 
 def test_chains_are_the_steps_one_by_one(load):

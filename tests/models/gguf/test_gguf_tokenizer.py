@@ -101,6 +101,7 @@ def test_prompts_and_plain_chats_do_not_wait_for_transformers_to_be_imported(fil
         import sys
         import foretoken
         engine = foretoken.Engine({file!r}, None, runner="gguf")
+        engine.target.tokenizer.chat_template = "{{% set n = namespace(a=1) %}}{{{{ n.a }}}}{{{{ messages | tojson }}}}"
         params = foretoken.SamplingParams(max_new_tokens=1)
         for prompt in ("the", [{{"role": "user", "content": "the"}}]):
             engine.generate(prompt, params)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +14,8 @@ from foretoken.models.gguf.context import Context, ContextOptions
 
 LOST = -1
 """In place of a sequence: the KV cache does not have the node."""
+_FIRST_SEQUENCES = 8
+"""Of a new context. llama.cpp holds logits of one token for each: 1 MiB with a vocabulary of 262,144."""
 
 
 class Contexts(Protocol):
@@ -30,8 +32,8 @@ class Contexts(Protocol):
     positions: int | None
     """Places in a sequence that the model has entries of a table for; None where it needs no table."""
 
-    def take(self, cells: int) -> Context:
-        """An empty context with room for so many tokens."""
+    def take(self, cells: int, sequences: int) -> Context:
+        """An empty context with room for so many tokens of so many sequences."""
 
     def give_back(self, context: Context) -> None:
         """A context that is no longer used."""
@@ -71,6 +73,17 @@ class Row:
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1 if parent >= 0 else 0)
 
+    @property
+    def is_chain(self) -> bool:
+        """Each tentative node but the first is the child of the one before it."""
+        return not self.depths or self.depths[-1] == len(self.depths) - 1
+
+    def leaves(self) -> Collection[int]:
+        """Tentative nodes without a child."""
+        if self.is_chain:
+            return range(len(self.nodes))[-1:]
+        return set(range(len(self.nodes))).difference(self.parents)
+
     def path(self, node: int) -> list[int]:
         """Nodes on the way to one, itself included."""
         found = []
@@ -104,11 +117,27 @@ class Shard:
         self._contexts = contexts
         self.context: Context | None = None
         self.rows = 0
-        self._free = list(range(contexts.sequences))[::-1]
+        self._known = 0  # sequences that were ever in use: the first ones
+        self._free: list[int] = []
+
+    @property
+    def most(self) -> int:
+        """Sequences that a context may have."""
+        return self._contexts.sequences
+
+    @property
+    def free(self) -> int:
+        """Sequences that are not in use."""
+        return len(self._free) + (self.most if self.context is None else self.context.sequences) - self._known
 
     def take(self) -> int | None:
-        """A sequence that is not in use; None where all are."""
-        return self._free.pop() if self._free else None
+        """A sequence that is not in use; None where the context has no other."""
+        if self._free:
+            return self._free.pop()
+        if not self.free:
+            return None
+        self._known += 1
+        return self._known - 1
 
     def drop(self, sequence: int) -> None:
         """Empty a sequence, and have it used again."""
@@ -116,18 +145,23 @@ class Shard:
             self.context.cut(sequence)
         self._free.append(sequence)
 
-    @property
-    def free(self) -> int:
-        """Sequences that are not in use."""
-        return len(self._free)
+    def lacks(self, sequences: int) -> bool:
+        """Whether there is a context, which has less than so many sequences and could have more."""
+        return self.context is not None and self.context.sequences < min(sequences, self.most)
 
-    def make_room(self, rows: Sequence[Row], cells: int) -> Context:
+    def make_room(self, rows: Sequence[Row], cells: int, sequences: int) -> Context:
         """A context for so many tokens, which has what the last one had of these rows' own sequences.
 
         The KV cache is not copied while both exist: what it has is saved first, and the old context freed.
+
+        Args:
+            rows: all rows in the context.
+            cells: tokens that they need room for.
+            sequences: that they need; they get no more than a context may have.
         """
-        if self.context is not None and self.context.cells >= cells:
+        if self.context is not None and self.context.cells >= cells and not self.lacks(sequences):
             return self.context
+        sequences = max(sequences, self._known, _FIRST_SEQUENCES)
         old, self.context = self.context, None
         saved = []
         if old is not None:
@@ -138,10 +172,11 @@ class Shard:
                 row.branches, row.ends = [], {row.sequence: row.end(row.sequence)}
                 if row.kept or row.end(row.sequence) >= 0:
                     saved.append((row, old.save(row.sequence)))
-            cells = max(cells, old.cells + old.cells // 2)
+            cells = old.cells if cells <= old.cells else max(cells, old.cells + old.cells // 2)
+            sequences = old.sequences if sequences <= old.sequences else max(sequences, 2 * old.sequences)
             old.close()
         try:
-            self.context = self._contexts.take(cells)
+            self.context = self._contexts.take(cells, min(sequences, self.most))
         except Exception:
             for row in rows:
                 self._lose(row)
@@ -235,6 +270,10 @@ class GgufCache(Cache):
     def select(self, rows: Sequence[int], keep: Sequence[int | None] | None = None) -> None:
         """See `foretoken.models.Cache`."""
         old = self.rows
+        for shard in self.shards:
+            sequences = min(len(rows), self._contexts.rows)
+            if shard.context is not None and shard.lacks(sequences):
+                shard.make_room([row for row in old if row.shard is shard], shard.context.cells, sequences)
         lengths = kept_lengths([len(row.tokens) for row in old], rows, keep)
         made: list[Row | None] = [None] * len(rows)
         # Rows that keep all of an old one take over its sequence, before others share it.

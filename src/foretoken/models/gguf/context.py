@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from foretoken.errors import ModelError, OutOfMemory
 from foretoken.models.gguf.handle import Handle
@@ -43,78 +43,78 @@ class ContextOptions:
     outputs: int = 128
 
 
-@dataclass(slots=True)
-class Tokens:
-    """The tokens of a pass.
-
-    Attributes:
-        ids: the tokens.
-        positions: their places in their sequences.
-        sequences: of each token, the sequences that it belongs to.
-        outputs: whether its logits are wanted.
-    """
-
-    ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    sequences: list[list[int]] = field(default_factory=list)
-    outputs: list[bool] = field(default_factory=list)
-
-    def add(self, token: int, position: int, sequence: int, output: bool) -> int:
-        """Append a token; its index."""
-        self.ids.append(token)
-        self.positions.append(position)
-        self.sequences.append([sequence])
-        self.outputs.append(output)
-        return len(self.ids) - 1
-
-
-class _Buffers:
-    """The arrays of a ``llama_batch``, used again for each pass.
+class TokenBatch:
+    """The tokens of a pass, in the arrays of a ``llama_batch``, which are used again for each pass.
 
     Args:
         size: most tokens of a pass.
+
+    Attributes:
+        count: tokens that it has.
+        outputs: how many of them want logits.
     """
 
     def __init__(self, size: int) -> None:
         integers, flags, pointers = ctypes.c_int32 * size, ctypes.c_bool * size, ctypes.c_void_p * size
         self._ids: Any = integers()
         self._positions: Any = integers()
-        self._counts: Any = integers()
-        self._members: Any = integers()
+        self._sequences: Any = integers()
+        self._counts: Any = integers(*[1] * size)
         self._starts: Any = pointers()
-        self._outputs: Any = flags()
-        arrays: tuple[Any, ...] = (self._positions, self._counts, self._starts, self._outputs)
+        self._flags: Any = flags()
+        for entry in range(size):
+            self._point_at_own(entry)
+        arrays: tuple[Any, ...] = (self._positions, self._counts, self._starts, self._flags)
         self._batch = Batch(0, ctypes.addressof(self._ids), None, *map(ctypes.addressof, arrays))
-        self._single = 0
-        """Of so many first tokens, the arrays of sequences are as they are for a token of one sequence."""
+        self._shared: dict[int, list[int]] = {}
+        """Tokens of several sequences, and these."""
+        self.count = self.outputs = 0
 
-    def filled(self, tokens: Tokens) -> Batch:
-        """The tokens of a pass as llama.cpp takes them, until the next call."""
-        count = len(tokens.ids)
-        self._batch.n_tokens = count
-        self._ids[:count] = tokens.ids
-        self._positions[:count] = tokens.positions
-        self._outputs[:count] = tokens.outputs
-        members = list(chain.from_iterable(tokens.sequences))
-        if len(members) == count:
-            self._members[:count] = members
-            if self._single < count:
-                self._point([1] * count)
-                self._single = count
-        else:
-            self._single = 0
-            if len(members) > len(self._members):
-                self._members = (ctypes.c_int32 * len(members))()
-            self._members[: len(members)] = members
-            self._point([len(one) for one in tokens.sequences])
+    def _point_at_own(self, entry: int) -> None:
+        """Have a token be one of a single sequence."""
+        self._counts[entry] = 1
+        self._starts[entry] = ctypes.addressof(self._sequences) + ctypes.sizeof(ctypes.c_int32) * entry
+
+    def add(self, token: int, position: int, sequence: int, output: bool) -> int:
+        """Append a token; its index."""
+        entry = self.count
+        self._ids[entry], self._positions[entry], self._sequences[entry] = token, position, sequence
+        self._flags[entry] = output
+        self.count += 1
+        self.outputs += output
+        return entry
+
+    def extend(self, ids: Sequence[int], position: int, sequence: int, outputs: int) -> None:
+        """Append tokens of one sequence from a position on; the logits of the last `outputs` of them are wanted."""
+        first_output = len(ids) - outputs
+        for at, token in enumerate(ids):
+            self.add(token, position + at, sequence, at >= first_output)
+
+    def share(self, entry: int, sequence: int) -> None:
+        """Make a token part of another sequence, too."""
+        self._shared.setdefault(entry, [self._sequences[entry]]).append(sequence)
+
+    def position(self, entry: int) -> int:
+        """A token's place in its sequences."""
+        return int(self._positions[entry])
+
+    def filled(self) -> Batch:
+        """The tokens as llama.cpp takes them, until the next call."""
+        self._batch.n_tokens = self.count
+        self._members: list[Any] = []  # llama.cpp has their addresses
+        for entry, sequences in self._shared.items():
+            members = (ctypes.c_int32 * len(sequences))(*sequences)
+            self._members.append(members)
+            self._counts[entry], self._starts[entry] = len(sequences), ctypes.addressof(members)
         return self._batch
 
-    def _point(self, counts: list[int]) -> None:
-        """Have the tokens' sequences begin one after another, as many of each as told."""
-        first, size = ctypes.addressof(self._members), ctypes.sizeof(ctypes.c_int32)
-        starts = accumulate(counts[:-1], initial=0)
-        self._counts[: len(counts)] = counts
-        self._starts[: len(counts)] = [first + size * start for start in starts]
+    def clear(self) -> None:
+        """Drop all tokens."""
+        for entry in self._shared:
+            self._point_at_own(entry)
+        if self._shared:
+            self._shared = {}
+        self.count = self.outputs = 0
 
 
 class Context:
@@ -123,25 +123,28 @@ class Context:
     Args:
         handle: the loaded model, which lives as long as the context.
         cells: tokens of all sequences together that it has room for, at least.
+        sequences: that it has.
         options: how it is made.
         vocab_size: logits of a token.
 
     Attributes:
         cells: tokens that it has room for.
+        sequences: that it has.
         tokens: most tokens of a pass.
+        batch: the tokens of the next pass.
 
     Raises:
         OutOfMemory: there is no memory for it.
         ModelError: llama.cpp can't make one, or makes another one than was asked for.
     """
 
-    def __init__(self, handle: Handle, cells: int, options: ContextOptions, vocab_size: int) -> None:
+    def __init__(self, handle: Handle, cells: int, sequences: int, options: ContextOptions, vocab_size: int) -> None:
         library = self._library = handle.library
         self._vocab_size = vocab_size
         params = library.context_params()
         params.n_ctx = -(-cells // PAD) * PAD
         params.n_batch = params.n_ubatch = min(options.tokens, params.n_ctx)
-        params.n_seq_max = options.sequences
+        params.n_seq_max = sequences
         params.n_outputs_max = max(options.outputs, params.n_seq_max)
         params.n_outputs_max_per_seq = 0
         params.n_threads = params.n_threads_batch = options.threads
@@ -159,7 +162,7 @@ class Context:
             raise ModelError(f"llama.cpp makes no context of {params.n_ctx:,} tokens: {reason}")
         self._pointer = pointer
         self._finalizer = weakref.finalize(self, _free, handle, pointer)
-        self.cells, self.tokens = params.n_ctx, params.n_batch
+        self.cells, self.sequences, self.tokens = params.n_ctx, sequences, params.n_batch
         for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch"):
             made = getattr(library, f"llama_{name}")(pointer)
             if made != getattr(params, name):
@@ -168,8 +171,8 @@ class Context:
                     "for: its structures are laid out in a way that is not known here; install another version of it"
                 )
         self._memory = library.llama_get_memory(pointer)
-        self._buffers = _Buffers(self.tokens)
-        self._rows: dict[int, Any] = {}  # by their number, the ctypes of a pass's logits: making one takes long
+        self.batch = TokenBatch(self.tokens)
+        self._logits: tuple[int, int, Tensor] | None = None  # where the last pass's are, how many, and they themselves
 
     @property
     def alive(self) -> bool:
@@ -205,31 +208,31 @@ class Context:
         """Give an empty sequence a state; False where llama.cpp does not take it."""
         return bool(self._library.llama_state_seq_set_data(self._pointer, data, len(data), sequence))
 
-    def decode(self, batch: Tokens) -> npt.NDArray[np.float32]:
-        """Run a pass.
+    def decode(self) -> Tensor:
+        """Run a pass over the batch.
 
         Returns:
-            ``[outputs, V]``, logits of the tokens that wanted some, in their order: the library's own memory, which
-            the next pass overwrites.
+            ``[outputs, V]`` float32, logits of the tokens that wanted some, in their order: the library's own memory,
+            which the next pass overwrites.
 
         Raises:
             ModelError: llama.cpp fails.
             OutOfMemory: there is no room for so many tokens.
         """
-        count = len(batch.ids)
-        status = self._library.llama_decode(self._pointer, self._buffers.filled(batch))
+        count, wanted = self.batch.count, self.batch.outputs
+        status = self._library.llama_decode(self._pointer, self.batch.filled())
         if status == _NO_SLOT:
             raise OutOfMemory(f"the KV cache of {self.cells:,} tokens has no room for {count:,} more")
         if status != 0:
             reason = "; ".join(list(self._library.said)[-3:]) or f"status {status}"
             raise ModelError(f"llama.cpp failed to compute a pass over {count:,} tokens: {reason}")
-        wanted = sum(batch.outputs)
         if wanted == 0:
-            return np.empty((0, self._vocab_size), dtype=np.float32)
-        found = self._library.llama_get_logits(self._pointer)
-        if wanted not in self._rows:
-            self._rows[wanted] = (ctypes.c_float * self._vocab_size) * wanted
-        return np.asarray(self._rows[wanted].from_address(found))
+            return torch.empty((0, self._vocab_size))
+        place = self._library.llama_get_logits(self._pointer)
+        if self._logits is None or self._logits[:2] != (place, wanted):  # making a tensor of it takes 10 us
+            memory = (ctypes.c_float * (wanted * self._vocab_size)).from_address(place)
+            self._logits = place, wanted, torch.frombuffer(memory, dtype=torch.float32).view(wanted, self._vocab_size)
+        return self._logits[2]
 
 
 def _free(handle: Handle, pointer: Any) -> None:

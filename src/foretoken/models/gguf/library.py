@@ -146,7 +146,9 @@ class Library:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if not name.startswith(("llama_", "ggml_")):
             raise AttributeError(name)
-        return getattr(self._calls, name)
+        function: Callable[..., Any] = getattr(self._calls, name)
+        setattr(self, name, function)  # from now on found without this method, which counts in passes of a millisecond
+        return function
 
     def _declare(self, name: str, result: Any, arguments: tuple[Any, ...]) -> None:
         try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from foretoken.models.gguf.cache import LOST, Contexts, Row, Shard
-from foretoken.models.gguf.context import Context, Tokens
+from foretoken.models.gguf.context import Context
 
 
 class Pass:
@@ -21,7 +20,7 @@ class Pass:
         shard: whose rows these are.
         rows: all rows of the context, those that get no nodes too.
         contexts: what made the context.
-        out: ``[…, V]`` float32, where logits go.
+        out: ``[…, V]`` float32, where logits go: to places in ``out.view(-1, V)``.
         later: nodes that each row will get besides those that it has.
     """
 
@@ -30,33 +29,67 @@ class Pass:
         self._rolls_back, self._positions = contexts.rolls_back, contexts.positions
         self._outputs = contexts.options.outputs
         self._out = out
-        self._context: Context = shard.make_room(rows, self._cells() + later * len(rows))
-        self._batch = Tokens()
+        cells, sequences = self._needs()
+        self._context: Context = shard.make_room(rows, cells + later * len(rows), sequences)
+        self._batch = self._context.batch
+        self._batch.clear()  # the last pass may have failed
         self._targets: list[int] = []
         self._waiting: dict[int, list[tuple[int, int]]] = {}
         """Of each row (by identity), the batch's entries: their numbers and their nodes, -1 for committed ones."""
 
-    def _cells(self) -> int:
-        """Most cells that the rows need, each prefix that they share counted for each."""
-        total = 0
-        for row in self._rows:
-            total += len(row.tokens) + len(row.nodes)
-            leaves = set(range(len(row.nodes))).difference(row.parents)
-            if len(leaves) > 1 and (not self._rolls_back or len(leaves) > self._shard.free):
-                total += sum(row.depths[leaf] + 1 for leaf in leaves)  # paths may be computed again
-        return total
+    def _needs(self) -> tuple[int, int]:
+        """Most cells that the rows need, each prefix that they share counted for each, and most sequences."""
+        cells = sum(len(row.tokens) + len(row.nodes) for row in self._rows)
+        if self._rolls_back and all(row.is_chain for row in self._rows):
+            return cells, len(self._rows)
+        leaves = [row.leaves() for row in self._rows]
+        sequences = len(leaves) + sum(len(found) - self._rolls_back for found in leaves if found)
+        if not self._rolls_back or sequences > self._shard.most or self._shard.lacks(sequences):
+            # Paths may be computed again.
+            for row, found in zip(self._rows, leaves, strict=True):
+                if len(found) > 1:
+                    cells += sum(row.depths[leaf] + 1 for leaf in found)
+        return cells, sequences
 
-    def add(self, row: Row, targets: dict[int, int]) -> None:
+    def add(self, row: Row, first: int, place: int) -> None:
         """Compute what a row lags behind and its new nodes.
 
         Args:
             row: with nodes that have no home yet.
-            targets: of each node whose logits are wanted, the place that they go to.
+            first: the first node whose logits are wanted; so are those of all after it.
+            place: where the logits of that node go to; those of the others go behind them.
         """
         self.catch_up(row)
-        for node in range(len(row.homes), len(row.nodes)):
+        known, count = len(row.homes), len(row.nodes)
+        outputs = max(0, count - max(first, known))
+        if self._continues(row, known, outputs):
+            self._batch.extend(row.nodes[known:], len(row.tokens) + known, row.sequence, outputs)
+            self._targets += range(place + count - outputs - first, place + count - first)
+            row.homes += [row.sequence] * (count - known)
+            row.ends[row.sequence] = count - 1
+            return
+        for node in range(known, count):
             row.homes.append(LOST)
-            self._place(row, node, targets.get(node))
+            self._place(row, node, place + node - first if node >= first else None)
+
+    def _continues(self, row: Row, known: int, outputs: int) -> bool:
+        """Whether a row's nodes are a chain in its own sequence for which the batch and the model have room.
+
+        Args:
+            row: with new nodes.
+            known: how many of its nodes the context has.
+            outputs: new nodes whose logits are wanted.
+        """
+        new, length = len(row.nodes) - known, len(row.tokens) + len(row.nodes)
+        return (
+            self._rolls_back
+            and row.is_chain
+            and not row.branches
+            and row.end(row.sequence) == known - 1
+            and (self._positions is None or length <= self._positions)
+            and self._batch.count + new <= self._context.tokens
+            and len(self._targets) + outputs <= self._outputs
+        )
 
     def catch_up(self, row: Row, target: int | None = None) -> None:
         """Compute the committed tokens that the context does not have.
@@ -79,7 +112,7 @@ class Pass:
         """
         if self._positions is not None and len(row.tokens) + row.depths[node] >= self._positions:
             if target is not None:
-                self._out[target] = 0
+                self._out.view(-1, self._out.shape[-1])[target] = 0
             return
         missing = [node]
         above = row.parents[node]
@@ -123,8 +156,8 @@ class Pass:
         first = len(row.tokens) + len(on_path) - 1  # cached before this position
         for entry, member in self._waiting.get(id(row), ()):
             if member in on_path:
-                self._batch.sequences[entry].append(new)
-                first = min(first, self._batch.positions[entry])
+                self._batch.share(entry, new)
+                first = min(first, self._batch.position(entry))
         if first:
             self._context.share(home, new, first)
         return new
@@ -138,7 +171,7 @@ class Pass:
         row.branches = []
 
     def _put(self, row: Row, token: int, position: int, sequence: int, node: int, target: int | None) -> None:
-        full = len(self._batch.ids) >= self._context.tokens
+        full = self._batch.count >= self._context.tokens
         if full or (target is not None and len(self._targets) >= self._outputs):
             self.flush()
         entry = self._batch.add(token, position, sequence, target is not None)
@@ -148,14 +181,17 @@ class Pass:
 
     def flush(self) -> None:
         """Compute what was gathered."""
-        if not self._batch.ids:
+        if not self._batch.count:
             return
-        logits = self._context.decode(self._batch)
-        if self._targets:
-            found = torch.from_numpy(logits)
-            first = self._targets[0]
-            if self._targets == list(range(first, first + len(self._targets))):
-                self._out[first : first + len(self._targets)] = found
+        logits, targets = self._context.decode(), self._targets
+        if len(self._out) == 1 and logits.numel() == self._out.numel() and targets == list(range(len(targets))):
+            self._out.copy_(logits)
+        elif targets:
+            places = self._out.view(-1, logits.shape[-1])
+            first = targets[0]
+            if targets == list(range(first, first + len(targets))):
+                places[first : first + len(targets)] = logits
             else:
-                self._out[self._targets] = found
-        self._batch, self._targets, self._waiting = Tokens(), [], {}
+                places[targets] = logits
+        self._batch.clear()
+        self._targets, self._waiting = [], {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,8 @@ from foretoken.models.gguf.cache import GgufCache, Shard
 from foretoken.models.gguf.context import Context, ContextOptions
 from foretoken.models.gguf.handle import Handle
 from foretoken.models.gguf.passes import Pass
+from foretoken.models.gguf.picking import best, draw
 
-_UNITS = 1 << 24
-"""Probabilities of drawn tokens are multiples of one over this, which float32 has exactly."""
 _SPARE_CONTEXTS = 2
 """Contexts without a cache that a model keeps for the next one."""
 
@@ -46,14 +45,14 @@ class ContextPool:
         self.options, self.rows, self.sequences, self.rolls_back = options, rows, options.sequences, rolls_back
         self._spare: list[Context] = []
 
-    def take(self, cells: int) -> Context:
-        """An empty context with room for so many tokens."""
+    def take(self, cells: int, sequences: int) -> Context:
+        """An empty context with room for so many tokens of so many sequences."""
         for index, context in enumerate(self._spare):
-            if context.cells >= cells:
+            if context.cells >= cells and context.sequences >= sequences:
                 return self._spare.pop(index)
         while self._spare:
             self._spare.pop().close()
-        return Context(self._handle, max(cells, self.options.cells), self.options, self._vocab_size)
+        return Context(self._handle, max(cells, self.options.cells), sequences, self.options, self._vocab_size)
 
     def give_back(self, context: Context) -> None:
         """A context that is no longer used. A large one is freed."""
@@ -145,27 +144,22 @@ class GgufModel(LanguageModel):
         batch_size, width = tokens.shape
         columns = 1 if keep == "last" else width
         out = torch.empty if all(count == width for count in added) else torch.zeros
-        logits = out((0 if keep == "none" else batch_size * columns, self.vocab_size))
-        wanted: list[dict[int, int]] = []
-        for index, (row, new, above, count) in enumerate(
-            zip(cache.rows, tokens.tolist(), parents.tolist(), added, strict=True)
-        ):
+        logits = out((batch_size, 0 if keep == "none" else columns, self.vocab_size))
+        starts: list[int] = []
+        for row, new, above, count in zip(cache.rows, tokens.tolist(), parents.tolist(), added, strict=True):
             first = len(row.nodes)
-            for token, parent in zip(new[:count], above[:count], strict=True):
+            for token, parent in zip(new[:count], above, strict=False):
                 row.append(token, parent)
-            if keep == "all":
-                wanted.append({first + i: index * width + i for i in range(count)})
-            else:
-                wanted.append({first + count - 1: index} if keep == "last" and count else {})
+            starts.append(first if keep == "all" else first + count - (keep == "last"))
         for shard in cache.shards:
-            new = [i for i, row in enumerate(cache.rows) if row.shard is shard and len(row.nodes) > len(row.homes)]
-            if not new:
+            rows = [i for i, row in enumerate(cache.rows) if row.shard is shard and added[i]]
+            if not rows:
                 continue
             run = self._pass(cache, shard, logits)
-            for index in new:
-                run.add(cache.rows[index], wanted[index])
+            for index in rows:
+                run.add(cache.rows[index], starts[index], index * columns)
             run.flush()
-        return Scores(None if keep == "none" else logits.view(batch_size, columns, self.vocab_size))
+        return Scores(None if keep == "none" else logits)
 
     def _pass(self, cache: GgufCache, shard: Shard, out: Tensor, later: int = 0) -> Pass:
         rows = [row for row in cache.rows if row.shard is shard]
@@ -184,6 +178,7 @@ class GgufModel(LanguageModel):
         probs = None if draws is None else torch.zeros((len(rows), steps, self.vocab_size))
         if probs is not None:
             probs[..., 0] = 1  # where nothing is drawn
+        pick = _picker(logits, draws, probs)
         for row, tokens in zip(cache.rows, rows, strict=True):
             row.tokens += tokens
         for shard in cache.shards:
@@ -195,44 +190,27 @@ class GgufModel(LanguageModel):
                 run.catch_up(cache.rows[index], index)
             for step in range(steps):
                 run.flush()
-                picked = self._pick(logits, active, step, draws, probs)
+                picked = [pick(row, step) for row in active]
                 for index, token in zip(active, picked, strict=True):
                     chains[index].append(token)
                 active = [i for i, token in zip(active, picked, strict=True) if token < self.vocab_size]
                 for index in active if step + 1 < steps else ():
                     row = cache.rows[index]
                     row.append(chains[index][-1], step - 1)
-                    run.add(row, {step: index})
+                    run.add(row, step, index)
         return Chains(chains, probs).below(self.vocab_size)
 
-    def _pick(
-        self, logits: Tensor, rows: Sequence[int], step: int, draws: Draws | None, probs: Tensor | None
-    ) -> list[int]:
-        """The next token of each of some rows; the vocabulary's size where the logits are no numbers.
 
-        Args:
-            logits: ``[B, V]`` of all rows.
-            rows: that get a token.
-            step: which token of the chain it is.
-            draws: how tokens are drawn; None for the best ones.
-            probs: ``[B, steps, V]``, where the distributions go that they are drawn from.
-        """
-        chosen = logits if len(rows) == len(logits) else logits[list(rows)]
-        if draws is None or probs is None:
-            numbers = chosen.numpy()
-            best = numbers.argmax(-1)
-            top = numbers[range(len(rows)), best]  # NaN is the largest to numpy
-            return [
-                token if value == value else self.vocab_size for token, value in zip(best.tolist(), top, strict=True)
-            ]
-        scaled = chosen * draws.inverse_temperatures[list(rows)][:, None]
-        cumulative = torch.softmax(scaled, -1).cumsum(-1, dtype=torch.float64)
-        finite = cumulative[:, -1].isfinite()
-        # Whole units, so that differences are exact and tokens are drawn from the very numbers that are told.
-        units = torch.where(finite[:, None], (cumulative / cumulative[:, -1:] * _UNITS).floor_(), _UNITS)
-        uniforms = (draws.uniforms[list(rows), step] * _UNITS).floor_()
-        tokens = torch.searchsorted(units, uniforms[:, None], right=True)[:, 0]
-        told = units.clone()
-        told[:, 1:] -= units[:, :-1]
-        probs[list(rows), step] = told.mul_(1 / _UNITS).to(torch.float32)
-        return torch.where(finite, tokens, self.vocab_size).tolist()
+def _picker(logits: Tensor, draws: Draws | None, probs: Tensor | None) -> Callable[[int, int], int]:
+    """Gives the next token of a row in a step of its chain; the vocabulary's size where the logits are no numbers.
+
+    Args:
+        logits: ``[B, V]``, of the last pass.
+        draws: how tokens are drawn; None for the best ones.
+        probs: ``[B, steps, V]``, where the distributions go that they are drawn from.
+    """
+    scores = logits.numpy()
+    if draws is None or probs is None:
+        return lambda row, step: best(scores[row])
+    told, inverse, uniforms = probs.numpy(), draws.inverse_temperatures.tolist(), draws.uniforms.tolist()
+    return lambda row, step: draw(scores[row], inverse[row], uniforms[row][step], told[row, step])
