@@ -57,7 +57,7 @@ REQUESTS = 6
 CONSTANTS = {
     "account": ("CREDIT", "LOOKS", "PACE", "_FIRST_LOOK"),
     "acceptance": ("KIND_WEIGHT", "LEVEL_WEIGHT", "REQUEST_WEIGHT", "ENGINE_MEMORY", "REQUEST_MEMORY"),
-    "costs": ("_OUTLIER", "_STEADY"),
+    "lines": ("_OUTLIER", "_STEADY"),
 }
 
 

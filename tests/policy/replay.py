@@ -14,7 +14,8 @@ import numpy as np
 
 from foretoken.models.widths import PassWidths
 from foretoken.policy.acceptance import LOOKUP, MODEL, Kind
-from foretoken.policy.costs import Costs, DrafterCosts, Line
+from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LONGEST, Offer, Row
 

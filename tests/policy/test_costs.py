@@ -7,7 +7,8 @@ from math import exp
 import numpy as np
 import pytest
 
-from foretoken.policy.costs import Costs, DrafterCosts, Drift, Line, fitted
+from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.lines import Drift, Line, fitted
 
 
 def test_a_line_interpolates_and_extrapolates():

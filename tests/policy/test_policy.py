@@ -14,7 +14,8 @@ from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed, o
 
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
 from foretoken.policy.account import CREDIT, EARNED, SHARE, Guard, Missed, Runs
-from foretoken.policy.costs import Costs, DrafterCosts, Line
+from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy, fell_behind
 from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row
 

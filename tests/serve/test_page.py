@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.engine.engine import Engine
 from foretoken.policy.acceptance import LEVELS
-from foretoken.policy.costs import Costs, DrafterCosts, Line
+from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.lines import Line
 from foretoken.serve.figures import WINDOW, Figures
 from foretoken.serve.page_api import MOST_TRACED_TOKENS
 from foretoken.serve.page_files import PAGE_PATHS

@@ -23,7 +23,8 @@ from foretoken.models.widths import PassWidths
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES
 from foretoken.policy.copying import ASKED_BYTES
-from foretoken.policy.costs import Costs, Line
+from foretoken.policy.costs import Costs
+from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Row
 from foretoken.sequence import Sequence

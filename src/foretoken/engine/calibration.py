@@ -19,7 +19,7 @@ from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.row import Row
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models.base import LanguageModel
-from foretoken.policy.costs import Line
+from foretoken.policy.lines import Line
 from foretoken.policy.request import LARGEST
 from foretoken.sampling import SamplingParams
 from foretoken.sequence import Sequence

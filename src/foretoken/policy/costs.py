@@ -1,44 +1,16 @@
-"""How long rounds and drafts take: a line for each, measured before the first token and refined by every round.
+"""What rounds and drafts take: of the target's passes, of each drafter's calls, of free drafts, of a pass's new width.
 
-`Line` is seconds by size: ``fixed + each * size``, the bytes that are read whatever the size, and the arithmetic that
-grows with it; times a correction by size, for what is not linear in size (a processor that first waits for memory and
-then for arithmetic, padded kernels, a full cache). What makes everything slower for a while, such as other work on the
-machine, is one factor that all lines share (`Drift`): choices go by ratios, which it leaves alone.
-
-A measured round says something of both, of its size's correction and of the drift. They are told apart as a Kalman
-filter does, by how uncertain each is. The logarithms of corrections are taken for a Brownian motion in the logarithm of
-the size: between two measured sizes they are interpolated, and beyond them uncertain, so that a surprise there is its
-correction's, and that of all sizes beyond; a surprise at sizes that are known well is the drift's.
+Lines (`foretoken.policy.lines`) hold the seconds by size; every round refines them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
-from operator import add
-from statistics import median
 from typing import Any, NamedTuple
 
-SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512)
-"""Sizes with corrections of their own; other sizes use the nearest one's."""
-
-_OUTLIER = 0.3
-"""Difference of a measurement from its estimate, as a logarithm (35%), from which on it counts as less certain, and
-most that one measurement changes an estimate. So a single round that other work slows down rules out no length."""
-
-LONGER = exp(_OUTLIER)
-"""Times its estimate that a measured round may count at most."""
-
-_STEADY = 24.0  # measurements over which the drift is averaged, half as many; well known corrections over twice as many
-
-_NOISE = 0.02  # variance of a measurement's logarithm: 14%
-_BEND = 0.16
-"""Variance of a correction's logarithm for each e-fold of size beyond what was measured: 40%."""
-
-_FLATTEST = 0.01
-"""Least cost of a further unit of size, as a share of the median measurement: a fitted line is never flat."""
+from foretoken.policy.lines import Drift, Line
 
 BYTES_PER_POSITION = 0.04
 """Cost of a further position where costs must not depend on the clock, as a share of a pass; assumed."""
@@ -47,163 +19,7 @@ _LAG_SHARE = 0.05
 """Cost of a token of lag, as a share of a draft token's, until rounds measure it; assumed."""
 
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
-
-_LOGS = [log(size) for size in SIZES]
-_BUCKET = [0, *(min(range(len(SIZES)), key=lambda i: abs(log(SIZES[i] / size))) for size in range(1, SIZES[-1] + 1))]
-
-
-def bucket(size: int) -> int:
-    """Which of `SIZES` is nearest."""
-    return _BUCKET[size] if size < len(_BUCKET) else len(SIZES) - 1
-
-
-def _cut(value: float, most: float = _OUTLIER) -> float:
-    return min(max(value, -most), most)
-
-
-class Drift:
-    """How much longer everything takes than its line says, lately; a logarithm.
-
-    Attributes:
-        value: the estimate.
-        variance: of it.
-    """
-
-    def __init__(self) -> None:
-        self.value, self.variance = 0.0, _NOISE
-
-    def follow(self, change: float, variance: float) -> None:
-        """A measurement changed the estimate; until the next one, other work may begin or end."""
-        gain = 2.0 / _STEADY
-        self.value += change
-        self.variance = variance + gain * gain * _NOISE / (1.0 - gain)
-
-
-class Line:
-    """Seconds by size.
-
-    Args:
-        fixed: seconds whatever the size.
-        each: seconds for each unit of size.
-    """
-
-    def __init__(self, fixed: float, each: float) -> None:
-        self.fixed, self.each = max(fixed, 0.0), max(each, 0.0)
-        if self.fixed + self.each <= 0.0:
-            self.fixed = 1e-6
-        # Corrections of measured sizes, and their covariances; others follow from them.
-        self._places = [0]  # in `SIZES`, in rising order
-        self._indices = {0: 0}  # of places in the lists below
-        self._logs = [0.0]
-        self._covariance = [[_NOISE / 2.0]]
-        self._with_drift = [0.0]  # covariances with the drift, when that had this variance:
-        self._drift_variance = 0.0
-        self._seen = [0]
-
-    @classmethod
-    def through(cls, points: Sequence[tuple[float, float]]) -> Line:
-        """The line through (size, seconds), corrected towards these seconds. Nothing for no points."""
-        line = cls(*fitted(points)) if points else cls(0.0, 0.0)
-        for size, seconds in points:
-            line.record(int(size), max(seconds, 1e-9), None)
-        return line
-
-    def __call__(self, size: int) -> float:
-        """Seconds, drift left out."""
-        return (self.fixed + self.each * size) * exp(self._log(bucket(size)))
-
-    def up_to(self, longest: int, rows: int = 1) -> list[float]:
-        """Seconds of the sizes ``rows * 1`` … ``rows * longest``, drift left out."""
-        sizes = range(rows, rows * longest + 1, rows)
-        factors = {at: exp(self._log(at)) for at in set(map(bucket, sizes))}
-        return [(self.fixed + self.each * size) * factors[bucket(size)] for size in sizes]
-
-    def doubt(self) -> None:
-        """The line is a guess, and no size's seconds were measured."""
-        self._covariance[0][0] += _BEND
-
-    def record(self, size: int, seconds: float, drift: Drift | None) -> None:
-        """A measurement; without `drift` it says nothing of that, and has been divided by it."""
-        if seconds <= 0.0:
-            return
-        place = bucket(size)
-        if place not in self._indices:
-            self._enter(place)
-        at = self._indices[place]
-        own, shared = self._covariance[at], 0.0  # covariances of all corrections, and of the drift, with the seconds
-        surprise = log(seconds / (self.fixed + self.each * size)) - self._logs[at]
-        if drift:
-            if drift.variance < self._drift_variance:  # other lines' measurements made it more certain
-                narrower = drift.variance / self._drift_variance
-                self._with_drift = [one * narrower for one in self._with_drift]
-            own = [*map(add, own, self._with_drift)]
-            shared, surprise = self._with_drift[at] + drift.variance, surprise - drift.value
-        outlying = max(abs(surprise) / _OUTLIER, 1.0)
-        known = own[at] + shared
-        spread = max(known + outlying * _NOISE, outlying * known)  # variance of the surprise
-        for index, one in enumerate(own):
-            gain, row = one / spread, self._covariance[index]
-            self._logs[index] += gain * surprise
-            self._covariance[index] = row = [old - gain * other for old, other in zip(row, own, strict=True)]
-            row[index] += _NOISE / (2.0 * _STEADY) ** 2
-            self._with_drift[index] -= gain * shared
-        self._seen[at] += 1
-        if drift:
-            drift.follow(shared / spread * surprise, drift.variance - shared / spread * shared)
-            self._drift_variance = drift.variance
-
-    def _log(self, place: int) -> float:
-        at = self._indices.get(place)
-        if at is not None:
-            return self._logs[at]
-        below, above, share = self._around(place)
-        return (1.0 - share) * self._logs[below] + share * self._logs[above]
-
-    def _around(self, place: int) -> tuple[int, int, float]:
-        """The measured sizes on both sides of another, by index, and how far it is from the lower to the upper one."""
-        above = bisect_left(self._places, place)
-        if above == len(self._places):
-            return above - 1, above - 1, 0.0
-        start, end = _LOGS[self._places[above - 1]], _LOGS[self._places[above]]
-        return above - 1, above, (_LOGS[place] - start) / (end - start)
-
-    def _enter(self, place: int) -> None:
-        """A size is measured for the first time: its correction follows from the others."""
-        below, above, share = self._around(place)
-
-        def between(values: Sequence[float]) -> float:
-            return (1.0 - share) * values[below] + share * values[above]
-
-        beyond = _LOGS[place] - _LOGS[self._places[below]]
-        own = [between(row) for row in self._covariance]
-        own.insert(below + 1, between(own) + _BEND * beyond * (1.0 - share))
-        for row, one in zip(self._covariance, own[: below + 1] + own[below + 2 :], strict=True):
-            row.insert(below + 1, one)
-        self._covariance.insert(below + 1, own)
-        self._logs.insert(below + 1, between(self._logs))
-        self._with_drift.insert(below + 1, between(self._with_drift))
-        self._places.insert(below + 1, place)
-        self._seen.insert(below + 1, 0)
-        self._indices = {place: at for at, place in enumerate(self._places)}
-
-    def as_json(self) -> list[float]:
-        """What another process starts from: the line through the corrected sizes that were measured."""
-        sizes = [SIZES[place] for place, seen in zip(self._places, self._seen, strict=True) if seen >= 3]
-        points = [(float(size), self(size)) for size in sizes]
-        fixed, each = fitted(points) if len(points) > 1 else (self.fixed, self.each)
-        return [float(f"{fixed:.4g}"), float(f"{each:.4g}")]
-
-
-def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """A line through (size, seconds): the median of the slopes between any two, and of what that leaves (Theil, Sen).
-
-    A single slow measurement does not bend it. With one point, seconds whatever the size.
-    """
-    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for at, a in enumerate(points) for b in points[at + 1 :] if b[0] != a[0]]
-    # Where noise is larger than the differences between sizes, the slope must not become 0.
-    least = _FLATTEST * median(seconds for _, seconds in points)
-    each = max(median(slopes), least) if slopes else least
-    return max(median(seconds - each * size for size, seconds in points), 0.0), each
+_AVERAGED = 12.0  # rounds over which the cost of a change is averaged, and how many tokens free drafters draft
 
 
 @dataclass
@@ -340,7 +156,7 @@ class Costs:
                 usual = self.target(positions)
                 most = max(2.0 * self.change, self.target(1) / 4.0)  # one slow round rules out no width
                 more = min(max(seconds * exp(-self.drift.value) - usual, 0.0), most)
-                self.change += (more - self.change) / min(self._changes, _STEADY / 2.0)
+                self.change += (more - self.change) / min(self._changes, _AVERAGED)
         else:
             self._record_pass(positions, seconds)
         rows, drafted, took = copied
@@ -352,7 +168,7 @@ class Costs:
                 self.copying.doubt()
             elif self.copying is not None:
                 self.copying.record(units, took * exp(-self.drift.value), None)
-            self.copies += (units / rows - self.copies) / (_STEADY / 2.0)
+            self.copies += (units / rows - self.copies) / _AVERAGED
         for drafter, tokens, rows, lag, took in calls:
             costs, now = self.drafters[drafter], took * exp(-self.drift.value)
             usual = self.draft(drafter, tokens, rows, 0)
@@ -361,7 +177,7 @@ class Costs:
                 costs.lag += 0.3 * (min(each, 4.0 * costs.lag) - costs.lag)
             elif rows > 1:
                 share = (now / costs.call(tokens) - 1.0) / (rows - 1)
-                costs.row = max(costs.row + 0.1 * _cut(share - costs.row, 0.1), 0.0)
+                costs.row = max(costs.row + 0.1 * min(max(share - costs.row, -0.1), 0.1), 0.0)
             else:
                 costs.call.record(tokens, took, self.drift)
 

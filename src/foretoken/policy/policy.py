@@ -45,8 +45,9 @@ from typing import Any
 from foretoken.policy.acceptance import PREDICTION, Acceptance, EngineRates, Kind
 from foretoken.policy.account import FORESEEN, PACE, Guard, Missed, Pace, Runs
 from foretoken.policy.copying import Copying
-from foretoken.policy.costs import LONGER, Costs, bucket
+from foretoken.policy.costs import Costs
 from foretoken.policy.decision import Decision
+from foretoken.policy.lines import LONGER, bucket
 from foretoken.policy.request import LARGEST, Request, Row
 from foretoken.policy.rests import Kept, Rests
 from foretoken.policy.widths import Widths
