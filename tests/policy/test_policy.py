@@ -16,7 +16,7 @@ from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
 from foretoken.policy.account import CREDIT, EARNED, SHARE, Guard, Missed, Runs
 from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.lines import Line
-from foretoken.policy.policy import Policy, fell_behind
+from foretoken.policy.policy import Policy, fell_behind, is_heard
 from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row
 
 SMALL = Machine(overhead=0.5, weights=1.5, position=0.06, call=0.3, step=0.45, read=0.01)
@@ -765,7 +765,7 @@ def test_rounds_of_rest_may_be_told_together():
     assert each.rounds == together.rounds == 12
     for one, other in zip(each.guards, together.guards, strict=True):
         assert (one.balance, one.spare) == pytest.approx((other.balance, other.spare))
-    assert [rested for rested in range(20) if together.is_heard(rested)] == [3, 19]
+    assert [number for number in range(1, 40) if is_heard(number)] == [16, 32]
 
 
 def test_tokens_that_are_not_worth_a_position_are_left_out():

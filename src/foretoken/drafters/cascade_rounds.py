@@ -8,7 +8,7 @@ from weakref import ref
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Drafter
-from foretoken.policy.policy import Policy
+from foretoken.policy.policy import Policy, is_heard
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
 from foretoken.sequence import Sequence
 
@@ -63,7 +63,7 @@ class Sleep:
     def counts(self, current: Round, policy: Policy) -> bool:
         """Whether a round that is over was one of rest from which the policy learns nothing: it is told of it later."""
         rest = not current.turns and current.positions == len(current.sequences) and not current.changed
-        if not rest or policy.is_heard(self._rested):
+        if not rest or is_heard(policy.rounds + self._rested + 1):
             return False
         self._rested += 1
         return True

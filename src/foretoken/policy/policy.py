@@ -56,6 +56,11 @@ _HEARD = 16
 """Of plain rounds in which all rows rest, one in so many refines the costs: that takes most of their time."""
 
 
+def is_heard(number: int) -> bool:
+    """Whether `Policy.learn` wants the round of this number, counted from 1, if all rows rest in it."""
+    return number % _HEARD == 0
+
+
 @dataclass
 class Policy:
     """Decides for one target and its drafters, over all requests of an engine.
@@ -149,10 +154,6 @@ class Policy:
     def rounds(self) -> int:
         """How many were learnt from."""
         return self._rests.now
-
-    def is_heard(self, rested: int) -> bool:
-        """Whether `learn` wants the next round, after so many that `rested` is told of, if all rows rest in it."""
-        return (self._rests.now + rested + 1) % _HEARD == 0
 
     def rested(self, rounds: int, rows: int) -> None:
         """So many rounds are over in which all rows rested, with passes over nothing but their roots."""
@@ -270,7 +271,7 @@ class Policy:
             deciding: seconds that the decision took, and learning from the round before.
         """
         costs, count = self.costs, len(rows) + beside
-        if not rows and seconds is not None and positions == count and not changed and not self.is_heard(0):
+        if not rows and seconds is not None and positions == count and not changed and not is_heard(self.rounds + 1):
             return self.rested(1, count)
         self._rests.now += 1
         if rows and deciding:
@@ -301,11 +302,10 @@ class Policy:
             if request.asked:
                 source = row.chosen.source if row.chosen.copied else row.chosen.drafter
                 # Rates of copies are measured; what a prediction is worth is a guess until a draft of it is right.
-                wrong = tokens == 1 and self.kinds[source] is PREDICTION
-                used = row.chosen.tokens and self.free[source] and not wrong
+                used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
                 request.copying.gained(row.gain if used else 0.0, request.rounds)
                 if own is costs:
-                    self._miss(row, count, plain)
+                    _miss(self.guards[0], row, count, plain)
             request.rounds += 1
             each, among = planned, count
             if own is costs:
@@ -326,17 +326,6 @@ class Policy:
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
         self._rests.let([row for row, _ in shared], count, drafted, deciding)
-
-    def _miss(self, row: Row, rows: int, plain: float) -> None:
-        """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
-        request = row.request
-        if row.chosen.tokens:
-            request.missed = None
-        elif request.missed is None and row.refused:
-            request.missed = Missed(row.refused, row.weight / rows, row.refused_cost / plain)
-        if request.missed is not None and request.missed.follow(request.foreseen):
-            self.guards[0].miss(request.missed.gained)
-            request.missed = None
 
     def _is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
         """Whether a pass or a call is the first one of about its size.
@@ -398,3 +387,15 @@ def fell_behind(rows: Sequence[tuple[Row, int]], took: float) -> float:
     for row, tokens in rows:
         row.request.late += took - tokens
     return max((row.request.late for row, _ in rows), default=0.0) - before
+
+
+def _miss(guard: Guard, row: Row, rows: int, plain: float) -> None:
+    """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
+    request = row.request
+    if row.chosen.tokens:
+        request.missed = None
+    elif request.missed is None and row.refused:
+        request.missed = Missed(row.refused, row.weight / rows, row.refused_cost / plain)
+    if request.missed is not None and request.missed.follow(request.foreseen):
+        guard.miss(request.missed.gained)
+        request.missed = None

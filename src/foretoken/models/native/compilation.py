@@ -96,7 +96,7 @@ class CompiledGraph:
         self._pool, self._version = pool, -1
         self._memory: list[Any] = []
         self._names = graph.inputs
-        self._types = [node.get_element_type().to_dtype() for node in graph.model.get_parameters()]
+        self._types = [np.uint8 if name == "tree" else np.int32 for name in self._names]  # of Python's numbers
         self._inputs: list[Any] = [None] * len(self._names)
         self._given: list[Any] = [None] * len(self._names)  # the numbers in there, where they came as Python's
 

@@ -281,21 +281,6 @@ class OpenVinoBackend:
         first, *others = (torch.cat(same)[back] for same in zip(*parts, strict=True))
         return first, others
 
-    def _rotation(self, feeds: Sequence[Feed]) -> tuple[Any, Any]:
-        """Cosines and sines ``[T, 1, 1, R]``."""
-        regimes = {feed.regime for feed in feeds}
-        longest = max(feed.start + len(feed.tokens) for feed in feeds)
-        if len(feeds) == 1 and feeds[0].parents is None:  # a slice takes a tenth of the time
-            both = self._rotary.table(feeds[0].regime, longest).numpy()[:, feeds[0].start : longest, None, None]
-            return both[0], both[1]
-        if len(regimes) == 1:
-            table = self._rotary.table(regimes.pop(), longest).numpy()
-            parts = [table[:, [place for feed in feeds for place in feed.positions()]]]
-        else:
-            parts = [self._rotary.table(feed.regime, longest).numpy()[:, feed.positions()] for feed in feeds]
-        both = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))[:, :, None, None]
-        return both[0], both[1]
-
     def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int, width: int | None) -> dict[str, Any]:
         """Inputs of a graph of so many steps, which takes any number of tokens or so many of one row."""
         ends = [feed.start + len(feed.tokens) for feed in feeds]
@@ -338,7 +323,7 @@ class OpenVinoBackend:
             for feed, end in zip(feeds, ends, strict=True)
         ]
         used = [table[: -(-(end + margin) // BLOCK)] for table, end in zip(tables, ends, strict=True)]
-        cosines, sines = self._rotation(feeds)
+        cosines, sines = _rotation(self._rotary, feeds)
         trees, tree_begins = _trees(feeds)
         return {
             "tokens": [token for feed in feeds for token in feed.tokens],
@@ -353,6 +338,22 @@ class OpenVinoBackend:
             "tree_begins": tree_begins,
             **self._network.arrays(feeds),
         }
+
+
+def _rotation(rotary: Rotary, feeds: Sequence[Feed]) -> tuple[Any, Any]:
+    """Cosines and sines ``[T, 1, 1, R]``."""
+    regimes = {feed.regime for feed in feeds}
+    longest = max(feed.start + len(feed.tokens) for feed in feeds)
+    if len(feeds) == 1 and feeds[0].parents is None:  # a slice takes a tenth of the time
+        both = rotary.table(feeds[0].regime, longest).numpy()[:, feeds[0].start : longest, None, None]
+        return both[0], both[1]
+    if len(regimes) == 1:
+        table = rotary.table(regimes.pop(), longest).numpy()
+        parts = [table[:, [place for feed in feeds for place in feed.positions()]]]
+    else:
+        parts = [rotary.table(feed.regime, longest).numpy()[:, feed.positions()] for feed in feeds]
+    both = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))[:, :, None, None]
+    return both[0], both[1]
 
 
 def _bends(feed: Feed, windows: Iterable[int | None]) -> bool:
