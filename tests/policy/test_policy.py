@@ -16,8 +16,8 @@ from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
 from foretoken.policy.account import CREDIT, EARNED, SHARE, Guard, Missed, Runs
 from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.lines import Line
-from foretoken.policy.policy import Policy, fell_behind, is_heard
-from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row
+from foretoken.policy.policy import Policy, is_heard
+from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row, fell_behind
 
 SMALL = Machine(overhead=0.5, weights=1.5, position=0.06, call=0.3, step=0.45, read=0.01)
 LARGE = Machine(overhead=1.0, weights=36.0, position=1.2, call=1.5, step=1.2, read=0.03, load=0.1)

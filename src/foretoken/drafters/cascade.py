@@ -24,7 +24,6 @@ from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES
 from foretoken.policy.copying import ASKED_BYTES
 from foretoken.policy.costs import Costs
-from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Row
 from foretoken.sequence import Sequence
@@ -392,8 +391,8 @@ class Cascade(Drafter):
             for drafter, free in zip(self.drafters, self.free, strict=False)
         ]
         kinds.append(PREDICTION)
-        costs, fixed = (each or Costs.by_bytes(1.0, given, self._position) for each in (costs, None))
-        fixed.copying = Line(self._asking, 0.0) if self._asking else None
+        fixed = Costs.by_bytes(1.0, given, self._position, self._asking)
+        costs = costs or Costs.by_bytes(1.0, given, self._position)
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()

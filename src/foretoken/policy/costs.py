@@ -92,7 +92,9 @@ class Costs:
         self.anchored = True
 
     @classmethod
-    def by_bytes(cls, target: float, drafters: Sequence[float], position: float | None = None) -> Costs:
+    def by_bytes(
+        cls, target: float, drafters: Sequence[float], position: float | None = None, asking: float = 0.0
+    ) -> Costs:
         """Costs that depend on no clock: in passes of the target, by the bytes of weights that a pass reads.
 
         Args:
@@ -100,11 +102,14 @@ class Costs:
             drafters: bytes that each drafter reads for a draft token.
             position: cost of a further position of the target's, as a share of a pass over one; None for
                 `BYTES_PER_POSITION` of a pass.
+            asking: passes of the target that asking free drafters counts as.
         """
         shares = [size / max(target, 1.0) for size in drafters]
         lines = [DrafterCosts(Line(0.0, share), lag=share * BYTES_PER_POSITION) for share in shares]
         each = BYTES_PER_POSITION if position is None else position
-        return cls(Line(1.0 - each, each), lines)
+        costs = cls(Line(1.0 - each, each), lines)
+        costs.copying = Line(asking, 0.0) if asking else None
+        return costs
 
     def draft(self, drafter: int, tokens: int, rows: int, lag: int) -> float:
         """Seconds of a call of a drafter for so many tokens, in so many rows that it lags so far behind in all."""

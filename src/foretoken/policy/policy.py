@@ -48,7 +48,7 @@ from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs
 from foretoken.policy.decision import Decision
 from foretoken.policy.lines import LONGER, bucket
-from foretoken.policy.request import LARGEST, Request, Row
+from foretoken.policy.request import LARGEST, Request, Row, fell_behind
 from foretoken.policy.rests import Kept, Rests
 from foretoken.policy.widths import Widths
 
@@ -374,28 +374,3 @@ def _planned_alone(row: Row, free: Sequence[bool]) -> float:
     if choice.tokens and not free[choice.drafter]:
         seconds += costs.draft(choice.drafter, choice.tokens, 1, row.lags[choice.drafter])
     return seconds / costs.target(1)
-
-
-def fell_behind(rows: Sequence[tuple[Row, int]], took: float) -> float:
-    """Plain rounds that the latest of some rows lost by a round.
-
-    Args:
-        rows: with the tokens that the round emitted in each.
-        took: of the round, in plain rounds.
-    """
-    before = max((row.request.late for row, _ in rows), default=0.0)
-    for row, tokens in rows:
-        row.request.late += took - tokens
-    return max((row.request.late for row, _ in rows), default=0.0) - before
-
-
-def _miss(guard: Guard, row: Row, rows: int, plain: float) -> None:
-    """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
-    request = row.request
-    if row.chosen.tokens:
-        request.missed = None
-    elif request.missed is None and row.refused:
-        request.missed = Missed(row.refused, row.weight / rows, row.refused_cost / plain)
-    if request.missed is not None and request.missed.follow(request.foreseen):
-        guard.miss(request.missed.gained)
-        request.missed = None
