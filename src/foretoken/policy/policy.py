@@ -374,3 +374,15 @@ def _planned_alone(row: Row, free: Sequence[bool]) -> float:
     if choice.tokens and not free[choice.drafter]:
         seconds += costs.draft(choice.drafter, choice.tokens, 1, row.lags[choice.drafter])
     return seconds / costs.target(1)
+
+
+def _miss(guard: Guard, row: Row, rows: int, plain: float) -> None:
+    """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
+    request = row.request
+    if row.chosen.tokens:
+        request.missed = None
+    elif request.missed is None and row.refused:
+        request.missed = Missed(row.refused, row.weight / rows, row.refused_cost / plain)
+    if request.missed is not None and request.missed.follow(request.foreseen):
+        guard.miss(request.missed.gained)
+        request.missed = None

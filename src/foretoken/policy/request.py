@@ -160,15 +160,3 @@ def fell_behind(rows: Sequence[tuple[Row, int]], took: float) -> float:
     for row, tokens in rows:
         row.request.late += took - tokens
     return max((row.request.late for row, _ in rows), default=0.0) - before
-
-
-def _miss(guard: Guard, row: Row, rows: int, plain: float) -> None:
-    """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
-    request = row.request
-    if row.chosen.tokens:
-        request.missed = None
-    elif request.missed is None and row.refused:
-        request.missed = Missed(row.refused, row.weight / rows, row.refused_cost / plain)
-    if request.missed is not None and request.missed.follow(request.foreseen):
-        guard.miss(request.missed.gained)
-        request.missed = None
