@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -248,3 +249,11 @@ def test_an_export_beside_a_checkpoint_is_no_hindrance(tmp_path):
     tiny.tiny_llama().save_pretrained(tmp_path)
     (tmp_path / "openvino_model.xml").write_text("")
     assert load(tmp_path).name == str(tmp_path)
+
+
+def test_whether_the_hub_is_there_is_found_out_before_anything_else_imported_its_package():
+    script = "from foretoken.models.locating import hub_resolves; print(hub_resolves())"
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    environment["HF_ENDPOINT"] = "https://nowhere.invalid"
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert run.stdout == "False\n", run.stderr

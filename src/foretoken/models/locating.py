@@ -59,10 +59,10 @@ def hub_resolves() -> bool:
     """Whether the hub's host name resolves; True where a proxy does that."""
     if getproxies():
         return True
-    import huggingface_hub
+    from huggingface_hub import constants  # no attribute of the package until it was imported
 
     try:
-        socket.getaddrinfo(urlsplit(huggingface_hub.constants.ENDPOINT).hostname, None)
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
     except OSError:
         return False
     return True
