@@ -57,7 +57,8 @@ class Joint(NamedTuple):
 
     Attributes:
         total: draft tokens of all rows.
-        worth: accepted tokens that are expected, less what drafters cost.
+        worth: accepted tokens that are expected, of copies until they end (`Decision._worth_of`), less what drafters
+            cost.
         rho: what a second more of the pass costs, in tokens.
         spent: seconds of drafters.
         choices: of the rows.
@@ -225,12 +226,12 @@ class Decision:
 
         Args:
             fitting: for passes of several widths; else what pays in each row by itself is all that is given. In one row
-                that is any number of tokens, in several what pays in each with so many at most.
+                that is each of `_lengths`, in several what pays in each with so many at most.
         """
         rows, extra, rho = self.rows, self.table.extra, self.rho
         limit, change = self._affordable[0] / len(rows), self.costs.change / self.count if fitting else 0.0
         joints = [Joint(0, 0.0, rho, 0.0, [PLAIN] * len(rows))]
-        drafted: list[tuple[int, int, float, Choice]] = []  # tokens, row, accepted ones, and the choice
+        drafted: list[tuple[int, int, float, Choice]] = []  # tokens, row, what they are worth, and the choice
         for index, (row, copies) in enumerate(zip(rows, self.copies, strict=True)):
             drafter, best, gain, accepted, wished, most, highest = -1, 0, 0.0, 0.0, 0, 0.0, 0.0
             for copy in copies:

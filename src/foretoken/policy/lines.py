@@ -105,7 +105,7 @@ class Line:
         return [(self.fixed + self.each * size) * factors[bucket(size)] for size in sizes]
 
     def doubt(self) -> None:
-        """The line is a guess, and no size's seconds were measured."""
+        """The line is assumed: no size's seconds were measured."""
         self._covariance[0][0] += _BEND
 
     def record(self, size: int, seconds: float, drift: Drift | None) -> None:

@@ -301,7 +301,7 @@ class Policy:
             request, own = row.request, row.request.costs
             if request.asked:
                 source = row.chosen.source if row.chosen.copied else row.chosen.drafter
-                # Rates of copies are measured; what a prediction is worth is a guess until a draft of it is right.
+                # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
                 request.copying.gained(row.gain if used else 0.0, request.rounds)
                 if own is costs:
