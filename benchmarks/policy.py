@@ -10,7 +10,8 @@ Tables, one command each:
     python benchmarks/policy.py first --drafters …                            the first six requests of 64 tokens
     python benchmarks/policy.py overhead                                      what a choice costs, in microseconds
 
-``--quick`` takes two workloads, one length and two draft lengths.
+``--quick`` takes two workloads, one length and two draft lengths. ``--ready`` warms all engines up first, as a service
+does.
 """
 
 from __future__ import annotations
@@ -75,7 +76,13 @@ def prompts_of(
 
 
 def race(
-    target: LanguageModel, drafter: Any, cell: Cell, prompts: Sequence[Any], lengths: Sequence[int], passes: int
+    target: LanguageModel,
+    drafter: Any,
+    cell: Cell,
+    prompts: Sequence[Any],
+    lengths: Sequence[int],
+    passes: int,
+    ready: bool,
 ) -> dict[int | str, list[float]]:
     """Seconds of each call, by setting; settings take turns, and every second call in reverse order."""
     settings: list[int | str] = [PLAIN, *lengths, DEFAULT]
@@ -83,7 +90,9 @@ def race(
     params = SamplingParams(temperature=cell.temperature, max_new_tokens=cell.tokens, ignore_eos=True)
     warm = SamplingParams(temperature=cell.temperature, max_new_tokens=20, ignore_eos=True)
     for k in settings:
-        if k != DEFAULT:  # its calibration is measured
+        if ready:
+            engines[k].warm_up(params)
+        elif k != DEFAULT:  # its calibration is measured
             engines[k].generate([prompts[0]] * cell.batch, warm)
     seconds: dict[int | str, list[float]] = {k: [] for k in settings}
     for number in range(passes * len(prompts)):
@@ -175,6 +184,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=6, help="prompts of each workload")
     parser.add_argument("--passes", type=int, default=2, help="over the prompts")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--ready", action="store_true", help="engines are warmed up first, as those of a service are")
     args = parser.parse_args()
     console = Console(width=140)
     if args.table == "overhead":
@@ -200,7 +210,7 @@ def main() -> None:
                         with tempfile.TemporaryDirectory() as folder:
                             os.environ["FORETOKEN_CACHE"] = folder
                             make = (lambda: draft) if drafter == "draft-model" else (lambda drafter=drafter: drafter)
-                            found[cell] = race(target, make, cell, prompts, lengths, args.passes)
+                            found[cell] = race(target, make, cell, prompts, lengths, args.passes, args.ready)
                         console.print(table_of({cell: found[cell]}, slice(None), ""))
     calls = slice(0, 6) if first else slice(None)
     console.print(table_of(found, calls, "first six requests" if first else "default against fixed draft lengths"))

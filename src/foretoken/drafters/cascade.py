@@ -182,6 +182,7 @@ class Cascade(Drafter):
         # Where a row alone has passes of their own, a change between them costs nothing.
         changes = widths is not None and not (alone and widths.narrow)
         passes = (widths.last, widths.least) if widths is not None and changes else None
+        self.policy.costs.runs_alone_at(widths.narrow if widths is not None else ())
         width = self.policy.choose(free, passes, size - len(free))
         deciding = self.clock() - begun - copied
         if len(self.drafters) < 2 and any(exact):
@@ -195,13 +196,12 @@ class Cascade(Drafter):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
         used = [
-            min(row.chosen.total, int(drafts[row.chosen.drafter].counts[index])) if row.chosen.tokens else 0
+            min(row.chosen.total, drafts[row.chosen.drafter].listed.counts[index]) if row.chosen.tokens else 0
             for index, row in enumerate(rows)
         ]
         current.positions = size + sum(used)
         if widths is not None:
-            chain = alone and drafts[rows[0].chosen.drafter].is_chain
-            current.positions, current.changed = widths.plan(current.positions, width, alone=chain)
+            current.positions, current.changed = widths.plan(current.positions, width, alone=alone)
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
         predicted = tuple(
             count if row.chosen.drafter == last else row.chosen.copied if row.chosen.source == last else 0

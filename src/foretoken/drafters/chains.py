@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft, no_draft
+from foretoken.draft import Draft, int_tensor, no_draft
 from foretoken.drafters.base import Batch
 from foretoken.models.chain import Chains, Draws
 from foretoken.randomness import Stream, uniforms_of_rows
@@ -81,10 +81,10 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
     size, device = len(used), parts[0][1].tokens.device
     if not drafts:
         return no_draft(size, device)
-    counts = torch.tensor(used, dtype=torch.int64, device=device)
     width = max(used)
     if len(drafts) == 1:
-        return _first_nodes(drafts[0][1], counts, width)
+        return _first_nodes(drafts[0][1], used, width)
+    counts = int_tensor(used, device)
     tokens = torch.zeros((size, width), dtype=torch.int64, device=device)
     parents = torch.arange(width, device=device).repeat(size, 1)
     drawn_from = [draft.probs for _, draft in drafts if draft.probs is not None]
@@ -124,8 +124,11 @@ def extended(draft: Draft, begun: AbstractSequence[AbstractSequence[int]], vocab
     return replace(found, probs=probs)
 
 
-def _first_nodes(draft: Draft, counts: Tensor, width: int) -> Draft:
+def _first_nodes(draft: Draft, used: list[int], width: int) -> Draft:
     """The first nodes of each row's draft, at most `width`."""
+    if width == draft.width and used == draft.listed.counts:
+        return draft
+    counts = int_tensor(used, draft.tokens.device)
     if width == draft.width:
         return replace(draft, counts=counts)
     probs = None if draft.probs is None else draft.probs[:, :width]

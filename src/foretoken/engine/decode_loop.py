@@ -64,6 +64,7 @@ class DecodeLoop:
         self._prefill = Prefill(target, drafter, self._prefixes, limits.prefill_tokens)
         self._make_sampler = make_sampler
         self._members: Membership | None = None
+        self._learning = 0.0  # seconds that drafters took after the last round
         self._turns = taking_turns([target, *drafter.models])
 
     @property
@@ -107,7 +108,8 @@ class DecodeLoop:
             self._members = None
 
     def _round(self) -> None:
-        clock = RoundClock()
+        learning = self._learning
+        clock = RoundClock(learning)
         clock.turn_to("target")
         with self._memory_guard(self.target.name):
             slots, prefilled = self._prefill.run()
@@ -149,7 +151,8 @@ class DecodeLoop:
         for row in members.rows:
             row.stats.add_seconds(seconds)
         trace_seconds([members.rows[at] for at in traced], seconds)
-        drafter.observe_seconds(None if prefilled else sum(seconds.values()))
+        drafter.observe_seconds(None if prefilled else sum(seconds.values()) - learning)
+        self._learning = clock.since_stop()
 
     def _membership(self, slots: list[int]) -> Membership:
         """The rows in these slots: the last round's value if nothing has changed."""

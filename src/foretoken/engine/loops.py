@@ -104,6 +104,7 @@ class Loops:
 
     def get_ready(self, verifier: AnyVerifier, params: Sequence[SamplingParams]) -> None:
         """Decode a few tokens in a loop of its own, which is not kept; see `Engine.warm_up`."""
+        self.target.warm_up(self.drafter.hidden_layers, alone=True)  # first: costs are measured with what will run
         for one in params or (SamplingParams(), SamplingParams(temperature=0.0)):
             short = replace(
                 one, max_new_tokens=_READY_TOKENS, min_new_tokens=0, ignore_eos=True, stop_token_ids=(), seed=0
@@ -114,7 +115,6 @@ class Loops:
             scheduler.run()
             if row.error is not None:
                 raise row.error
-        self.target.warm_up(self.drafter.hidden_layers, alone=True)
         for model in self.drafter.models:
             for drawn in self._warm if model.drafts_chains else ():
                 model.warm_up_chains(drawn, alone=True)

@@ -14,10 +14,15 @@ from foretoken.engine.verification import Verified
 
 
 class RoundClock:
-    """Wall-clock seconds of the current round, by part: what nobody claims is ``other``."""
+    """Wall-clock seconds of the current round, by part: what nobody claims is ``other``.
 
-    def __init__(self) -> None:
+    Args:
+        learning: seconds that drafters took after the round before, which count as theirs in this one.
+    """
+
+    def __init__(self, learning: float = 0.0) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._seconds["drafter"] = learning
         self._part, self._since = "other", perf_counter()
 
     def turn_to(self, part: str) -> None:
@@ -30,6 +35,10 @@ class RoundClock:
         """Seconds by part."""
         self.turn_to("other")
         return self._seconds
+
+    def since_stop(self) -> float:
+        """Seconds since then."""
+        return perf_counter() - self._since
 
 
 _PLAIN: tuple[Origin, ...] = ("target",)

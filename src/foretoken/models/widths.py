@@ -46,7 +46,7 @@ class PassWidths:
 
     Attributes:
         last: the width of the last pass; 0 before the first. Narrow ones don't count.
-        narrow: widths, in rising order, of which passes over a chain of one row need no preparation.
+        narrow: widths, in rising order, of which passes over one row need no preparation.
     """
 
     def __init__(self, patience: int, least: int = 1) -> None:
@@ -64,7 +64,7 @@ class PassWidths:
         Args:
             tokens: of the pass.
             width: that it is to have.
-            alone: they are a chain of one row.
+            alone: they are of one row.
 
         Returns:
             Tokens that it takes as long as: those, or its width if it is padded beyond the least one. And whether it is

@@ -45,12 +45,14 @@ class Table(NamedTuple):
         extra: what a draft of 0, 1, 2, … tokens in one row adds to it, where all rows have as many.
         calls: of each drafter, a call in one row for so many tokens.
         token: the least that a token of a draft adds.
+        asking: of asking free drafters for all rows, and of making each token of theirs.
     """
 
     plain: float
     extra: list[float]
     calls: list[list[float]]
     token: float
+    asking: tuple[float, float]
 
 
 class Costs:
@@ -62,6 +64,7 @@ class Costs:
 
     Attributes:
         change: seconds that a pass takes longer if it is not as wide as the one before; drift left out.
+        alone: what passes over one row are padded to, in rising order; those over more positions are not.
     """
 
     def __init__(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
@@ -77,6 +80,7 @@ class Costs:
         self.copies = 1.0
         self._tables: dict[int, tuple[int, Table]] = {}
         self._rounds = 0
+        self.alone: tuple[int, ...] = ()
 
     def measure(
         self,
@@ -124,15 +128,32 @@ class Costs:
         """Seconds by draft tokens, up to `longest`; those of the last few rounds are reused."""
         made, found = self._tables.get(rows, (0, None))
         if found is None or self._rounds >= made + _REUSED:
-            plain, *longer = self.target.up_to(1 + longest, rows)
+            plain, *longer = self._seconds(1 + longest, rows)
             extra = [0.0]
             for seconds in longer:  # a longer draft that costs less is noise
                 extra.append(max((seconds - plain) / rows, extra[-1]))
             calls = [[0.0, *one.call.up_to(longest)] for one in self.drafters]
             token = min((extra[size] / size for size in range(1, len(extra))), default=0.0)
-            found = Table(plain, extra, calls, token)
+            units = max(round(rows * self.copies), 1)  # of rows that are all asked
+            asking = self.copy(units)
+            made_token = max(self.copy(2 * units) - asking, 0.0) / units
+            found = Table(plain, extra, calls, token, (asking, made_token))
             self._tables[rows] = self._rounds, found
         return found
+
+    def _seconds(self, longest: int, rows: int) -> list[float]:
+        """Of passes over 1, 2, … positions in each of so many rows."""
+        seconds = self.target.up_to(longest, rows)
+        if rows > 1 or not self.alone:
+            return seconds
+        padded = (next((width for width in self.alone if width >= size), size) for size in range(1, longest + 1))
+        return [seconds[min(size, longest) - 1] for size in padded]
+
+    def runs_alone_at(self, widths: tuple[int, ...]) -> None:
+        """Passes over one row are padded to the next of these widths from now on, where there is one."""
+        if widths != self.alone:
+            self.alone = widths
+            self._tables.clear()
 
     def round(self, positions: int, changed: bool) -> float:
         """Seconds of a round with a pass over so many positions, its width changed or not."""

@@ -32,6 +32,11 @@ LONGER = exp(_OUTLIER)
 _STEADY = 24.0  # measurements over which the drift is averaged, half as many; well known corrections over twice as many
 
 _NOISE = 0.02  # variance of a measurement's logarithm: 14%
+
+_KNOWN, _TOGETHER = 6, 3
+"""Of a size that was measured so often, so many further measurements are taken together, as their median: to take over
+each by itself takes a hundredth of a round of the shipped pair, and teaches little more."""
+
 _BEND = 0.16
 """Variance of a correction's logarithm for each e-fold of size beyond what was measured: 40%."""
 
@@ -58,11 +63,11 @@ class Drift:
     def __init__(self) -> None:
         self.value, self.variance = 0.0, _NOISE
 
-    def follow(self, change: float, variance: float) -> None:
-        """A measurement changed the estimate; until the next one, other work may begin or end."""
+    def follow(self, change: float, variance: float, count: int) -> None:
+        """So many measurements changed the estimate; until the next ones, other work may begin or end."""
         gain = 2.0 / _STEADY
         self.value += change
-        self.variance = variance + gain * gain * _NOISE / (1.0 - gain)
+        self.variance = variance + count * gain * gain * _NOISE / (1.0 - gain)
 
 
 class Line:
@@ -85,6 +90,7 @@ class Line:
         self._with_drift = [0.0]  # covariances with the drift, when that had this variance:
         self._drift_variance = 0.0
         self._seen = [0]
+        self._waiting: list[list[float]] = [[]]  # logarithms of measurements, as those of corrections
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Line:
@@ -116,8 +122,17 @@ class Line:
         if place not in self._indices:
             self._enter(place)
         at = self._indices[place]
+        measured, count = log(seconds / (self.fixed + self.each * size)), 1
+        if drift and self._seen[at] >= _KNOWN:
+            waiting = self._waiting[at]
+            waiting.append(measured)
+            count = len(waiting)
+            if count < _TOGETHER:
+                return
+            measured = median(waiting)
+            waiting.clear()
         own, shared = self._covariance[at], 0.0  # covariances of all corrections, and of the drift, with the seconds
-        surprise = log(seconds / (self.fixed + self.each * size)) - self._logs[at]
+        surprise, noise = measured - self._logs[at], _NOISE / count
         if drift:
             if drift.variance < self._drift_variance:  # other lines' measurements made it more certain
                 narrower = drift.variance / self._drift_variance
@@ -126,16 +141,16 @@ class Line:
             shared, surprise = self._with_drift[at] + drift.variance, surprise - drift.value
         outlying = max(abs(surprise) / _OUTLIER, 1.0)
         known = own[at] + shared
-        spread = max(known + outlying * _NOISE, outlying * known)  # variance of the surprise
+        spread = max(known + outlying * noise, outlying * known)  # variance of the surprise
         for index, one in enumerate(own):
             gain, row = one / spread, self._covariance[index]
             self._logs[index] += gain * surprise
             self._covariance[index] = row = [old - gain * other for old, other in zip(row, own, strict=True)]
-            row[index] += _NOISE / (2.0 * _STEADY) ** 2
+            row[index] += count * _NOISE / (2.0 * _STEADY) ** 2
             self._with_drift[index] -= gain * shared
-        self._seen[at] += 1
+        self._seen[at] += count
         if drift:
-            drift.follow(shared / spread * surprise, drift.variance - shared / spread * shared)
+            drift.follow(shared / spread * surprise, drift.variance - shared / spread * shared, count)
             self._drift_variance = drift.variance
 
     def _log(self, place: int) -> float:
@@ -170,6 +185,7 @@ class Line:
         self._with_drift.insert(below + 1, between(self._with_drift))
         self._places.insert(below + 1, place)
         self._seen.insert(below + 1, 0)
+        self._waiting.insert(below + 1, [])
         self._indices = {place: at for at, place in enumerate(self._places)}
 
     def as_json(self) -> list[float]:

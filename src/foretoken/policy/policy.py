@@ -185,15 +185,13 @@ class Policy:
             table = self.costs.table(count, LARGEST)
             pace = max(sum(request.pace.of(request.above[0]) for request in shared) / len(shared), 1.0)
             rho = pace * count / table.plain
-            dearness = rho * table.token
-            units = max(round(count * self.costs.copies), 1)  # if all rows are asked
-            whole = self.costs.copy(units)
-            each = rho * max(self.costs.copy(2 * units) - whole, 0.0) / units
+            asking, made = table.asking
+            cost = rho * (asking / count + self._awake / len(shared))
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
-                    wanted = request.copying.asks(rho * (whole / count + self._awake / len(shared)), request.rounds)
+                    wanted = request.copying.asks(cost, request.rounds)
                     request.asked = request.copied and (wanted or request.missed is not None)
-                    least[row] = dearness + each if request.asked else None
+                    least[row] = rho * (table.token + made) if request.asked else None
         return least
 
     def choose(self, rows: Sequence[Row], passes: tuple[int, int] | None = None, beside: int = 0) -> int:

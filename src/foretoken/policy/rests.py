@@ -102,12 +102,8 @@ class Rests:
             fixed: of each row, whether its draft length is not the policy's to choose: it never rests. Empty for none.
         """
         now = self.now
-        shared = [request for request in requests if request.costs is self._costs]
-        # Rows share a model's calls, so that they have to be decided together.
-        known = sum(request.considered == self._considered for request in shared)
-        few = 2 * known <= max(len(shared), self._considered_rows)
-        self.considers = now >= self._rest_of_models or few
-        rest = [request.rests(now) and not (self.considers and self._models) for request in requests]
+        decides = self._considers(requests) if self._models else False
+        rest = [request.rests(now) and not decides for request in requests]
         if len(requests) > _REST and not all(rest):
             rest = self._with_new(requests, rest)
         if fixed:
@@ -116,6 +112,14 @@ class Rests:
             if not rests:
                 request.wake(now, len(requests))
         return rest
+
+    def _considers(self, requests: Sequence[Request]) -> bool:
+        """Whether models are considered in this round; rows share their calls, so for all rows together."""
+        shared = [request for request in requests if request.costs is self._costs]
+        known = sum(request.considered == self._considered for request in shared)
+        few = 2 * known <= max(len(shared), self._considered_rows)
+        self.considers = self.now >= self._rest_of_models or few
+        return self.considers
 
     def _with_new(self, requests: Sequence[Request], rest: list[bool]) -> list[bool]:
         """The same where requests that begin in a large batch, of which all others rest, wait until those wake."""

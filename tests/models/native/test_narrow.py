@@ -164,17 +164,40 @@ def test_long_texts_have_their_own_frequencies(run):
         assert torch.allclose(found, plain(module, [*TEXT[:size], 4, 5])[size:], atol=1e-4)
 
 
-def test_trees_several_rows_hidden_states_and_many_tokens_take_the_other_graph(run):
+def test_narrow_passes_take_trees(run):
+    """Paths of each are scored as chains are, and what is accepted is kept."""
+    module = tiny.tiny_llama()
+    model, text = runs_narrow(load(module, runner="native", backend="openvino")), TEXT[: BLOCK - 2]
+    cache = open_with(model, text)
+    run.clear()
+    for tokens, parents, kept, width in (
+        ([4, 5, 6, 7, 8], [-1, 0, 0, 2, 1], [0, 2, 3], 6),
+        ([9, 3], [-1, -1], [1], 4),
+        ([2, 3, 4, 5, 6, 7, 8], [-1, 0, 1, 1, 1, 4, 0], [0, 1, 4, 5], 9),
+        ([5, 6, 7], [-1, 0, 1], [0], 4),
+    ):
+        found = scores(model, cache, tokens, parents).logits[0]
+        for node in range(len(tokens)):
+            path = [node]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            expected = plain(module, [*text, *(tokens[one] for one in path)])[-1]
+            assert torch.allclose(found[node], expected, atol=1e-4)
+        assert run == [width]
+        run.clear()
+        cache.commit(torch.tensor([kept]), torch.tensor([len(kept)]))
+        text = [*text, *(tokens[one] for one in kept)]
+
+
+def test_several_rows_hidden_states_and_many_tokens_take_the_other_graph(run):
     model = runs_narrow(load(tiny.tiny_llama(), runner="native", backend="openvino"))
     alone, two = open_with(model, TEXT[:9]), open_with(model, TEXT[:9], rows=2)
     run.clear()
-    scores(model, alone, [4, 5], parents=[-1, -1])
-    alone.commit(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     scores(model, alone, [4], hidden_layers=[1])
     alone.commit(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     scores(model, alone, list(range(1, WIDTHS[-1] + 2)))
     scores(model, two, [4])
-    assert run == [None] * 4
+    assert run == [None] * 3
 
 
 def test_an_engine_has_them_once_it_is_ready_for_many_requests(run):

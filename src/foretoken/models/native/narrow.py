@@ -16,8 +16,9 @@ from foretoken.models.native.chaining import CHAIN_STEPS
 from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, GraphKey
 from foretoken.models.widths import PassWidths
 
-WIDTHS = (1, 4, 6, 9)
-"""Tokens of passes that get graphs of their own; one over another number of tokens is padded to the next of them."""
+WIDTHS = (1, 4, 6, 9, 13, 17)
+"""Tokens of passes that get graphs of their own; one over another number of tokens is padded to the next of them. The
+widest takes the longest chain that the policy considers."""
 
 CHAIN_WIDTH = 2
 """Tokens before a chain, at most, in its graph: after a round in which it drafted, a drafter lags by one or two."""
@@ -40,12 +41,11 @@ class NarrowGraphs:
         self._passes: list[CompiledGraph] = []  # of the `WIDTHS`, once there are any
 
     def for_pass(self, feeds: Sequence[Feed]) -> CompiledGraph | None:
-        """The graph for a pass over these feeds; None if it is not one of few tokens, or has no graph."""
-        if not self._passes or len(feeds) > 1 or feeds[0].parents is not None:
+        """The graph for a pass over these feeds; None if it is not one of few tokens of one row, or has no graph."""
+        if not self._passes or len(feeds) > 1:
             return None
-        size = len(feeds[0].tokens)
         for width, graph in zip(WIDTHS, self._passes, strict=True):
-            if size <= width:
+            if len(feeds[0].tokens) <= width:
                 self._widths.hold(0)
                 return graph
         return None
@@ -61,11 +61,18 @@ class NarrowGraphs:
             return None
         return self._ready.get(GraphKey((), steps, draws is not None, width=CHAIN_WIDTH))
 
-    def prepare_passes(self) -> None:
-        """Compile those for passes."""
+    def prepare_passes(self) -> Sequence[int]:
+        """Compile those for passes, if they have not been.
+
+        Returns:
+            Their widths, if they were compiled now.
+        """
+        if self._passes:
+            return ()
         keys = [GraphKey(width=width) for width in WIDTHS]
         self._prepare(keys)
         self._passes, self._widths.narrow = [self._ready[key] for key in keys], WIDTHS
+        return WIDTHS
 
     def prepare_chains(self, drawn: bool) -> None:
         """Compile those for chains of drawn tokens, or of most probable ones."""
@@ -78,9 +85,12 @@ class NarrowGraphs:
 
 
 def lengthened(feed: Feed, width: int) -> Feed:
-    """A chain with as many tokens as a graph takes.
+    """A feed with as many tokens as a graph takes: a chain hangs from its last token.
 
-    Nothing attends to tokens behind the last one, and what comes next is written over their keys and values.
+    Nothing attends to these tokens, and what comes next is written over their keys and values.
     """
-    missing = width - len(feed.tokens)
-    return Feed(feed.row, feed.start, [*feed.tokens, *[0] * missing], feed.regime, None) if missing else feed
+    size = len(feed.tokens)
+    if size == width:
+        return feed
+    parents = None if feed.parents is None else [*feed.parents, *range(size - 1, width - 1)]
+    return Feed(feed.row, feed.start, [*feed.tokens, *[0] * (width - size)], feed.regime, parents)

@@ -304,7 +304,8 @@ def _halves(matrix: AnyMatrix) -> Sequence[Matrix | PackedMatrix]:
 def fix_width(graph: DecoderGraph, width: int) -> None:
     """Fix the sizes of inputs to those of a pass over so many tokens of one row, or of a chain that begins with it.
 
-    Only blocks of keys and values may then be of any number. Not for trees, nor for networks with further inputs.
+    Only blocks of keys and values may then be of any number, and the mask of a tree, which attention alone reads. Not
+    for networks with further inputs.
     """
     graph.width, turn = width, [1, 1, graph.spec.rotary_dim]
     steps = graph._steps or 1
@@ -315,8 +316,6 @@ def fix_width(graph: DecoderGraph, width: int) -> None:
         "past_lens": [1],
         "subsequence_begins": [2],
         "block_indices_begins": [2],
-        "tree": [0],
-        "tree_begins": [0],
         "picks": [width if graph._steps is None else 1],
         "next_cosines": [steps - 1, *turn],
         "next_sines": [steps - 1, *turn],
