@@ -12,7 +12,8 @@ from torch import Tensor
 
 from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
-from foretoken.drafters.cascade_rounds import Round, Sleep, State, offers_of
+from foretoken.drafters.cascade_rounds import Round, Sleep, State, kinds_of, offers_of
+from foretoken.drafters.cascade_steady import SteadyRounds
 from foretoken.drafters.chains import extended, joined
 from foretoken.drafters.given_length import of_length
 from foretoken.drafters.judging import judge_row, verdict_of
@@ -21,7 +22,6 @@ from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.models.widths import PassWidths
 from foretoken.policy import store
-from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES
 from foretoken.policy.copying import ASKED_BYTES
 from foretoken.policy.costs import Costs
 from foretoken.policy.policy import Policy
@@ -92,6 +92,7 @@ class Cascade(Drafter):
         self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
         self._round: Round | None = None
         self._sleep = Sleep()
+        self._steady: SteadyRounds | None = None
         self._learning = 0.0  # seconds that learning from a round takes
         self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self._position: float | None = None
@@ -152,6 +153,11 @@ class Cascade(Drafter):
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""
         size = len(limits)
+        if self._steady is not None:
+            if self._steady.holds(batch, limits[0]):
+                return self._steady.propose(batch, limits[0], self._widths(self.hidden_layers))
+            self._steady.tell()
+            self._steady = None
         if self._sleep.holds(batch.sequences, self.policy.rounds):
             return self._plain(batch, size)
         self._sleep.tell(self.policy)
@@ -202,6 +208,8 @@ class Cascade(Drafter):
         current.positions = size + sum(used)
         if widths is not None:
             current.positions, current.changed = widths.plan(current.positions, width, alone=alone)
+        if awake == [0] == [size - 1] and self.free[:-1] == [True]:
+            self._steady = SteadyRounds.after(self.policy, self.drafters[0], batch, rows[0], self.clock)
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
         predicted = tuple(
             count if row.chosen.drafter == last else row.chosen.copied if row.chosen.source == last else 0
@@ -244,7 +252,7 @@ class Cascade(Drafter):
                 states[row].request.asked, worth = True, 0.0
             if worth is not None:
                 wanted[row], least[row] = limits[row], worth
-        return wanted, replace(batch, least=tuple(least)) if any(wanted) else batch
+        return wanted, batch.with_least(tuple(least)) if any(wanted) else batch
 
     def _offers(
         self,
@@ -291,6 +299,8 @@ class Cascade(Drafter):
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Record which tokens of every draft the target emitted, and pass the verdict to the drafters."""
+        if self._steady is not None and self._steady.goes_on(batch):
+            return self._steady.observe(batch, draft, verdict, logits)
         current = self._round
         if current is not None and not current.turns and current.sequences == batch.sequences:
             return
@@ -340,6 +350,9 @@ class Cascade(Drafter):
 
     def observe_seconds(self, seconds: float | None) -> None:
         """Give the policy the round's seconds."""
+        if self._steady is not None and self._steady.open:
+            self._steady.end(seconds)
+            return self._keep()
         now, self._round = self._round, None
         if now is None or len(now.emitted) < len(now.awake):  # a round that failed
             return
@@ -355,6 +368,10 @@ class Cascade(Drafter):
         )
         if rows:
             self._learning = self.clock() - start
+        self._keep()
+
+    def _keep(self) -> None:
+        """Store costs and rates now and then, after a round."""
         self._rounds += 1
         if self._key is not None and self._rounds >= _SAVE_ROUNDS and self._rounds & (self._rounds - 1) == 0:
             store.write(self._key, self.policy.as_json())
@@ -368,14 +385,8 @@ class Cascade(Drafter):
         sequence = batch.sequences[row]
         state = self._states.get(sequence)
         if state is None:
-            reproducible = bool(batch.reproducible and batch.reproducible[row])
-            sampled, predicted = not sequence.params.greedy, bool(sequence.prediction)
-            copied = predicted or any(self.free[:-1])
-            request = self.policy.open(sampled=sampled, reproducible=reproducible, predicted=predicted, copied=copied)
-            count = len(self.drafters)
-            resting = Row(request, room=0, lags=[0] * count)
-            state = State(request, [-len(sequence.source or ())] * count, [False] * count, resting)
-            self._states[sequence] = state
+            copied = bool(sequence.prediction) or any(self.free[:-1])
+            state = self._states[sequence] = State.of(batch, row, self.policy, copied, len(self.drafters))
         return state
 
     def _lag(self, state: State, at: int, sequence: Sequence) -> int:
@@ -386,15 +397,11 @@ class Cascade(Drafter):
 
     def _new_policy(self, costs: Costs | None, rates: dict[str, list[list[float]]] | None = None) -> Policy:
         given = self._bytes if self._given is None else self._given
-        kinds = [
-            LOOKUP if free else TREES if self.trees and drafter.trees else MODEL
-            for drafter, free in zip(self.drafters, self.free, strict=False)
-        ]
-        kinds.append(PREDICTION)
+        kinds = kinds_of(self.drafters, self.free, self.trees)
         fixed = Costs.by_bytes(1.0, given, self._position, self._asking)
         costs = costs or Costs.by_bytes(1.0, given, self._position)
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()
-        self._sleep = Sleep()
+        self._sleep, self._steady = Sleep(), None
         return policy

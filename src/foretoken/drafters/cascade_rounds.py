@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from weakref import ref
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.base import Batch, Drafter
+from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
 from foretoken.policy.policy import Policy, is_heard
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
 from foretoken.sequence import Sequence
@@ -28,6 +29,24 @@ class State:
     lengths: list[int]
     asked: list[bool]
     resting: Row
+
+    @classmethod
+    def of(cls, batch: Batch, row: int, policy: Policy, copied: bool, drafters: int) -> State:
+        """A sequence is new.
+
+        Args:
+            batch: of the round.
+            row: the sequence's.
+            policy: that decides on it.
+            copied: free drafters may draft for it.
+            drafters: their number.
+        """
+        sequence = batch.sequences[row]
+        reproducible = bool(batch.reproducible and batch.reproducible[row])
+        sampled, predicted = not sequence.params.greedy, bool(sequence.prediction)
+        request = policy.open(sampled=sampled, reproducible=reproducible, predicted=predicted, copied=copied)
+        resting = Row(request, room=0, lags=[0] * drafters)
+        return cls(request, [-len(sequence.source or ())] * drafters, [False] * drafters, resting)
 
 
 @dataclass
@@ -81,6 +100,21 @@ class Sleep:
             and len(self._rows) == len(sequences)
             and all(one() is sequence for one, sequence in zip(self._rows, sequences, strict=True))
         )
+
+
+def kinds_of(drafters: AbstractSequence[Drafter], free: AbstractSequence[bool], trees: bool) -> list[Kind]:
+    """Kinds of drafters, and that of the prediction behind them.
+
+    Args:
+        drafters: all of a cascade.
+        free: of each, whether it drafts before the choice.
+        trees: they may draft trees.
+    """
+    kinds = [
+        LOOKUP if is_free else TREES if trees and drafter.trees else MODEL
+        for drafter, is_free in zip(drafters, free, strict=False)
+    ]
+    return [*kinds, PREDICTION]
 
 
 def offers_of(

@@ -83,7 +83,7 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
         return no_draft(size, device)
     width = max(used)
     if len(drafts) == 1:
-        return _first_nodes(drafts[0][1], used, width)
+        return first_nodes(drafts[0][1], used, width)
     counts = int_tensor(used, device)
     tokens = torch.zeros((size, width), dtype=torch.int64, device=device)
     parents = torch.arange(width, device=device).repeat(size, 1)
@@ -124,7 +124,7 @@ def extended(draft: Draft, begun: AbstractSequence[AbstractSequence[int]], vocab
     return replace(found, probs=probs)
 
 
-def _first_nodes(draft: Draft, used: list[int], width: int) -> Draft:
+def first_nodes(draft: Draft, used: list[int], width: int) -> Draft:
     """The first nodes of each row's draft, at most `width`."""
     if width == draft.width and used == draft.listed.counts:
         return draft

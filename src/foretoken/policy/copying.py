@@ -51,10 +51,13 @@ class Copying:
 
     def rounds_left(self, now: int) -> int:
         """Rounds from round `now` on in which they are not wanted, at the cost of the last round that asked for it."""
+        return 0 if self.earns else max(self.due - now, 0)
+
+    @property
+    def earns(self) -> bool:
+        """Whether they gained what asking for them cost last, in the last round or on average."""
         assert self.above is not None
-        if self.last >= self.cost or self._gains.of(self.above._gains) >= self.cost:
-            return 0
-        return max(self.due - now, 0)
+        return self.last >= self.cost or self._gains.of(self.above._gains) >= self.cost
 
     def gained(self, tokens: float, now: int) -> None:
         """They were asked in round `now`, and so many tokens more are expected, verification paid."""

@@ -8,29 +8,15 @@ that emit much are sped up no further at the cost of others: the sum of tokens w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter, mul
 from typing import NamedTuple
 
 from foretoken.policy.acceptance import Kind
+from foretoken.policy.copies import Copies, lengths_of
 from foretoken.policy.costs import Costs, Table
-from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Offer, Row
-from foretoken.policy.widths import STEPS, Widths, widths_from
-
-
-class Copies(NamedTuple):
-    """An offer with what is expected of it.
-
-    Attributes:
-        offer: the offer.
-        reach: of each of its tokens, the chance that it is accepted.
-        expected: accepted tokens of its first 0, 1, 2, … tokens.
-    """
-
-    offer: Offer
-    reach: Sequence[float]
-    expected: list[float]
+from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Row
+from foretoken.policy.widths import Widths, widths_from
 
 
 class Option(NamedTuple):
@@ -57,7 +43,7 @@ class Joint(NamedTuple):
 
     Attributes:
         total: draft tokens of all rows.
-        worth: accepted tokens that are expected, of copies until they end (`Decision._worth_of`), less what drafters
+        worth: accepted tokens that are expected, of copies until they end (`Copies.worth`), less what drafters
             cost.
         rho: what a second more of the pass costs, in tokens.
         spent: seconds of drafters.
@@ -101,7 +87,7 @@ class Decision:
         self.costs: Costs = rows[0].request.costs
         count = self.count = len(rows) + beside
         self.table: Table = self.costs.table(count, LARGEST)
-        self.copies = [[_copies(row, offer) for offer in row.offers] for row in rows]
+        self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
         plain = self.table.plain
         run = 1.0
         self.worths: list[tuple[list[float], list[float], list[float]]] = []  # of each row, see `Runs.worth`; all 1
@@ -226,7 +212,7 @@ class Decision:
 
         Args:
             fitting: for passes of several widths; else what pays in each row by itself is all that is given. In one row
-                that is each of `_lengths`, in several what pays in each with so many at most.
+                that is each of `lengths_of`, in several what pays in each with so many at most.
         """
         rows, extra, rho = self.rows, self.table.extra, self.rho
         limit, change = self._affordable[0] / len(rows), self.costs.change / self.count if fitting else 0.0
@@ -236,8 +222,9 @@ class Decision:
             drafter, best, gain, accepted, wished, most, highest = -1, 0, 0.0, 0.0, 0, 0.0, 0.0
             for copy in copies:
                 offer, size = copy.offer, min(copy.offer.size, row.most, LARGEST)
-                for tokens in _lengths(size):
-                    right = self._worth_of(row, copy, tokens, size)
+                for tokens in lengths_of(size):
+                    least = row.weight - rho * (self.table.plain / self.count + extra[tokens])
+                    right = copy.worth(tokens, size, row.weight, least)
                     value = right - rho * extra[tokens]
                     if value > most:
                         wished, most = tokens, value
@@ -267,22 +254,6 @@ class Decision:
             if at + 1 == len(drafted) or (fitting and drafted[at + 1][0] > tokens):
                 joints.append(Joint(total, worth, rho, 0.0, choices))
         return joints
-
-    def _worth_of(self, row: Row, copy: Copies, tokens: int, size: int) -> float:
-        """What a draft of so many tokens of a copy is worth in a row; the cost of verifying it is left out.
-
-        A copy of `size` tokens goes on in the next round: tokens that this round leaves are not lost, only later. So a
-        draft length counts for what drafting as many tokens in every round brings until the copy ends: of each later
-        round, its tokens less what its time is worth. (In one round alone long drafts look better than they are, since
-        its time is valued by the pace of rounds of which most have nothing to copy.)
-        """
-        expected, weight = copy.expected, row.weight
-        worth = weight * expected[tokens]
-        if copy.offer.chain:
-            least = weight - self.rho * (self.table.plain / self.count + self.table.extra[tokens])
-            for at in range(tokens + 1, size + 1, tokens + 1):  # after so many tokens a round more begins
-                worth += copy.reach[at - 1] * least + weight * (expected[min(at + tokens, size)] - expected[at])
-        return worth
 
     def _prefixes(self, row: int, drafter: int, first: float) -> list[tuple[int, int, float, float, float]]:
         """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
@@ -378,14 +349,3 @@ class Decision:
             self.rows[at].chosen = Choice(drafter, best)
             self.rows[at].request.looking = True
         return best > 0
-
-
-@lru_cache(LARGEST + 1)
-def _lengths(size: int) -> tuple[int, ...]:
-    """Draft lengths that are considered of a copy of so many tokens."""
-    return (*(step for step in STEPS if step < size), size) if size else ()
-
-
-def _copies(row: Row, offer: Offer) -> Copies:
-    reach = offer.reach or row.request.acceptance[offer.drafter].reach(offer.size, offer.match)
-    return Copies(offer, reach, [0.0, *accumulate(reach)])

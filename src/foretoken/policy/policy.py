@@ -5,7 +5,7 @@ seconds is worth ``E - ρ t``, with ρ the tokens a second that the rows get oth
 the pace of the last rounds, or what one drafter alone gives with its best n, whichever is more; in a round by itself
 that makes the best option the one with the most tokens a second (Dinkelbach's method), over many rounds it makes the
 sum of tokens over the sum of seconds largest. Expected seconds come from `costs`, expected tokens from `acceptance`.
-Tokens of a copy that a round leaves are copied in the next one, so a copy counts until it ends (`Decision._worth_of`).
+Tokens of a copy that a round leaves are copied in the next one, so a copy counts until it ends (`copies.Copies.worth`).
 Where rows differ, it is the time of a token, averaged over requests, that is made small (`decision`).
 
 Bounded regret. `Guard` keeps the account of what speculation lost against plain decoding, in plain rounds. Speculation
@@ -43,13 +43,14 @@ from math import exp
 from typing import Any
 
 from foretoken.policy.acceptance import PREDICTION, Acceptance, EngineRates, Kind
-from foretoken.policy.account import FORESEEN, PACE, Guard, Missed, Pace, Runs
+from foretoken.policy.account import FORESEEN, PACE, Guard, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs
 from foretoken.policy.decision import Decision
 from foretoken.policy.lines import LONGER, bucket
-from foretoken.policy.request import LARGEST, Request, Row, fell_behind
+from foretoken.policy.request import LARGEST, Request, Row, fell_behind, miss, planned_alone
 from foretoken.policy.rests import Kept, Rests
+from foretoken.policy.steady import Prices, Told, prices_of
 from foretoken.policy.widths import Widths
 
 _HEARD = 16
@@ -227,6 +228,17 @@ class Policy:
             self._kept.put(shared, self._rests.now, width, models)
         return width
 
+    def prices(self, row: Row, least: float) -> Prices | None:
+        """What the next rounds of a row by itself may go by, if there are any: `learn_together` is told of these.
+
+        Args:
+            row: of a round that was decided.
+            least: what `ask` gave for it.
+        """
+        if self._models or self.given or row.request.costs is not self.costs:
+            return None
+        return prices_of(row, least, self.costs)
+
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
 
@@ -303,13 +315,13 @@ class Policy:
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
                 request.copying.gained(row.gain if used else 0.0, request.rounds)
                 if own is costs:
-                    _miss(self.guards[0], row, count, plain)
+                    miss(self.guards[0], row, count, plain)
             request.rounds += 1
             each, among = planned, count
             if own is costs:
                 shared.append((row, tokens))
             else:
-                each, among = _planned_alone(row, self.free), 1
+                each, among = planned_alone(row, self.free), 1
                 self._settle(request.guards, [row], each, tokens, looked=request.looking)
             request.pace.add(tokens, each)
             request.above[0].add(tokens / among, each / among)
@@ -324,6 +336,36 @@ class Policy:
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
         self._rests.let([row for row, _ in shared], count, drafted, deciding)
+
+    def learn_together(self, request: Request, rounds: Sequence[Told]) -> None:
+        """Rounds of a row by itself are over, which went by `prices`."""
+        costs, guard, count = self.costs, self.guards[0], len(rounds)
+        if not count:
+            return
+        plain, planned = costs.target(1), 0.0
+        for one in rounds:
+            # After a prompt's pass, a plain one has another width than the last one, too.
+            apart = costs.change if one.changed and self._prompted else 0.0
+            whole = costs.round(one.positions, one.changed) + costs.copy(1 + one.offered)
+            first, scale = self._is_first([(-1, one.positions)]), exp(-costs.drift.value)
+            took = each = (whole - apart) / plain
+            if one.seconds is not None and not (first and (one.seconds + one.copied) * scale > whole):
+                costs.record(one.positions, one.seconds, (), (1, one.offered, one.copied), changed=one.changed)
+                took = min(((one.seconds + one.copied) * scale - apart) / plain, LONGER * each)
+            guard.settle(took if one.positions > 1 or one.changed else float(one.emitted), float(one.emitted))
+            request.late += took - one.emitted
+            request.copying.gained(one.gain, request.rounds)
+            request.rounds += 1
+            planned += each
+            self._prompted = one.seconds is None
+        self._rests.now += count
+        self._count, self._charged = 1, 0
+        deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
+        self._awake += (deciding - self._awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
+        emitted = sum(one.emitted for one in rounds)
+        self.guards[1].settle(float(emitted), float(emitted))
+        for pace in (request.pace, request.above[0]):
+            pace.add(emitted / count, planned / count, count)
 
     def _is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
         """Whether a pass or a call is the first one of about its size.
@@ -363,24 +405,3 @@ class Policy:
             for at, one in enumerate(of)
         }
         return {"costs": self.costs.as_json(), "rates": rates}
-
-
-def _planned_alone(row: Row, free: Sequence[bool]) -> float:
-    """Plain rounds that a row's round takes by its fixed costs."""
-    costs, choice = row.request.costs, row.chosen
-    seconds = costs.target(1 + choice.total)
-    if choice.tokens and not free[choice.drafter]:
-        seconds += costs.draft(choice.drafter, choice.tokens, 1, row.lags[choice.drafter])
-    return seconds / costs.target(1)
-
-
-def _miss(guard: Guard, row: Row, rows: int, plain: float) -> None:
-    """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
-    request = row.request
-    if row.chosen.tokens:
-        request.missed = None
-    elif request.missed is None and row.refused:
-        request.missed = Missed(row.refused, row.weight / rows, row.refused_cost / plain)
-    if request.missed is not None and request.missed.follow(request.foreseen):
-        guard.miss(request.missed.gained)
-        request.missed = None

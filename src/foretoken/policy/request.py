@@ -160,3 +160,24 @@ def fell_behind(rows: Sequence[tuple[Row, int]], took: float) -> float:
     for row, tokens in rows:
         row.request.late += took - tokens
     return max((row.request.late for row, _ in rows), default=0.0) - before
+
+
+def planned_alone(row: Row, free: Sequence[bool]) -> float:
+    """Plain rounds that a row's round takes by its fixed costs."""
+    costs, choice = row.request.costs, row.chosen
+    seconds = costs.target(1 + choice.total)
+    if choice.tokens and not free[choice.drafter]:
+        seconds += costs.draft(choice.drafter, choice.tokens, 1, row.lags[choice.drafter])
+    return seconds / costs.target(1)
+
+
+def miss(guard: Guard, row: Row, rows: int, plain: float) -> None:
+    """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
+    request = row.request
+    if row.chosen.tokens:
+        request.missed = None
+    elif request.missed is None and row.refused:
+        request.missed = Missed(row.refused, row.weight / rows, row.refused_cost / plain)
+    if request.missed is not None and request.missed.follow(request.foreseen):
+        guard.miss(request.missed.gained)
+        request.missed = None

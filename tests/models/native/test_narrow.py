@@ -19,6 +19,7 @@ from models.native.checkpoints import MODELS, longrope, plain
 pytest.importorskip("openvino")
 
 from foretoken.models.native import openvino_backend
+from foretoken.models.native.cache import Feed
 from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs
 from foretoken.models.native.narrow import CHAIN_WIDTH, WIDTHS
 from foretoken.models.native.paging import BLOCK
@@ -215,6 +216,48 @@ def test_an_engine_has_them_once_it_is_ready_for_many_requests(run):
     run.clear()
     engine.warm_up()
     assert engine.generate(TEXT[:20], params).token_ids == outputs[0]
+
+
+def test_they_are_made_beside_requests_once_passes_without_them_have_lost_as_much(run):
+    """First those that leave no change, then those between; nothing changes in what is generated."""
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    narrow, feed = model.backend.narrow, [Feed(0, 0, [0] * 3, 0, None)]
+    engine = Engine(model, "lookup", num_speculative_tokens=5)
+    params = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
+    expected = engine.generate([1, 2, 3, 4] * 4, params).token_ids
+    assert set(run) == {None}
+    narrow.took([Feed(0, 0, [0] * 30, 0, None)], 1e9)  # no pass of few tokens
+    narrow.took(feed * 2, 1e9)  # no row by itself
+    narrow.join()
+    assert model.pass_widths(()).narrow == ()
+    for seconds, widths in ((1e9, (1, 4, 17)), (1e9, (1, 4, 17))):
+        narrow.took(feed, seconds)
+        narrow.join()
+        assert model.pass_widths(()).narrow == widths
+    run.clear()
+    assert engine.generate([1, 2, 3, 4] * 4, params).token_ids == expected
+    assert {1, 17} <= set(run)
+    narrow.took([Feed(0, 0, [0] * 7, 0, None)], 1e9)
+    narrow.join()
+    assert model.pass_widths(()).narrow == WIDTHS
+    run.clear()
+    assert engine.generate([1, 2, 3, 4] * 4, params).token_ids == expected
+    assert {1, 6} <= set(run)
+
+
+def test_decoding_goes_on_where_they_can_not_be_made(monkeypatch, run):
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(CompiledGraphs, "__call__", fail)
+    for _ in range(2):
+        model.backend.narrow.took([Feed(0, 0, [0], 0, None)], 1e9)
+        model.backend.narrow.join()
+    assert model.pass_widths(()).narrow == ()
+    cache = open_with(model, TEXT[:9])
+    assert scores(model, cache, [4, 5]).logits.isfinite().all()
 
 
 def test_nothing_is_compiled_in_a_request_once_an_engine_is_ready(monkeypatch):

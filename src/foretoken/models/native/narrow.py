@@ -2,13 +2,17 @@
 
 A graph for any number of tokens and rows asks each of its operations in each pass whether its shapes have changed, and
 gets all of them ready anew where they have. Beside few weights that is a fifth of a pass, and more after a change.
-Graphs of fixed sizes are free of it, but each takes some 0.2 s to compile, and packs the weights again. So a process
-makes them when it is asked to be ready for many requests (`Engine.warm_up`), and never in a request.
+Graphs of fixed sizes are free of it, but each takes some 0.4 s to compile, and packs the weights again. So a process
+makes them when it is asked to be ready for many requests (`Engine.warm_up`), and else beside requests, once passes
+without them have lost as much time as they take to make. That is the rule for renting skis: rent until the rent would
+have bought them. Whatever is to come, it costs at most twice what the best decision would have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from threading import Thread, main_thread
+from weakref import WeakMethod
 
 from foretoken.models.chain import Draws
 from foretoken.models.native.cache import Feed
@@ -20,6 +24,13 @@ WIDTHS = (1, 4, 6, 9, 13, 17)
 """Tokens of passes that get graphs of their own; one over another number of tokens is padded to the next of them. The
 widest takes the longest chain that the policy considers."""
 
+_STAGES = ((1, 4, 17), (6, 9, 13))
+"""Those that are made together, beside requests. With the first ones there is none that has to get ready anew."""
+
+_LOST = 0.2
+"""Share of a pass that is lost without them. On outputs of the shipped target it was 0.13 in plain decoding, 0.36 with
+drafts of three tokens, which pay for changes, and 0.08 with eight."""
+
 CHAIN_WIDTH = 2
 """Tokens before a chain, at most, in its graph: after a round in which it drafted, a drafter lags by one or two."""
 
@@ -28,27 +39,52 @@ MOST_BYTES = 64_000_000
 
 
 class NarrowGraphs:
-    """The graphs of a model for one row by itself, once they are asked for.
+    """The graphs of a model for one row by itself, once they are made.
 
     Args:
         graphs: of the model.
         widths: of its plain passes; they are told which ones have graphs.
+        run: a method that runs a graph for the first time, which packs its weights.
+        price: seconds that it takes to make one.
     """
 
-    def __init__(self, graphs: CompiledGraphs, widths: PassWidths) -> None:
-        self._graphs, self._widths = graphs, widths
+    def __init__(
+        self, graphs: CompiledGraphs, widths: PassWidths, run: Callable[[CompiledGraph], None], price: float
+    ) -> None:
+        self._graphs, self._widths, self._price = graphs, widths, price
+        self._run = WeakMethod(run)  # of the backend that holds these graphs
         self._ready: dict[GraphKey, CompiledGraph] = {}
-        self._passes: list[CompiledGraph] = []  # of the `WIDTHS`, once there are any
+        self._passes: dict[int, CompiledGraph] = {}  # by width, in rising order
+        self._lost = [0.0 for _ in _STAGES]
+        self._maker: Thread | None = None
 
     def for_pass(self, feeds: Sequence[Feed]) -> CompiledGraph | None:
         """The graph for a pass over these feeds; None if it is not one of few tokens of one row, or has no graph."""
-        if not self._passes or len(feeds) > 1:
+        if len(feeds) > 1:
             return None
-        for width, graph in zip(WIDTHS, self._passes, strict=True):
+        for width, graph in self._passes.items():
             if len(feeds[0].tokens) <= width:
                 self._widths.hold(0)
                 return graph
         return None
+
+    def took(self, feeds: Sequence[Feed], seconds: float) -> None:
+        """A pass over these feeds took so long: graphs that would have been faster are made beside it, once due."""
+        size = len(feeds[0].tokens)
+        stage = 0 if not self._passes else 1
+        if len(feeds) > 1 or size > WIDTHS[-1] or len(self._passes) == len(WIDTHS):
+            return
+        if stage == 0 or _STAGES[0][1] < size <= _STAGES[1][-1]:
+            self._lost[stage] += _LOST * seconds
+            if self._lost[stage] >= len(_STAGES[stage]) * self._price and self._maker is None:
+                self._maker = Thread(target=self._make, args=(_STAGES[stage],), name="foretoken-graphs")
+                self._maker.start()
+
+    def join(self) -> None:
+        """Wait until what is being made is there."""
+        maker = self._maker
+        if maker is not None:
+            maker.join()
 
     def for_chain(self, feeds: Sequence[Feed], steps: int, draws: Draws | None) -> CompiledGraph | None:
         """The graph for chains after these feeds, as `for_pass`; none for draws that are to be reproducible.
@@ -61,18 +97,36 @@ class NarrowGraphs:
             return None
         return self._ready.get(GraphKey((), steps, draws is not None, width=CHAIN_WIDTH))
 
-    def prepare_passes(self) -> Sequence[int]:
-        """Compile those for passes, if they have not been.
+    def prepare_passes(self) -> None:
+        """Compile those for passes."""
+        self.join()
+        self._add(WIDTHS)
 
-        Returns:
-            Their widths, if they were compiled now.
-        """
-        if self._passes:
-            return ()
-        keys = [GraphKey(width=width) for width in WIDTHS]
+    def _make(self, widths: Sequence[int]) -> None:
+        """`_add` beside requests. A process that ends does not wait for more than the graph that is being made."""
+        try:
+            for width in widths:
+                if main_thread().is_alive():
+                    self._graphs(GraphKey(width=width))
+            if main_thread().is_alive():
+                self._add(widths)
+        except (RuntimeError, MemoryError):  # decoding goes on as it did
+            self._price = float("inf")
+        finally:
+            self._maker = None
+
+    def _add(self, widths: Sequence[int]) -> None:
+        """Have graphs for passes of these widths."""
+        keys = {GraphKey(width=width): width for width in widths if width not in self._passes}
         self._prepare(keys)
-        self._passes, self._widths.narrow = [self._ready[key] for key in keys], WIDTHS
-        return WIDTHS
+        run = self._run()
+        if run is None:
+            return
+        for key in keys:
+            run(self._ready[key])
+        made = self._passes | {width: self._ready[key] for key, width in keys.items()}
+        self._passes = dict(sorted(made.items()))
+        self._widths.narrow = tuple(self._passes)
 
     def prepare_chains(self, drawn: bool) -> None:
         """Compile those for chains of drawn tokens, or of most probable ones."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import accumulate
 from threading import Lock
+from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -119,10 +120,12 @@ class OpenVinoBackend:
         self._options = CompileOptions(dtype, cache_dtype, rounds, torch.get_num_threads(), patience_for(size), least)
         self.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
+        start = perf_counter()
         self._plain = self.graphs(GraphKey())
+        price = perf_counter() - start
         # Networks that are fed more than tokens take any number of them.
         small = network is None and size <= MOST_BYTES
-        self.narrow = NarrowGraphs(self.graphs, self._plain.widths) if small else None
+        self.narrow = NarrowGraphs(self.graphs, self._plain.widths, self._run_first, price) if small else None
 
     def exit_after(self, layers: int) -> OpenVinoBackend:
         """The same caches, with the first layers alone run: in graphs of their own, which hold their weights again."""
@@ -152,8 +155,9 @@ class OpenVinoBackend:
         """See `TorchBackend.score`."""
         if any(_bends(feed, self._windows) for feed in feeds):
             return self._score_by_path(cache, feeds, picks, hidden_layers)
-        graph = self.narrow.for_pass(feeds) if self.narrow and picks and not hidden_layers else None
-        graph = graph or self._graph(hidden_layers)
+        narrow = self.narrow if picks and not hidden_layers else None
+        graph = (narrow.for_pass(feeds) if narrow else None) or self._graph(hidden_layers)
+        start = perf_counter()
         with self._lock:
             if graph.width is None:
                 fed = self._padded(feeds, graph.widths)
@@ -164,9 +168,17 @@ class OpenVinoBackend:
             nodes = [begins[feed] + node for feed, node in picks] or [0]
             arrays["picks"] = nodes + [0] * ((graph.width or 0) - len(nodes))
             outputs = graph.run(arrays)
+        if narrow:
+            narrow.took(feeds, perf_counter() - start)
         if len(picks) < len(arrays["picks"]):
             outputs = [values[: len(picks)] for values in outputs]
         return outputs[0], outputs[1:]
+
+    def _run_first(self, graph: CompiledGraph) -> None:
+        """Run a graph of a fixed size on nothing: its first run packs the weights."""
+        with self._lock:
+            arrays = self._arrays(self.open(1), [Feed(-1, 0, [0] * (graph.width or 1), 0, None)])
+            graph.run(arrays | {"picks": [0] * (graph.width or 1)})
 
     def pass_widths(self, hidden_layers: Sequence[int]) -> PassWidths:
         """See `LanguageModel.pass_widths`."""

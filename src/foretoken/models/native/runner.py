@@ -171,8 +171,7 @@ class NativeModel(LanguageModel):
         """See `LanguageModel.warm_up`."""
         self.backend.warm_up(hidden_layers)
         if alone and self.backend.narrow is not None:
-            for width in self.backend.narrow.prepare_passes():  # a graph's first run packs its weights
-                self.backend.score(self.backend.open(1), [Feed(0, 0, [0] * width, 0, None)], [(0, 0)], ())
+            self.backend.narrow.prepare_passes()
 
     def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""

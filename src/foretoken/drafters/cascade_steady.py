@@ -1,0 +1,145 @@
+"""Rounds of a cascade in which one free drafter drafts for a row by itself: one is decided like the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from weakref import ref
+
+from torch import Tensor
+
+from foretoken.draft import Draft
+from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.cascade_rounds import offers_of
+from foretoken.drafters.chains import first_nodes
+from foretoken.drafters.judging import follow
+from foretoken.models.widths import PassWidths
+from foretoken.policy.copies import Copies
+from foretoken.policy.policy import Policy
+from foretoken.policy.request import LONGEST, Offer, Row
+from foretoken.policy.steady import Prices, Told
+from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
+
+
+class SteadyRounds:
+    """A few rounds of one row; the policy is told of them when they are over.
+
+    Args:
+        policy: of the cascade.
+        drafter: that drafts, its first one.
+        sequence: of the row.
+        row: as it was decided.
+        prices: that hold.
+        clock: seconds.
+
+    Attributes:
+        open: one of the rounds is going on.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        drafter: Drafter,
+        sequence: Sequence,
+        row: Row,
+        prices: Prices,
+        clock: Callable[[], float],
+    ) -> None:
+        self._policy, self._drafter, self._row, self._prices, self._clock = policy, drafter, row, prices, clock
+        self._sequence, self._least = ref(sequence), (prices.least,)
+        self._told: list[Told] = []
+        self._left, self.open = prices.rounds, False
+        self._offered: list[tuple[Offer, list[int], list[int]]] = []
+        self._tokens, self._gain, self._positions, self._changed, self._emitted = 0, 0.0, 1, False, 0
+        self._copied = self._deciding = 0.0
+
+    @classmethod
+    def after(
+        cls, policy: Policy, drafter: Drafter, batch: Batch, row: Row, clock: Callable[[], float]
+    ) -> SteadyRounds | None:
+        """The rounds after one that was decided; None if each of them is to be decided.
+
+        Args:
+            policy, drafter, clock: as for the class.
+            batch: of the round that was decided, one row.
+            row: that row.
+        """
+        sequence = batch.sequences[0]
+        if any(batch.exact) or batch.drafters or sequence.prediction:
+            return None
+        prices = policy.prices(row, batch.least[0] if batch.least else 0.0)
+        return None if prices is None else cls(policy, drafter, sequence, row, prices, clock)
+
+    def holds(self, batch: Batch, most: int) -> bool:
+        """Whether a round of these sequences, with `most` tokens in the first one's draft, is one of these."""
+        return self._left > 0 and len(batch.sequences) == 1 and batch.sequences[0] is self._sequence() and most > 0
+
+    def propose(self, batch: Batch, most: int, widths: PassWidths | None) -> Draft:
+        """The draft that pays most at these prices."""
+        start = self._clock()
+        made = self._drafter.propose(batch.with_least(self._least), [min(most, LONGEST)])
+        (self._offered,) = offers_of(self._drafter, 0, made, batch.sequences)
+        drafted = self._clock()
+        width = self._choose(most, widths)
+        draft = first_nodes(made, [self._tokens], self._tokens)
+        self._positions, self._changed = 1 + self._tokens, False
+        if widths is not None:
+            self._positions, self._changed = widths.plan(self._positions, width, alone=True)
+        self._copied, self._deciding = drafted - start, self._clock() - drafted
+        self._left, self.open, self._emitted = self._left - 1, True, 0
+        return draft
+
+    def _choose(self, most: int, widths: PassWidths | None) -> int:
+        """How many tokens are verified; returns how wide the pass is to be, 0 where it does not matter."""
+        self._tokens, self._gain = 0, 0.0
+        if widths is None or widths.narrow:
+            for offer, _, _ in self._offered:
+                self._tokens, self._gain = self._prices.best(Copies.of(self._row, offer), most)
+            return 0
+        row = self._row
+        row.most = row.room = most
+        row.offers = [offer for offer, _, _ in self._offered]
+        width = self._policy.choose([row], (widths.last, widths.least))
+        self._tokens, self._gain = row.chosen.tokens, row.gain if row.chosen.tokens else 0.0
+        return width
+
+    def goes_on(self, batch: Batch) -> bool:
+        """Whether one of these rounds is going on, and it is this one; one that failed is over."""
+        self.open = self.open and len(batch.sequences) == 1 and batch.sequences[0] is self._sequence()
+        return self.open
+
+    def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
+        """Judge the draft by what was emitted, and pass the verdict to the drafter."""
+        start, path = self._clock(), verdict.accepted[0]
+        self._emitted = len(path) + 1
+        for offer, tokens, parents in self._offered:
+            if not offer.reach:
+                right, missed = follow(tokens, parents, [*(tokens[node - 1] for node in path), verdict.following[0]])
+                self._policy.judge(self._row.request, offer.drafter, right + missed, right, offer.match)
+        self._drafter.observe(batch, draft, verdict, logits)
+        self._copied += self._clock() - start
+
+    def end(self, seconds: float | None) -> None:
+        """The round is over; `seconds` as in `Drafter.observe_seconds`."""
+        self.open = False
+        if self._emitted:  # else it failed
+            rest = None if seconds is None else max(seconds - self._copied, 0.0)
+            offered = sum(offer.size for offer, _, _ in self._offered)
+            self._told.append(
+                Told(
+                    self._tokens,
+                    offered,
+                    self._emitted,
+                    self._gain,
+                    self._positions,
+                    self._changed,
+                    rest,
+                    self._copied,
+                    self._deciding,
+                )
+            )
+
+    def tell(self) -> None:
+        """Tell the policy of the rounds that are over."""
+        told, self._told = self._told, []
+        self._policy.learn_together(self._row.request, told)

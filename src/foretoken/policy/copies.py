@@ -1,0 +1,58 @@
+"""What drafts of copies are worth: their tokens are known before the choice, and so is how likely each is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from foretoken.policy.request import LARGEST, Offer, Row
+from foretoken.policy.widths import STEPS
+
+
+class Copies(NamedTuple):
+    """An offer with what is expected of it.
+
+    Attributes:
+        offer: the offer.
+        reach: of each of its tokens, the chance that it is accepted.
+        expected: accepted tokens of its first 0, 1, 2, … tokens.
+    """
+
+    offer: Offer
+    reach: Sequence[float]
+    expected: list[float]
+
+    @classmethod
+    def of(cls, row: Row, offer: Offer) -> Copies:
+        """What is expected of an offer in a row."""
+        reach = offer.reach or row.request.acceptance[offer.drafter].reach(offer.size, offer.match)
+        return cls(offer, reach, [0.0, *accumulate(reach)])
+
+    def worth(self, tokens: int, size: int, weight: float, least: float) -> float:
+        """What a draft of its first tokens is worth in a row; the cost of verifying it is left out.
+
+        A copy of `size` tokens goes on in the next round: tokens that this round leaves are not lost, only later. So a
+        draft length counts for what drafting as many tokens in every round brings until the copy ends: of each later
+        round, its tokens less what its time is worth. (In one round alone long drafts look better than they are, since
+        its time is valued by the pace of rounds of which most have nothing to copy.)
+
+        Args:
+            tokens: of the draft.
+            size: of the offer, as far as it may be verified.
+            weight: what a token counts.
+            least: what a later round is worth if it emits one token.
+        """
+        expected = self.expected
+        worth = weight * expected[tokens]
+        if self.offer.chain:
+            for at in range(tokens + 1, size + 1, tokens + 1):  # after so many tokens a round more begins
+                worth += self.reach[at - 1] * least + weight * (expected[min(at + tokens, size)] - expected[at])
+        return worth
+
+
+@lru_cache(LARGEST + 1)
+def lengths_of(size: int) -> tuple[int, ...]:
+    """Draft lengths that are considered of a copy of so many tokens."""
+    return (*(step for step in STEPS if step < size), size) if size else ()

@@ -1,0 +1,90 @@
+"""Rounds of a row by itself that are decided by the prices of an earlier one.
+
+Where nothing but copies is drafted, a decision needs three numbers besides what is known of the copy: what a second is
+worth (ρ), what positions cost, and from which probability on a token is worth its making. These hardly change from one
+round to the next, but to compute them, and to learn from each round apart, takes a tenth of a round of a small target.
+So they hold for some rounds, whose lessons are taken together: not for more than the account could pay for if all that
+they draft were rejected, so that the bound on what speculation loses (`foretoken.policy.policy`) stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from foretoken.policy.account import PACE
+from foretoken.policy.copies import Copies, lengths_of
+from foretoken.policy.costs import Costs, Table
+from foretoken.policy.request import LARGEST, LONGEST, Row
+
+MOST = int(PACE)
+"""Rounds for which prices hold at most, the one that was decided included: what a second is worth is averaged over as
+many."""
+
+
+class Prices(NamedTuple):
+    """What a decision on a row by itself went by.
+
+    Attributes:
+        table: seconds.
+        rho: what a second is worth, in tokens.
+        least: chance of being accepted, with all before it, below which a token is not worth its making.
+        rounds: more that these prices hold for.
+    """
+
+    table: Table
+    rho: float
+    least: float
+    rounds: int
+
+    def best(self, copies: Copies, most: int) -> tuple[int, float]:
+        """How many tokens of a draft are verified, `most` at most, and the tokens that this gains."""
+        best, highest, size = 0, 0.0, min(copies.offer.size, most)
+        plain, extra, rho = self.table.plain, self.table.extra, self.rho
+        for tokens in lengths_of(size):
+            value = copies.worth(tokens, size, 1.0, 1.0 - rho * (plain + extra[tokens])) - rho * extra[tokens]
+            if value > highest:
+                best, highest = tokens, value
+        return best, copies.expected[best] - rho * extra[best]
+
+
+class Told(NamedTuple):
+    """A round that is over.
+
+    Attributes:
+        tokens: of the draft, verified.
+        offered: tokens that were drafted.
+        emitted: tokens.
+        gain: of the draft, as was expected, in tokens.
+        positions: of the pass, padding included.
+        changed: the pass was not as wide as the one before, and took longer for that.
+        seconds: of the round without `copied`; None where it did something else too.
+        copied: seconds that the drafter took.
+        deciding: seconds that the decision took.
+    """
+
+    tokens: int
+    offered: int
+    emitted: int
+    gain: float
+    positions: int
+    changed: bool
+    seconds: float | None
+    copied: float
+    deciding: float
+
+
+def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:
+    """The prices that the next rounds of a row by itself may go by; None if each of them is to be decided.
+
+    Args:
+        row: of a round that was decided, in which free drafters alone may draft.
+        least: as in `Prices`.
+        costs: of the row.
+    """
+    request, table = row.request, costs.table(1, LARGEST)
+    if not request.asked or not request.copying.earns or request.missed is not None or row.refused:
+        return None
+    lost = (table.extra[LONGEST] + table.asking[0]) / table.plain  # in each of them, at most
+    rounds = min(MOST, int(request.guards[0].balance / max(lost, 1e-9)))
+    rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
+    return Prices(table, rho, least, rounds - 1) if rounds > 1 else None
