@@ -14,10 +14,12 @@ import numpy as np
 
 from foretoken.models.widths import PassWidths
 from foretoken.policy.acceptance import LOOKUP, MODEL, Kind
+from foretoken.policy.copies import Copies
 from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LONGEST, Offer, Row
+from foretoken.policy.steady import Prices, Told
 
 FIXED = (1, 2, 3, 5, 8, 12, 16)
 LOOKUP_AT, MODEL_AT = "lookup", "model"
@@ -297,6 +299,7 @@ class Engine:
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
                 rows.append(Row(requests[row], room, lags, offers))
             held = policy.choose(rows, self.passes.told, len(resting))
+            prices = policy.prices(rows[0], 0.0) if len(rows) == 1 and not resting else None
             positions, asked, lag, longest, emitted = len(resting), 0, 0, 0, []
             for row in resting:
                 unseen[row], followed[row], done[row] = unseen[row] + 1, False, done[row] + 1
@@ -339,4 +342,35 @@ class Engine:
             took = self.measured(passed)
             copied = self.measured(copied)
             policy.learn(rows, emitted, width, calls, took, copied, changed=changed, beside=len(resting))
+            if prices is not None:
+                spent += self._steadily(batch[live[0]], rows[0], prices, done, live[0])
+        return spent
+
+    def _steadily(self, one: Output, state: Row, prices: Prices, done: list[int], row: int) -> float:
+        """Milliseconds of rounds that go by prices, as `foretoken.drafters.cascade_steady` has them."""
+        told, spent = [], 0.0
+        while len(told) < prices.rounds and (room := len(one.tokens) - done[row] - 1) > 0:
+            (match, ahead), tokens, gain, held = one.lookups[done[row]], 0, 0.0, 0
+            state.offers = [Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match)] if match else []
+            if self.passes.told is None:
+                for offer in state.offers:
+                    tokens, gain = prices.best(Copies.of(state, offer), room)
+            else:
+                state.room = state.most = room
+                held = self.policy.choose([state], self.passes.told)
+                tokens, gain = state.chosen.tokens, state.gain if state.chosen.tokens else 0.0
+            right = min(ahead, tokens)
+            self.choices.append((0 if tokens else -1, tokens, 0))
+            for offer in state.offers:
+                tried = min(offer.size, 1 + right)
+                self.policy.judge(state.request, offer.drafter, tried, min(ahead, tried), offer.match)
+            width, changed, passed = self.passes.run(1 + tokens, held)
+            passed *= self.first(LOOKUP_AT, width)
+            offered = sum(offer.size for offer in state.offers)
+            copied = self.machine.free * (1 + offered)
+            took, measured = self.measured(passed), self.measured(copied)
+            told.append(Told(tokens, offered, 1 + right, gain, width, changed, took, measured, 0.0))
+            done[row] += 1 + right
+            spent += passed + copied
+        self.policy.learn_together(state.request, told)
         return spent

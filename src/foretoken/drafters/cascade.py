@@ -168,7 +168,7 @@ class Cascade(Drafter):
         rest = self.policy.resting([state.request for state in states], exact)
         awake = [row for row in range(size) if not rest[row]]
         if not awake and self._left_alone:
-            self._sleep = Sleep(batch.sequences, self.policy.asleep_until([state.request for state in states]))
+            self._sleep = Sleep(batch.sequences, self.policy.rests.asleep_until([state.request for state in states]))
             return self._plain(batch, size)
         widths = self._widths(self.hidden_layers)
         alone = size == 1
@@ -190,14 +190,13 @@ class Cascade(Drafter):
         passes = (widths.last, widths.least) if widths is not None and changes else None
         self.policy.costs.runs_alone_at(widths.narrow if widths is not None else ())
         width = self.policy.choose(free, passes, size - len(free))
-        deciding = self.clock() - begun - copied
         if len(self.drafters) < 2 and any(exact):
             for row, is_exact, limit in zip(rows, exact, limits, strict=True):
                 if is_exact:
                     row.chosen, width = of_length(row, limit, self.policy.kinds, self.free), 0
         turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self._sources))]
         current = self._round = Round(list(batch.sequences), rows, awake, offered, turns, any(wanted), copied=copied)
-        current.deciding = deciding + self._learning
+        current.deciding = self.clock() - begun - copied + self._learning
         for at, drafter in enumerate(self.drafters):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
@@ -232,7 +231,7 @@ class Cascade(Drafter):
         return Row(
             state.request,
             room=min(limit, batch.depths[row]) if batch.depths else limit,
-            lags=[self._lag(state, at, batch.sequences[row]) for at in drafters],
+            lags=[state.lag(at, drafter, batch.sequences[row]) for at, drafter in enumerate(self.drafters)],
             offers=[offer for offer, _, _ in offered],
             trees=batch.trees[row],
             most=limit,
@@ -388,12 +387,6 @@ class Cascade(Drafter):
             copied = bool(sequence.prediction) or any(self.free[:-1])
             state = self._states[sequence] = State.of(batch, row, self.policy, copied, len(self.drafters))
         return state
-
-    def _lag(self, state: State, at: int, sequence: Sequence) -> int:
-        """Tokens that a drafter with weights has not seen; those of one round don't count."""
-        if state.asked[at] or not (self.drafters[at].models and not self.drafters[at].hidden_layers):
-            return 0
-        return len(sequence.tokens) - state.lengths[at]
 
     def _new_policy(self, costs: Costs | None, rates: dict[str, list[list[float]]] | None = None) -> Policy:
         given = self._bytes if self._given is None else self._given

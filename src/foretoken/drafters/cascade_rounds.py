@@ -48,6 +48,12 @@ class State:
         resting = Row(request, room=0, lags=[0] * drafters)
         return cls(request, [-len(sequence.source or ())] * drafters, [False] * drafters, resting)
 
+    def lag(self, at: int, drafter: Drafter, sequence: Sequence) -> int:
+        """Tokens that a drafter with weights, number `at`, has not seen; those of one round don't count."""
+        if self.asked[at] or not drafter.models or drafter.hidden_layers:
+            return 0
+        return len(sequence.tokens) - self.lengths[at]
+
 
 @dataclass
 class Round:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any, NamedTuple
 
-from foretoken.policy.lines import Drift, Line
+from foretoken.policy.lines import Drift, Line, bucket
 
 BYTES_PER_POSITION = 0.04
 """Cost of a further position where costs must not depend on the clock, as a share of a pass; assumed."""
@@ -68,6 +68,7 @@ class Costs:
     """
 
     def __init__(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
+        self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
         self.become(target, drafters)
 
     def become(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
@@ -158,6 +159,16 @@ class Costs:
     def round(self, positions: int, changed: bool) -> float:
         """Seconds of a round with a pass over so many positions, its width changed or not."""
         return self.target(positions) + self.change * changed
+
+    def is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
+        """Whether a pass or a call is the first one of about its size.
+
+        Args:
+            sizes: of each, whose it is (-1: the target's), and its positions or tokens.
+        """
+        before = len(self._met)
+        self._met.update((whose, bucket(size)) for whose, size in sizes)
+        return len(self._met) > before
 
     def record(
         self,

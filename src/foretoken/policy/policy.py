@@ -47,7 +47,7 @@ from foretoken.policy.account import FORESEEN, PACE, Guard, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs
 from foretoken.policy.decision import Decision
-from foretoken.policy.lines import LONGER, bucket
+from foretoken.policy.lines import LONGER
 from foretoken.policy.request import LARGEST, Request, Row, fell_behind, miss, planned_alone
 from foretoken.policy.rests import Kept, Rests
 from foretoken.policy.steady import Prices, Told, prices_of
@@ -75,6 +75,9 @@ class Policy:
         given: `costs` are not to be refined.
         extends: of each drafter, whether it can draft after a copy (`Choice.copied`); empty for none.
         names: of the drafters, for people.
+
+    Attributes:
+        rests: which rows rest.
     """
 
     kinds: Sequence[Kind]
@@ -95,13 +98,12 @@ class Policy:
         }
         self._paces = {sampled: (Pace(4 * PACE, 1.0), Runs(FORESEEN)) for sampled in (False, True)}
         self._copying = {sampled: Copying() for sampled in (False, True)}
-        self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
         self._widths = Widths()
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
         self._awake = 0.0  # seconds that decisions and what is learnt from them take, each round; drift left out
         self._charged = 0  # the account of the last drafts: it pays for padding
         self._models = [at for at, free in enumerate(self.free) if not free]
-        self._rests = Rests(self.costs, self._models, self.guards[1])
+        self.rests = Rests(self.costs, self._models, self.guards[1])
         self._kept = Kept(self.guards[1])
         self.extends = self.extends or [False] * len(self.kinds)
 
@@ -145,20 +147,16 @@ class Policy:
 
         Such rows are none of those of `ask`, `choose` and `learn`.
         """
-        return self._rests.resting(requests, fixed)
-
-    def asleep_until(self, requests: Sequence[Request]) -> int:
-        """The policy's round before which these requests all rest, as long as there are no others; they rest now."""
-        return self._rests.asleep_until(requests)
+        return self.rests.resting(requests, fixed)
 
     @property
     def rounds(self) -> int:
         """How many were learnt from."""
-        return self._rests.now
+        return self.rests.now
 
     def rested(self, rounds: int, rows: int) -> None:
         """So many rounds are over in which all rows rested, with passes over nothing but their roots."""
-        self._rests.now += rounds
+        self.rests.now += rounds
         self._prompted, self._count = False, rows
         for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
@@ -219,13 +217,13 @@ class Policy:
         widths = None if passes is None or groups else (self._widths, *passes)
         alone = not groups and not beside
         last = 0 if passes is None else passes[0]
-        kept = self._kept.take(shared, self._rests.now, last) if alone else None
+        kept = self._kept.take(shared, self.rests.now, last) if alone else None
         if kept is not None:
             return kept
-        models = self._models if self._rests.considers else ()
+        models = self._models if self.rests.considers else ()
         width = Decision(shared, self.kinds, models, self.extends, widths, beside, self._charged).width
         if alone:
-            self._kept.put(shared, self._rests.now, width, models)
+            self._kept.put(shared, self.rests.now, width, models)
         return width
 
     def prices(self, row: Row, least: float) -> Prices | None:
@@ -283,7 +281,7 @@ class Policy:
         costs, count = self.costs, len(rows) + beside
         if not rows and seconds is not None and positions == count and not changed and not is_heard(self.rounds + 1):
             return self.rested(1, count)
-        self._rests.now += 1
+        self.rests.now += 1
         if rows and deciding:
             self._awake += (deciding * exp(-costs.drift.value) - self._awake) / PACE
         asked = sum(row.request.asked for row in rows)
@@ -294,10 +292,10 @@ class Policy:
         self._prompted, self._count = seconds is None, count
         planned = costs.round(positions, changed) + costs.copy(asked + offered)
         planned += sum(costs.draft(*call[:4]) for call in calls)
-        first = self._is_first([(-1, positions), *(call[:2] for call in calls)])
+        first = costs.is_first([(-1, positions), *(call[:2] for call in calls)])
         if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
             total = None
-        heard = rows or self._rests.now % _HEARD == 0
+        heard = rows or self.rests.now % _HEARD == 0
         if total is not None and seconds is not None and (positions > count or changed or calls or heard):
             costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed)
         plain = costs.target(count)
@@ -335,7 +333,7 @@ class Policy:
                 lost = max(lost, took - 1.0)
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
-        self._rests.let([row for row, _ in shared], count, drafted, deciding)
+        self.rests.let([row for row, _ in shared], count, drafted, deciding)
 
     def learn_together(self, request: Request, rounds: Sequence[Told]) -> None:
         """Rounds of a row by itself are over, which went by `prices`."""
@@ -347,7 +345,7 @@ class Policy:
             # After a prompt's pass, a plain one has another width than the last one, too.
             apart = costs.change if one.changed and self._prompted else 0.0
             whole = costs.round(one.positions, one.changed) + costs.copy(1 + one.offered)
-            first, scale = self._is_first([(-1, one.positions)]), exp(-costs.drift.value)
+            first, scale = costs.is_first([(-1, one.positions)]), exp(-costs.drift.value)
             took = each = (whole - apart) / plain
             if one.seconds is not None and not (first and (one.seconds + one.copied) * scale > whole):
                 costs.record(one.positions, one.seconds, (), (1, one.offered, one.copied), changed=one.changed)
@@ -358,7 +356,7 @@ class Policy:
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None
-        self._rests.now += count
+        self.rests.now += count
         self._count, self._charged = 1, 0
         deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
         self._awake += (deciding - self._awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
@@ -366,16 +364,6 @@ class Policy:
         self.guards[1].settle(float(emitted), float(emitted))
         for pace in (request.pace, request.above[0]):
             pace.add(emitted / count, planned / count, count)
-
-    def _is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
-        """Whether a pass or a call is the first one of about its size.
-
-        Args:
-            sizes: of each, whose it is (-1: the target's), and its positions or tokens.
-        """
-        before = len(self._met)
-        self._met.update((whose, bucket(size)) for whose, size in sizes)
-        return len(self._met) > before
 
     def _settle(
         self,

@@ -18,7 +18,7 @@ from foretoken.policy.request import LARGEST, LONGEST, Row
 
 MOST = int(PACE)
 """Rounds for which prices hold at most, the one that was decided included: what a second is worth is averaged over as
-many."""
+many. They hold for no more rounds than the request has had, either: what is known of it is as old as that."""
 
 
 class Prices(NamedTuple):
@@ -85,6 +85,6 @@ def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:
     if not request.asked or not request.copying.earns or request.missed is not None or row.refused:
         return None
     lost = (table.extra[LONGEST] + table.asking[0]) / table.plain  # in each of them, at most
-    rounds = min(MOST, int(request.guards[0].balance / max(lost, 1e-9)))
+    rounds = min(MOST, int(request.guards[0].balance / max(lost, 1e-9)), request.rounds)
     rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
     return Prices(table, rho, least, rounds - 1) if rounds > 1 else None

@@ -247,7 +247,10 @@ class OpenVinoBackend:
             graph = graph or self.graphs(GraphKey((), size, draws is not None, self._layers))
             with self._lock:
                 if done == 0 and graph.width is None:  # later on, the tokens before a feed are the chain's own
-                    self._widen(cache, feeds, graph.widths)
+                    given = sum(len(feed.tokens) for feed in feeds)
+                    missing = graph.widths.fit(given) - given
+                    if self._layers is None:  # else the cache is another model's
+                        _widen(cache, feeds, missing)
                 arrays = self._chain_arrays(cache, feeds, size, graph.width)
                 if draws is not None:
                     arrays |= draw_arrays(draws, slice(done, done + size))
@@ -313,16 +316,6 @@ class OpenVinoBackend:
             self._scratch.append(self.pool.take())
         return [*feeds, Feed(-1, 0, [0] * missing, 0, None)]
 
-    def _widen(self, cache: NativeCache, feeds: Sequence[Feed], widths: PassWidths) -> None:
-        """Have feeds begin earlier in their sequences, if the pass is to be wider, and the cache is no other model's.
-
-        Their keys and values are computed again. Padding of no row would go through all steps of a chain.
-        """
-        size = sum(len(feed.tokens) for feed in feeds)
-        missing = widths.fit(size) - size
-        for feed in feeds if self._layers is None else ():
-            missing -= feed.begin_earlier(cache.rows[feed.row].tokens, missing)
-
     def _arrays(self, cache: NativeCache, feeds: Sequence[Feed], margin: int = 0) -> dict[str, Any]:
         """A graph's inputs for feeds, all but `picks`; the rows get blocks for so many more slots."""
         store = cache.store
@@ -350,6 +343,15 @@ class OpenVinoBackend:
             "tree_begins": tree_begins,
             **self._network.arrays(feeds),
         }
+
+
+def _widen(cache: NativeCache, feeds: Sequence[Feed], missing: int) -> None:
+    """Have feeds begin earlier in their sequences, by so many tokens in all: their keys and values are computed again.
+
+    Padding of no row would go through all steps of a chain.
+    """
+    for feed in feeds:
+        missing -= feed.begin_earlier(cache.rows[feed.row].tokens, missing)
 
 
 def _rotation(rotary: Rotary, feeds: Sequence[Feed]) -> tuple[Any, Any]:

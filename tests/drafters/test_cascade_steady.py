@@ -1,0 +1,113 @@
+"""Rounds of a row by itself that are decided like the one before: same output, and the policy hears of all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.drafters import Cascade, Lookup, PromptLookup, Suffix
+from foretoken.drafters.cascade_steady import SteadyRounds
+from foretoken.engine.engine import Engine
+from foretoken.models import load
+from foretoken.sampling import SamplingParams
+from tiny import tiny_llama
+
+REPEATING = [1, 2, 3, 4, 5] * 6
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture
+def steady(monkeypatch):
+    """How many tokens each such round drafted."""
+    drafted, propose = [], SteadyRounds.propose
+
+    def watched(rounds, *args):
+        draft = propose(rounds, *args)
+        drafted.append(int(draft.counts[0]))
+        return draft
+
+    monkeypatch.setattr(SteadyRounds, "propose", watched)
+    return drafted
+
+
+class Timed(Cascade):
+    """Every round takes four milliseconds, and nothing else any time."""
+
+    def __init__(self, drafter):
+        super().__init__([drafter], clock=lambda: 0.0)
+
+    def observe_seconds(self, seconds):
+        super().observe_seconds(None if seconds is None else 0.004)
+
+
+def engine_of(drafter, target=None, **options):
+    engine = Engine(target or tiny_llama(seed=1), Timed(drafter), **options)
+    engine.drafter.measure([(1, 0.004), (33, 0.0042)], [[]])
+    return engine
+
+
+def plain(prompt, params=GREEDY):
+    return Engine(tiny_llama(seed=1), None).generate(prompt, params).token_ids
+
+
+@pytest.mark.parametrize("make", [PromptLookup, Suffix, Lookup])
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_the_output_is_the_targets_own(make, backend, steady):
+    if backend == "openvino":
+        pytest.importorskip("openvino")
+    engine = engine_of(make(), load(tiny_llama(seed=1), runner="native", backend=backend))
+    for prompt in (REPEATING, [7, 8, 9], REPEATING[::-1]):
+        assert engine.generate(prompt, GREEDY).token_ids == plain(prompt)
+    assert max(steady) > 1
+    assert len(steady) > 20
+
+
+def test_the_policy_hears_of_every_round(steady):
+    engine = engine_of(PromptLookup())
+    policy, rounds = engine.drafter.policy, 0
+    before = policy.rounds
+    for prompt in (REPEATING, [7, 8, 9], REPEATING):
+        rounds += engine.generate(prompt, GREEDY).stats.rounds
+    engine.generate([1, 2], SamplingParams(temperature=0.0, max_new_tokens=2, ignore_eos=True))  # tells of those before
+    assert len(steady) > 10
+    assert rounds - 6 <= policy.rounds - before <= rounds + 2  # first rounds may have nothing to decide
+
+
+def test_drafters_that_estimate_nothing_are_judged(steady):
+    engine, judged = engine_of(PromptLookup()), []
+    policy = engine.drafter.policy
+    judge = policy.judge
+    policy.judge = lambda *args: judged.append(args) or judge(*args)
+    engine.generate(REPEATING, GREEDY)
+    assert sum(map(bool, steady)) > 5
+    assert len(judged) >= sum(map(bool, steady))
+    assert all(0 <= accepted <= tried for _, _, tried, accepted, *_ in judged)
+
+
+def test_a_round_that_failed_leaves_nothing_behind(monkeypatch, steady):
+    engine = engine_of(PromptLookup())
+    forward = engine.target.forward
+
+    def failing(*args, **options):
+        if len(steady) == 5:
+            raise RuntimeError("no more memory")
+        return forward(*args, **options)
+
+    monkeypatch.setattr(engine.target, "forward", failing)
+    with pytest.raises(RuntimeError, match="no more memory"):
+        engine.generate(REPEATING, GREEDY)
+    steady.clear()
+    monkeypatch.setattr(engine.target, "forward", forward)
+    one = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)  # nothing is drafted for it
+    assert engine.generate(REPEATING, one).token_ids == plain(REPEATING, one)
+    for prompt in (REPEATING, [7, 8, 9]):
+        assert engine.generate(prompt, GREEDY).token_ids == plain(prompt)
+
+
+def test_a_row_that_another_one_joins_is_decided_with_it(steady):
+    engine = engine_of(PromptLookup(), max_batch_size=2)
+    long = SamplingParams(temperature=0.0, max_new_tokens=90, ignore_eos=True)
+    outputs = engine.generate([REPEATING, [7, 8, 9], REPEATING[2:]], [long, GREEDY, GREEDY])
+    assert [one.token_ids for one in outputs] == [
+        plain(prompt, params)
+        for prompt, params in zip((REPEATING, [7, 8, 9], REPEATING[2:]), (long, GREEDY, GREEDY), strict=True)
+    ]
