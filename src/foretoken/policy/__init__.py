@@ -1,8 +1,9 @@
 """The speculation policy: which drafter drafts how many tokens in each row of each round.
 
 `acceptance` estimates accepted tokens, `costs` seconds (`lines` has those by size), `decision` compares the options,
-`widths` keeps passes as wide as pays, `account` bounds the loss and values what copies leave, `store` keeps costs and
-acceptance rates between processes, and `report` shows both.
+`copies` values copies, `steady` has rounds that are decided like the one before, `rests` those that are plain, `widths`
+keeps passes as wide as pays, `account` bounds the loss and values what copies leave, `store` keeps costs and acceptance
+rates between processes, and `report` shows both.
 
 Tuned constants. `benchmarks/replay.py --constants` halves and doubles them in simulated time. "Flat" means that this
 changes the geometric mean of default over best fixed choice by 0.006 at most; halving `CREDIT` costs 0.006 and a third
@@ -21,6 +22,7 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `acceptance.MODEL`, `TREES` | those of models, and of trees | by hand |
 | `acceptance.KIND_WEIGHT`, `LEVEL_WEIGHT`, `REQUEST_WEIGHT` | what a prior weighs beside drafts | replays |
 | `acceptance.ENGINE_MEMORY`, `REQUEST_MEMORY` | drafts over which evidence fades | replays: flat |
+| `lines._KNOWN`, `_TOGETHER` | measurements of a size before further ones are taken by threes | replays: flat |
 | `lines._OUTLIER`, `_STEADY` | how far one measurement moves a correction or the drift | replays: flat |
 | `lines._FLATTEST`, `costs.BYTES_PER_POSITION` | least cost of a position; that without a clock | by hand |
 | `request.LENGTHS`, `NODES` | draft lengths and numbers of nodes that are compared | a grid, by hand |
