@@ -42,7 +42,8 @@ class State:
             drafters: their number.
         """
         sequence = batch.sequences[row]
-        reproducible = bool(batch.reproducible and batch.reproducible[row])
+        # What the engine decodes to be ready teaches nothing of requests to come.
+        reproducible = sequence.scratch or bool(batch.reproducible and batch.reproducible[row])
         sampled, predicted = not sequence.params.greedy, bool(sequence.prediction)
         request = policy.open(sampled=sampled, reproducible=reproducible, predicted=predicted, copied=copied)
         resting = Row(request, room=0, lags=[0] * drafters)

@@ -104,20 +104,26 @@ class Loops:
 
     def get_ready(self, verifier: AnyVerifier, params: Sequence[SamplingParams]) -> None:
         """Decode a few tokens in a loop of its own, which is not kept; see `Engine.warm_up`."""
-        self.target.warm_up(self.drafter.hidden_layers, alone=True)  # first: costs are measured with what will run
-        for one in params or (SamplingParams(), SamplingParams(temperature=0.0)):
+        params = params or (SamplingParams(), SamplingParams(temperature=0.0))
+        # Graphs for a row by itself come first: what drafts cost is measured with what will run.
+        self.target.warm_up(self.drafter.hidden_layers, alone=True)
+        for drawn in {not one.greedy and not is_coupled(verifier) for one in params}:
+            if self.num_speculative_tokens != 0:
+                self.warm_up(drawn)
+                for model in self.drafter.models:
+                    if model.drafts_chains:
+                        model.warm_up_chains(drawn, alone=True)
+        for one in params:
             short = replace(
                 one, max_new_tokens=_READY_TOKENS, min_new_tokens=0, ignore_eos=True, stop_token_ids=(), seed=0
             )
             row = self.row(request_of([0], replace(short, stop=(), stop_token_ids=()), None), verifier)
+            row.sequence.scratch = True
             scheduler = Scheduler(self.make(), 1, self.budget)
             scheduler.submit(row)
             scheduler.run()
             if row.error is not None:
                 raise row.error
-        for model in self.drafter.models:
-            for drawn in self._warm if model.drafts_chains else ():
-                model.warm_up_chains(drawn, alone=True)
 
     def row(
         self,

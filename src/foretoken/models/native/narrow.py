@@ -128,14 +128,16 @@ class NarrowGraphs:
         self._passes = dict(sorted(made.items()))
         self._widths.narrow = tuple(self._passes)
 
-    def prepare_chains(self, drawn: bool) -> None:
-        """Compile those for chains of drawn tokens, or of most probable ones."""
-        self._prepare(GraphKey((), steps, drawn, width=CHAIN_WIDTH) for steps in CHAIN_STEPS)
+    def prepare_chains(self, drawn: bool) -> list[int]:
+        """Compile those for chains of drawn tokens, or of most probable ones; the lengths of those that are new."""
+        keys = {GraphKey((), steps, drawn, width=CHAIN_WIDTH): steps for steps in CHAIN_STEPS}
+        return [keys[key] for key in self._prepare(keys)]
 
-    def _prepare(self, keys: Iterable[GraphKey]) -> None:
-        due = frozenset(keys) - self._ready.keys()
+    def _prepare(self, keys: Iterable[GraphKey]) -> list[GraphKey]:
+        due = [key for key in keys if key not in self._ready]
         self._graphs.prepare(due)
         self._ready |= {key: self._graphs(key) for key in due}
+        return due
 
 
 def lengthened(feed: Feed, width: int) -> Feed:

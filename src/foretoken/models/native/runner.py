@@ -175,10 +175,13 @@ class NativeModel(LanguageModel):
 
     def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""
-        prepared = self.backend.warm_up_chains(drawn)
+        self._run_chains(self.backend.warm_up_chains(drawn), drawn)
         if alone and self.backend.narrow is not None:
-            self.backend.narrow.prepare_chains(drawn)
-        for steps in prepared:  # a graph's first run prepares its kernels
+            self._run_chains(self.backend.narrow.prepare_chains(drawn), drawn)
+
+    def _run_chains(self, lengths: Sequence[int], drawn: bool) -> None:
+        """Chains of these lengths, whose graphs are new: a graph's first run packs weights and prepares its kernels."""
+        for steps in lengths:
             draws = Draws(torch.ones(1), torch.zeros(1, steps, dtype=torch.float64)) if drawn else None
             self.backend.chain(self.backend.open(1), [[0]], steps, draws)
 
