@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.drafters import Cascade, Lookup, PromptLookup, Suffix
+from foretoken.drafters import Cascade, DraftModel, Lookup, PromptLookup, Suffix
 from foretoken.drafters.cascade_steady import SteadyRounds
 from foretoken.engine.engine import Engine
 from foretoken.models import load
@@ -59,6 +59,19 @@ def test_the_output_is_the_targets_own(make, backend, steady):
         assert engine.generate(prompt, GREEDY).token_ids == plain(prompt)
     assert max(steady) > 1
     assert len(steady) > 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_models_draft_length_is_kept_for_some_rounds(temperature, steady):
+    """Coupled, so that the output is the target's own at any temperature."""
+    params = SamplingParams(temperature=temperature, seed=5, max_new_tokens=60, ignore_eos=True)
+    engine = engine_of(DraftModel(tiny_llama(seed=1)), verifier="coupled")
+    engine.drafter.measure([(1, 0.004), (33, 0.0042)], [[(1, 0.0001), (5, 0.0002)]])
+    alone = Engine(tiny_llama(seed=1), None, "coupled")
+    for prompt in (REPEATING, [7, 8, 9]):
+        assert engine.generate(prompt, params).token_ids == alone.generate(prompt, params).token_ids
+    assert max(steady) > 1
+    assert engine.drafter.policy.rates(0, sampled=temperature > 0.0).all.expected > 1.0  # they were judged
 
 
 def test_the_policy_hears_of_every_round(steady):

@@ -299,7 +299,7 @@ class Engine:
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
                 rows.append(Row(requests[row], room, lags, offers))
             held = policy.choose(rows, self.passes.told, len(resting))
-            prices = policy.prices(rows[0], 0.0) if len(rows) == 1 and not resting else None
+            prices = policy.prices(rows[0], 0.0) if self._is_steady(rows, resting) else None
             positions, asked, lag, longest, emitted = len(resting), 0, 0, 0, []
             for row in resting:
                 unseen[row], followed[row], done[row] = unseen[row] + 1, False, done[row] + 1
@@ -346,10 +346,26 @@ class Engine:
                 spent += self._steadily(batch[live[0]], rows[0], prices, done, live[0])
         return spent
 
+    def _is_steady(self, rows: list[Row], resting: list[int]) -> bool:
+        alone = self.drafters == (LOOKUP_AT,) or (self.drafters == (MODEL_AT,) and not self.passes.tells)
+        return alone and len(rows) == 1 and not resting
+
     def _steadily(self, one: Output, state: Row, prices: Prices, done: list[int], row: int) -> float:
         """Milliseconds of rounds that go by prices, as `foretoken.drafters.cascade_steady` has them."""
         told, spent = [], 0.0
         while len(told) < prices.rounds and (room := len(one.tokens) - done[row] - 1) > 0:
+            if prices.tokens:
+                tokens = min(prices.tokens, room)
+                right = min(one.model(done[row]), tokens)
+                self.policy.judge(state.request, 0, tokens, right)
+                self.choices.append((0, tokens, 0))
+                width, _, passed = self.passes.run(1 + tokens)
+                call = self.machine.draft(tokens, 1, 0) * self.first(MODEL_AT, tokens)
+                took, asked = self.measured(passed), self.measured(call)
+                told.append(Told(tokens, 0, 1 + right, 0.0, width, False, took, 0.0, 0.0, asked))
+                done[row] += 1 + right
+                spent += passed + call
+                continue
             (match, ahead), tokens, gain, held = one.lookups[done[row]], 0, 0.0, 0
             state.offers = [Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match)] if match else []
             if self.passes.told is None:
@@ -372,5 +388,6 @@ class Engine:
             told.append(Told(tokens, offered, 1 + right, gain, width, changed, took, measured, 0.0))
             done[row] += 1 + right
             spent += passed + copied
-        self.policy.learn_together(state.request, told)
+        if told:
+            self.policy.learn_together(state.request, told)
         return spent

@@ -19,12 +19,12 @@ PLAIN, POSITION = 0.004, 0.0002
 
 
 def policy_of(kinds=(LOOKUP,), given=False):
-    """A policy of measured costs: a free drafter, and models if there are more kinds."""
+    """A policy of measured costs."""
     costs = Costs(Line(PLAIN, POSITION), [DrafterCosts(Line(0.0, 0.0)) for _ in kinds])
-    calls = [[], *([(1, 0.001), (5, 0.003)] for _ in kinds[1:])]
+    calls = [[] if kind is LOOKUP else [(1, 0.001), (5, 0.003)] for kind in kinds]
     costs.measure([(size, PLAIN + POSITION * size) for size in (1, 9, 33)], calls)
     fixed = Costs.by_bytes(1.0, [0.1] * len(kinds))
-    return Policy(list(kinds), [at == 0 for at in range(len(kinds))], costs, fixed, given=given)
+    return Policy(list(kinds), [kind is LOOKUP for kind in kinds], costs, fixed, given=given)
 
 
 def offer_of(random, size, chain=True):
@@ -93,7 +93,8 @@ def test_rounds_that_are_told_together_teach_the_same():
                 told.append(Told(tokens, offered, emitted, gain, 1 + tokens, False, seconds, 0.0004, 0.0001))
             else:
                 policy.learn([row], [emitted], 1 + row.chosen.tokens, [], seconds, 0.0004, deciding=0.0001)
-        policy.learn_together(request, told)
+        if together:
+            policy.learn_together(request, told)
         states.append(
             [
                 *(guard.balance for guard in policy.guards),
@@ -134,6 +135,33 @@ def test_prices_hold_for_no_more_rounds_than_the_request_has_had():
         held.append(0 if prices is None else 1 + prices.rounds)
         follow(policy, request, random, 1)
     assert held == [0, 0, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("rounds", [1, 5, 12, 30])
+def test_a_models_draft_length_is_kept_as_long_as_its_account_can_pay(rounds):
+    """Even if, from then on, all that it drafts were rejected."""
+    policy = policy_of((MODEL,))
+    request = policy.open(sampled=False, copied=False)
+    call = seconds = 0.0
+    for _ in range(rounds):
+        row, _ = decided(policy, request)
+        tokens = row.chosen.tokens
+        assert tokens > 0
+        call, seconds = 0.0005 + 0.0005 * tokens, PLAIN + POSITION * (1 + tokens)
+        policy.judge(request, 0, tokens, tokens)
+        policy.learn([row], [1 + tokens], 1 + tokens, [(0, tokens, 1, 0, call)], seconds)
+    row, _ = decided(policy, request)
+    prices = policy.prices(row, 0.0)
+    if rounds == 1:
+        assert prices is None
+        return
+    assert prices.tokens == row.chosen.tokens
+    assert 1 <= prices.rounds < min(rounds, MOST)
+    before = policy.guards[0].balance
+    told = Told(prices.tokens, 0, 1, 0.0, 1 + prices.tokens, False, seconds, 0.0, 0.0, call)
+    policy.learn_together(request, [told] * prices.rounds)
+    assert policy.guards[1].balance > 0.0
+    assert policy.guards[0].balance >= before  # that of copies pays for none of it
 
 
 def test_each_round_is_decided_where_prices_would_not_do():

@@ -1,4 +1,4 @@
-"""Rounds of a cascade in which one free drafter drafts for a row by itself: one is decided like the one before."""
+"""Rounds of a cascade in which one drafter drafts for a row by itself: one is decided like the one before."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class SteadyRounds:
         self._left, self.open = prices.rounds, False
         self._offered: list[tuple[Offer, list[int], list[int]]] = []
         self._tokens, self._gain, self._positions, self._changed, self._emitted = 0, 0.0, 1, False, 0
-        self._copied = self._deciding = 0.0
+        self._copied = self._deciding = self._call = 0.0
 
     @classmethod
     def after(
-        cls, policy: Policy, drafter: Drafter, batch: Batch, row: Row, clock: Callable[[], float]
+        cls, policy: Policy, drafter: Drafter, batch: Batch, row: Row, clock: Callable[[], float], fitting: bool
     ) -> SteadyRounds | None:
         """The rounds after one that was decided; None if each of them is to be decided.
 
@@ -63,9 +63,14 @@ class SteadyRounds:
             policy, drafter, clock: as for the class.
             batch: of the round that was decided, one row.
             row: that row.
+            fitting: passes have widths that are chosen over the rounds.
         """
-        sequence = batch.sequences[0]
+        sequence, free = batch.sequences[0], policy.free[0]
         if any(batch.exact) or batch.drafters or sequence.prediction:
+            return None
+        if not free and (
+            drafter.trees or drafter.hidden_layers or drafter.reads_cache or not drafter.models or fitting
+        ):
             return None
         prices = policy.prices(row, batch.least[0] if batch.least else 0.0)
         return None if prices is None else cls(policy, drafter, sequence, row, prices, clock)
@@ -76,6 +81,8 @@ class SteadyRounds:
 
     def propose(self, batch: Batch, most: int, widths: PassWidths | None) -> Draft:
         """The draft that pays most at these prices."""
+        if self._prices.tokens:
+            return self._ask(batch, min(most, self._prices.tokens), widths)
         start = self._clock()
         made = self._drafter.propose(batch.with_least(self._least), [min(most, LONGEST)])
         (self._offered,) = offers_of(self._drafter, 0, made, batch.sequences)
@@ -86,6 +93,17 @@ class SteadyRounds:
         if widths is not None:
             self._positions, self._changed = widths.plan(self._positions, width, alone=True)
         self._copied, self._deciding = drafted - start, self._clock() - drafted
+        self._left, self.open, self._emitted = self._left - 1, True, 0
+        return draft
+
+    def _ask(self, batch: Batch, tokens: int, widths: PassWidths | None) -> Draft:
+        """The draft of a model."""
+        start = self._clock()
+        draft = self._drafter.propose(batch, [tokens])
+        self._tokens, self._call, self._deciding = tokens, self._clock() - start, 0.0
+        self._positions, self._changed = 1 + draft.listed.counts[0], False
+        if widths is not None:
+            self._positions, self._changed = widths.plan(self._positions, 0, alone=True)
         self._left, self.open, self._emitted = self._left - 1, True, 0
         return draft
 
@@ -117,13 +135,19 @@ class SteadyRounds:
                 right, missed = follow(tokens, parents, [*(tokens[node - 1] for node in path), verdict.following[0]])
                 self._policy.judge(self._row.request, offer.drafter, right + missed, right, offer.match)
         self._drafter.observe(batch, draft, verdict, logits)
-        self._copied += self._clock() - start
+        if not self._prices.tokens:
+            self._copied += self._clock() - start
+            return
+        self._call += self._clock() - start
+        drafted = draft.listed.counts[0]
+        if drafted:
+            self._policy.judge(self._row.request, 0, drafted, len(path))
 
     def end(self, seconds: float | None) -> None:
         """The round is over; `seconds` as in `Drafter.observe_seconds`."""
         self.open = False
         if self._emitted:  # else it failed
-            rest = None if seconds is None else max(seconds - self._copied, 0.0)
+            rest = None if seconds is None else max(seconds - self._copied - self._call, 0.0)
             offered = sum(offer.size for offer, _, _ in self._offered)
             self._told.append(
                 Told(
@@ -136,10 +160,12 @@ class SteadyRounds:
                     rest,
                     self._copied,
                     self._deciding,
+                    self._call,
                 )
             )
 
     def tell(self) -> None:
         """Tell the policy of the rounds that are over."""
         told, self._told = self._told, []
-        self._policy.learn_together(self._row.request, told)
+        if told:
+            self._policy.learn_together(self._row.request, told)

@@ -233,9 +233,8 @@ class Policy:
             row: of a round that was decided.
             least: what `ask` gave for it.
         """
-        if self._models or self.given or row.request.costs is not self.costs:
-            return None
-        return prices_of(row, least, self.costs)
+        apart = self.given or row.request.costs is not self.costs or (self._models and row.request.copied)
+        return None if apart else prices_of(row, least, self.costs)
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
@@ -337,33 +336,38 @@ class Policy:
 
     def learn_together(self, request: Request, rounds: Sequence[Told]) -> None:
         """Rounds of a row by itself are over, which went by `prices`."""
-        costs, guard, count = self.costs, self.guards[0], len(rounds)
-        if not count:
-            return
+        costs, count, models = self.costs, len(rounds), not request.copied
         plain, planned = costs.target(1), 0.0
         for one in rounds:
             # After a prompt's pass, a plain one has another width than the last one, too.
             apart = costs.change if one.changed and self._prompted else 0.0
-            whole = costs.round(one.positions, one.changed) + costs.copy(1 + one.offered)
-            first, scale = costs.is_first([(-1, one.positions)]), exp(-costs.drift.value)
+            calls = [(0, one.tokens, 1, 0, one.call)] if models else []
+            copied = (0, 0, 0.0) if models else (1, one.offered, one.copied)
+            whole = costs.round(one.positions, one.changed) + costs.copy(copied[0] + copied[1])
+            whole += sum(costs.draft(*call[:4]) for call in calls)
+            first, scale = costs.is_first([(-1, one.positions), *(call[:2] for call in calls)]), exp(-costs.drift.value)
             took = each = (whole - apart) / plain
-            if one.seconds is not None and not (first and (one.seconds + one.copied) * scale > whole):
-                costs.record(one.positions, one.seconds, (), (1, one.offered, one.copied), changed=one.changed)
-                took = min(((one.seconds + one.copied) * scale - apart) / plain, LONGER * each)
-            guard.settle(took if one.positions > 1 or one.changed else float(one.emitted), float(one.emitted))
-            request.late += took - one.emitted
-            request.copying.gained(one.gain, request.rounds)
+            if one.seconds is not None:
+                lasted = (one.seconds + one.copied + one.call) * scale
+                if not first or lasted <= whole:
+                    costs.record(one.positions, one.seconds, calls, copied, changed=one.changed)
+                    took = min((lasted - apart) / plain, LONGER * each)
+            drafted, emitted = one.positions > 1 or one.changed, float(one.emitted)
+            self.guards[models].settle(took if drafted else emitted, emitted)
+            self.guards[not models].settle(emitted, emitted)
+            request.late += took - emitted
+            if not models:
+                request.copying.gained(one.gain, request.rounds)
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None
         self.rests.now += count
-        self._count, self._charged = 1, 0
+        self._count, self._charged = 1, int(models)
         deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
         self._awake += (deciding - self._awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
-        emitted = sum(one.emitted for one in rounds)
-        self.guards[1].settle(float(emitted), float(emitted))
+        tokens = sum(one.emitted for one in rounds)
         for pace in (request.pace, request.above[0]):
-            pace.add(emitted / count, planned / count, count)
+            pace.add(tokens / count, planned / count, count)
 
     def _settle(
         self,

@@ -1,10 +1,11 @@
 """Rounds of a row by itself that are decided by the prices of an earlier one.
 
 Where nothing but copies is drafted, a decision needs three numbers besides what is known of the copy: what a second is
-worth (ρ), what positions cost, and from which probability on a token is worth its making. These hardly change from one
-round to the next, but to compute them, and to learn from each round apart, takes a tenth of a round of a small target.
-So they hold for some rounds, whose lessons are taken together: not for more than the account could pay for if all that
-they draft were rejected, so that the bound on what speculation loses (`foretoken.policy.policy`) stays as it is.
+worth (ρ), what positions cost, and from which probability on a token is worth its making. Where nothing but a model
+drafts, it is a draft length. These hardly change from one round to the next, but to compute them, and to learn from
+each round apart, takes a tenth of a round of a small target. So they hold for some rounds, whose lessons are taken
+together: not for more than the account could pay for if all that they draft were rejected, so that the bound on what
+speculation loses (`foretoken.policy.policy`) stays as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ MOST = int(PACE)
 """Rounds for which prices hold at most, the one that was decided included: what a second is worth is averaged over as
 many. They hold for no more rounds than the request has had, either: what is known of it is as old as that."""
 
+_MODELS = MOST // 2
+"""The same for a model's draft length. In replays of a model alone the default had 0.982 of the best fixed length with
+it, as where each fourth round was decided."""
+
 
 class Prices(NamedTuple):
     """What a decision on a row by itself went by.
@@ -29,12 +34,14 @@ class Prices(NamedTuple):
         rho: what a second is worth, in tokens.
         least: chance of being accepted, with all before it, below which a token is not worth its making.
         rounds: more that these prices hold for.
+        tokens: of a model's draft, as many in each of them; 0 where copies are drafted.
     """
 
     table: Table
     rho: float
     least: float
     rounds: int
+    tokens: int = 0
 
     def best(self, copies: Copies, most: int) -> tuple[int, float]:
         """How many tokens of a draft are verified, `most` at most, and the tokens that this gains."""
@@ -60,6 +67,7 @@ class Told(NamedTuple):
         seconds: of the round without `copied`; None where it did something else too.
         copied: seconds that the drafter took.
         deciding: seconds that the decision took.
+        call: seconds of the model's call; 0 where copies were drafted.
     """
 
     tokens: int
@@ -71,20 +79,27 @@ class Told(NamedTuple):
     seconds: float | None
     copied: float
     deciding: float
+    call: float = 0.0
 
 
 def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:
     """The prices that the next rounds of a row by itself may go by; None if each of them is to be decided.
 
     Args:
-        row: of a round that was decided, in which free drafters alone may draft.
+        row: of a round that was decided, in which one drafter alone may draft.
         least: as in `Prices`.
         costs: of the row.
     """
-    request, table = row.request, costs.table(1, LARGEST)
-    if not request.asked or not request.copying.earns or request.missed is not None or row.refused:
-        return None
-    lost = (table.extra[LONGEST] + table.asking[0]) / table.plain  # in each of them, at most
-    rounds = min(MOST, int(request.guards[0].balance / max(lost, 1e-9)), request.rounds)
+    request, chosen, table = row.request, row.chosen, costs.table(1, LARGEST)
     rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
-    return Prices(table, rho, least, rounds - 1) if rounds > 1 else None
+    if not request.copied:
+        tokens = chosen.tokens
+        if not tokens or request.looking:
+            return None
+        lost, guard, most = table.extra[tokens] + table.calls[chosen.drafter][tokens], request.guards[1], _MODELS
+    elif not request.asked or not request.copying.earns or request.missed is not None or row.refused:
+        return None
+    else:
+        tokens, lost, guard, most = 0, table.extra[LONGEST] + table.asking[0], request.guards[0], MOST
+    rounds = min(most, int(guard.balance * table.plain / max(lost, 1e-9)), request.rounds)
+    return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
