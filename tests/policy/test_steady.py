@@ -126,15 +126,15 @@ def test_prices_hold_for_no_more_rounds_than_the_account_can_pay_for():
     assert (held[0], held[-1]) == (0, MOST)
 
 
-def test_prices_hold_for_no_more_rounds_than_the_request_has_had():
+def test_prices_hold_for_no_more_than_half_as_many_rounds_as_the_request_has_had():
     policy = policy_of()
     request, random, held = policy.open(sampled=False), Random(1), []
-    for _ in range(6):
+    for _ in range(8):
         row, least = decided(policy, request)
         prices = policy.prices(row, least)
         held.append(0 if prices is None else 1 + prices.rounds)
         follow(policy, request, random, 1)
-    assert held == [0, 0, 2, 3, 4, 5]
+    assert held == [0, 0, 0, 0, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("rounds", [1, 5, 12, 30])
@@ -156,7 +156,7 @@ def test_a_models_draft_length_is_kept_as_long_as_its_account_can_pay(rounds):
         assert prices is None
         return
     assert prices.tokens == row.chosen.tokens
-    assert 1 <= prices.rounds < min(rounds, MOST)
+    assert 1 <= prices.rounds < min(rounds // 2, MOST)
     before = policy.guards[0].balance
     told = Told(prices.tokens, 0, 1, 0.0, 1 + prices.tokens, False, seconds, 0.0, 0.0, call)
     policy.learn_together(request, [told] * prices.rounds)

@@ -19,7 +19,7 @@ from foretoken.policy.request import LARGEST, LONGEST, Row
 
 MOST = int(PACE)
 """Rounds for which prices hold at most, the one that was decided included: what a second is worth is averaged over as
-many. They hold for no more rounds than the request has had, either: what is known of it is as old as that."""
+many. They hold for no more than half as many rounds as the request has had, either: what is known of it is as old."""
 
 _MODELS = MOST // 2
 """The same for a model's draft length. In replays of a model alone the default had 0.982 of the best fixed length with
@@ -101,5 +101,5 @@ def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:
         return None
     else:
         tokens, lost, guard, most = 0, table.extra[LONGEST] + table.asking[0], request.guards[0], MOST
-    rounds = min(most, int(guard.balance * table.plain / max(lost, 1e-9)), request.rounds)
+    rounds = min(most, int(guard.balance * table.plain / max(lost, 1e-9)), request.rounds // 2)
     return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
