@@ -34,8 +34,8 @@ _STEADY = 24.0  # measurements over which the drift is averaged, half as many; w
 _NOISE = 0.02  # variance of a measurement's logarithm: 14%
 
 _KNOWN, _TOGETHER = 6, 3
-"""Of a size that was measured so often, so many further measurements are taken together, as their median: to take over
-each by itself takes a hundredth of a round of the shipped pair, and teaches little more."""
+"""Of a size that was measured so often, so many further measurements are taken together, as their median, unless they
+surprise: to take over each by itself takes a hundredth of a round of the shipped pair, and teaches little more."""
 
 _BEND = 0.16
 """Variance of a correction's logarithm for each e-fold of size beyond what was measured: 40%."""
@@ -123,7 +123,8 @@ class Line:
             self._enter(place)
         at = self._indices[place]
         measured, count = log(seconds / (self.fixed + self.each * size)), 1
-        if drift and self._seen[at] >= _KNOWN:
+        usual = drift is not None and abs(measured - self._logs[at] - drift.value) < _OUTLIER
+        if usual and self._seen[at] >= _KNOWN:
             waiting = self._waiting[at]
             waiting.append(measured)
             count = len(waiting)
