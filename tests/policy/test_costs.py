@@ -146,3 +146,19 @@ def test_what_copies_take_moves_neither_the_drift_nor_what_passes_cost():
     assert costs.target(1) == pytest.approx(1.56, rel=0.02)
     assert costs.copy(17) == pytest.approx(0.17, rel=0.5)
     assert costs.copy(1) == pytest.approx(0.01, rel=0.5)
+
+
+def test_usual_measurements_of_a_known_size_are_taken_together_and_surprises_at_once():
+    line, drift = Line(2.0, 0.1), Drift()
+    for _ in range(12):
+        line.record(1, 2.1, drift)
+        line.record(64, 8.4, drift)
+    before = line(64)
+    line.record(64, 8.4 * 1.1, drift)
+    assert line(64) == before  # waits for two more
+    line.record(64, 8.4 * 1.1, drift)
+    line.record(64, 8.4 * 1.1, drift)
+    assert line(64) * exp(drift.value) > before * 1.001
+    before = line(64) * exp(drift.value)
+    line.record(64, 5 * 8.4, drift)
+    assert line(64) * exp(drift.value) > before * 1.01
