@@ -46,6 +46,7 @@ FOREIGN = {  # modules that read objects of other libraries, whose attributes de
     "foretoken.models.placement": "transformers configs",
     "foretoken.models.probe": "transformers configs",
     "foretoken.models.processor": "torch's private functions",
+    "foretoken.models.sampling_defaults": "transformers modules",
     "foretoken.models.seq2seq": "transformers modules",
     "foretoken.models.tokenizers": "tokenizers",
     "foretoken.models.traits": "transformers modules",

@@ -10,6 +10,10 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 MAX_DRAFTER_SHARE = 0.15
 MAX_BYTES = 40_000_000
+TEMPERATURE = 0.5
+"""What the target asks to be sampled at. Of 60 maths questions that it was not trained on, with answers of up to 200
+tokens: of the equations it writes 3% are right at temperature 1, 11 to 14% at 0.5 to 0.8, 15% greedily; 59 answers end
+at temperature 1, 56 at 0.4 to 0.7, and 46 greedily, where it repeats itself."""
 
 
 def num_parameters(model: LlamaForCausalLM) -> int:
@@ -25,8 +29,9 @@ def export(target: LlamaForCausalLM, drafter: LlamaForCausalLM, tokenizer, repor
             f"the drafter has {sizes['drafter']:,} parameters, over {MAX_DRAFTER_SHARE:.0%} of the target's"
         )
     for name, model in (("target", target), ("drafter", drafter)):
+        wanted = {"do_sample": True, "temperature": TEMPERATURE} if name == "target" else {}
         model.generation_config = GenerationConfig(
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **wanted
         )
         model.to(torch.bfloat16).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import warnings
 from statistics import median
 
@@ -104,6 +105,52 @@ def test_a_seed_decides_the_text(call):
 
 def test_defaults_are_those_of_the_library():
     assert SamplingOptions().params() == SamplingParams()
+
+
+@pytest.fixture
+def wanting(models, tmp_path):
+    """The target, whose makers want it to be sampled in a way of their own."""
+    folder = shutil.copytree(models.target, tmp_path / "wanting")
+    file = folder / "generation_config.json"
+    wanted = {"temperature": 0.0, "top_k": 7, "top_p": 0.9}
+    file.write_text(json.dumps(json.loads(file.read_text()) | wanted), encoding="utf-8")
+    return str(folder)
+
+
+def settings_of(result):
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line)["settings"] for line in result.stdout.splitlines()]
+
+
+def test_what_is_not_given_is_as_the_model_wants_it(call, wanting):
+    common = ("generate", "--target", wanting, "--drafter", "none", "-n", 4, "--json")
+    (settings,) = settings_of(call(*common, "hello"))
+    assert (settings["temperature"], settings["top_k"], settings["top_p"], settings["min_p"]) == (0.0, 7, 0.9, 0.0)
+    (settings,) = settings_of(call(*common, "hello", "--temperature", 1, "--top-k", 0))
+    assert (settings["temperature"], settings["top_k"], settings["top_p"]) == (1.0, 0, 0.9)
+
+
+def test_lines_of_a_file_win_over_what_the_model_wants(call, wanting, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"hello"\n{"prompt": "hello", "temperature": 0.5, "top_k": 0}\n', encoding="utf-8")
+    given = ("generate", "--target", wanting, "--drafter", "none", "-n", 4, "--prompt-file", file)
+    found = [(one["temperature"], one["top_k"], one["top_p"]) for one in settings_of(call(*given))]
+    assert found == [(0.0, 7, 0.9), (0.5, 0, 0.9)]
+    found = [(one["temperature"], one["top_k"], one["top_p"]) for one in settings_of(call(*given, "-t", 1))]
+    assert found == [(1.0, 7, 0.9), (0.5, 0, 0.9)]
+
+
+def test_a_chat_is_sampled_as_the_model_wants_it(call, wanting):
+    lines = ["hello", "/temperature", "/top_k 3", "/temperature 0.5", "hello", "/temperature none", "/set"]
+    given = ("chat", "--target", wanting, "--drafter", "none", "-n", 4, "--json")
+    result = call(*given, stdin="".join(f"{line}\n" for line in lines))
+    found = [(one["temperature"], one["top_k"], one["top_p"]) for one in settings_of(result)]
+    assert found == [(0.0, 7, 0.9), (0.5, 3, 0.9)]
+    assert "temperature is 0.0 (the model's)" in result.stderr
+    shown = result.stderr[result.stderr.index("setting") :]
+    assert re.search(r"temperature +0\.0 \(the model's\)", shown)
+    assert re.search(r"top_k +3\n|top_k +3 ", shown)
+    assert re.search(r"min_p +0\.0", shown)
 
 
 def test_the_length_has_the_names_that_others_give_it(call):

@@ -386,3 +386,25 @@ def test_the_length_of_a_prediction_is_bounded():
         assert answer.status == 400
         assert answer.json["error"]["param"] == "prediction"
         assert "5 tokens, the limit is 4" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("whose", ["model", "openai"])
+def test_what_a_request_does_not_say(whose):
+    """Sampling is as the target's makers want it where a request is silent, unless the server is told otherwise."""
+    engine = tiny_engine()
+    engine.target.sampling_defaults = {"temperature": 0.0, "top_p": 0.5}
+    with serving(engine, sampling_defaults=whose) as running:
+        told = running.post("/v1/responses", {"model": MODEL, "input": "hi", "max_output_tokens": 3}).json
+        assert (told["temperature"], told["top_p"]) == ((0.0, 0.5) if whose == "model" else (1.0, 1.0))
+        body = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "seed": 3}
+        greedy = running.complete(**body, temperature=0).json["choices"][0]["text"]
+        sampled = running.complete(**body, temperature=1, top_p=1).json["choices"][0]["text"]
+        assert greedy != sampled
+        wanted = greedy if whose == "model" else sampled
+        assert running.complete(**body).json["choices"][0]["text"] == wanted
+        messages = [{"role": "user", "content": PROMPT}]
+        silent, said = (
+            running.chat(messages=messages, max_tokens=12, seed=3, **fields).json["choices"][0]["message"]["content"]
+            for fields in ({}, {"temperature": 0} if whose == "model" else {"temperature": 1, "top_p": 1})
+        )
+        assert silent == said

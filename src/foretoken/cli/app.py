@@ -121,15 +121,16 @@ def generate(
 
     screen = Screen(output.no_color)
     keep_quiet(screen)
-    params = replace(sampling.params(), grammar=grammar.grammar())
+    given = replace(sampling.params(), grammar=grammar.grammar())
     if prompt is None and prompt_file is not None and is_batch(prompt_file):
         if prediction is not None:
             raise ParameterError("--prediction is for one prompt: write the field 'prediction' into the file's lines")
-        _generate_batch(prompt_file, chat, models, params, output, screen)
+        _generate_batch(prompt_file, chat, models, sampling, given, output, screen)
         return
     text = read_prompt(prompt, prompt_file)
     expected = None if prediction is None else read_text(prediction, "prediction file")
-    engine = load_engine(models, screen, sampled=not params.greedy)
+    engine = load_engine(models, screen, sampled=not given.greedy)
+    params = replace(sampling.with_defaults(engine.target).params(), grammar=given.grammar)
     if chat is None:
         chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
     if chat:
@@ -145,20 +146,27 @@ def generate(
 
 
 def _generate_batch(
-    file: Path, chat: bool | None, models: ModelOptions, params: SamplingParams, output: OutputOptions, screen: Screen
+    file: Path,
+    chat: bool | None,
+    models: ModelOptions,
+    sampling: SamplingOptions,
+    given: SamplingParams,
+    output: OutputOptions,
+    screen: Screen,
 ) -> None:
     from foretoken.cli.setup import check_can_chat, load_engine
 
     for option in ("compare", "trace"):
         if getattr(output, option):
             raise ParameterError(f"--{option} is for one prompt: leave it out, or give one of the prompts of {file}")
-    items = read_batch(file, params)
+    items = read_batch(file, given)
     engine = load_engine(models, screen)
+    params = replace(sampling.with_defaults(engine.target).params(), grammar=given.grammar)
     if chat is None:
         chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
     elif chat:
         check_can_chat(engine.target)
-    complete, interrupted = answer_batch(engine, items, chat, screen)
+    complete, interrupted = answer_batch(engine, [item.under(params) for item in items], chat, screen)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if not complete:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -34,15 +34,21 @@ class Item:
         line: its number, from 1.
         identifier: its ``id``, any JSON; the line's number where it has none.
         prompt: text (``prompt``), or chat messages (``messages``).
-        params: the command line's, with those that the line sets.
         prediction: what the output is expected to be (``prediction``).
+        given: the fields of `SamplingParams` that the line sets.
+        params: the command line's, with those that the line sets.
     """
 
     line: int
     identifier: Any
     prompt: str | list[dict[str, Any]]
+    prediction: str | None
+    given: Mapping[str, Any]
     params: SamplingParams
-    prediction: str | None = None
+
+    def under(self, params: SamplingParams) -> Item:
+        """The same line with other parameters of the command line."""
+        return replace(self, params=replace(params, **self.given))
 
 
 def is_batch(file: Path | None) -> bool:
@@ -100,7 +106,7 @@ def _item(number: int, line: str, params: SamplingParams) -> Item:
     if isinstance(settings.get("logit_bias"), dict):
         settings["logit_bias"] = {_token(token): bias for token, bias in settings["logit_bias"].items()}
     prompt = value["prompt"] if "prompt" in value else value["messages"]
-    return Item(number, value.get("id", number), prompt, replace(params, **settings), prediction)
+    return Item(number, value.get("id", number), prompt, prediction, settings, replace(params, **settings))
 
 
 def _token(text: str) -> int:

@@ -15,9 +15,11 @@ from foretoken.cli.screen import Screen
 from foretoken.cli.setup import check_can_chat, make_drafter, make_engine
 from foretoken.engine.outputs import DecodeStats
 from foretoken.errors import ParameterError, PromptError
+from foretoken.sampling.params import CHECKPOINT_FIELDS
 
 if TYPE_CHECKING:
     from foretoken.engine.engine import Engine
+    from foretoken.models import LanguageModel
 
 
 class Chat(Conversation):
@@ -42,7 +44,7 @@ class Chat(Conversation):
         screen: Screen,
     ) -> None:
         check_can_chat(engine.target)
-        super().__init__(sampling, screen)
+        super().__init__(sampling, screen, _defaults(sampling, engine.target))
         self._engine = engine
         self._models = models
         self._output = output
@@ -65,7 +67,7 @@ class Chat(Conversation):
     def ask(self, question: str) -> None:
         """See `Conversation`."""
         messages = self._fitting([*self.messages, {"role": "user", "content": question}])
-        params = self.sampling.params()
+        params = self.sampling.with_defaults(self._engine.target).params()
         answer = respond(self._engine, self.with_system(messages), params, self._output, self.screen)
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         self._answers.append(answer.stats)
@@ -167,3 +169,10 @@ class Chat(Conversation):
             f"{count} {'answer' if count == 1 else 'answers'} · {render.numbers(total)} · "
             f"{used:,} of {target.max_length:,} tokens of context used"
         )
+
+
+def _defaults(sampling: SamplingOptions, target: LanguageModel) -> dict[str, str]:
+    """How each parameter is shown that was not given, for which the target may have a value of its own."""
+    params = sampling.with_defaults(target).params()
+    told = {name: " (the model's)" for name in target.sampling_defaults}
+    return {name: f"{getattr(params, name)}{told.get(name, '')}" for name in CHECKPOINT_FIELDS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
@@ -44,16 +44,17 @@ class Conversation(ABC):
     Args:
         sampling: how to sample.
         screen: where answers are shown.
+        defaults: how sampling parameters that are not given are shown.
     """
 
     changeable: tuple[str, ...] = ()
     """Names of the settings that are not of sampling."""
 
-    def __init__(self, sampling: SamplingOptions, screen: Screen) -> None:
+    def __init__(self, sampling: SamplingOptions, screen: Screen, defaults: Mapping[str, str]) -> None:
         self.messages: list[Message] = []
         self.interrupted = False
         self.finished = False
-        self.sampling = sampling
+        self.sampling, self.defaults = sampling, defaults
         self.screen = screen
         self.system = ""
         self.commands = {
@@ -112,6 +113,8 @@ class Conversation(ABC):
     def current(self, name: str) -> str:
         """A setting's value as it is shown; its default if none was given."""
         value = getattr(self.sampling, name)
+        if value is None and name in self.defaults:
+            return self.defaults[name]
         return "a fresh one each time" if name == "seed" and value is None else written(value)
 
     def reset(self, argument: str) -> None:
@@ -205,14 +208,14 @@ def parse(name: str, text: str, kind: Any) -> Any:
         if text.lower() in _ON + _OFF:
             return text.lower() in _ON
         raise ParameterError(f"{name} {text!r}: write on or off")
-    if kind == int | None and text.lower() == "none":
+    if kind in (int | None, float | None) and text.lower() == "none":
         return None
-    if kind in (int, float, int | None):
-        number = float if kind is float else int
+    if kind in (int, float, int | None, float | None):
+        number = float if kind in (float, float | None) else int
         try:
             return number(text)
         except ValueError:
-            raise ParameterError(f"{name} {text!r}: write a {'' if kind is float else 'whole '}number") from None
+            raise ParameterError(f"{name} {text!r}: write a {'' if number is float else 'whole '}number") from None
     if text.lower() == "none":
         return []
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -15,6 +15,7 @@ from foretoken.errors import ParameterError
 from foretoken.sampling.params import DEFAULT_MAX_NEW_TOKENS
 
 if TYPE_CHECKING:
+    from foretoken.models import LanguageModel
     from foretoken.sampling import SamplingParams
 
 _MODELS, _SAMPLING, _OUTPUT = "Models and speculation", "Sampling and length", "Output"
@@ -181,24 +182,23 @@ class ModelOptions(LoadOptions):
     ] = None
 
 
+def _model_sets(text: str, otherwise: int, *names: str) -> Any:
+    """An option whose default is what the target's makers want, where they say."""
+    text = f"{text} Default: the model's (generation_config.json), else {otherwise}."
+    return typer.Option(*names, help=text, show_default=False, rich_help_panel=_SAMPLING)
+
+
 @dataclass(kw_only=True)
 class SamplingOptions:
-    """The fields of `SamplingParams`, as a command line writes them."""
+    """The fields of `SamplingParams`, as a command line writes them; None for what the target's makers want."""
 
-    temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
-    ] = 1.0
-    top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0: all.", rich_help_panel=_SAMPLING)] = 0
-    top_p: Annotated[
-        float, typer.Option(help="Keep the most probable tokens with this much mass.", rich_help_panel=_SAMPLING)
-    ] = 1.0
-    min_p: Annotated[
-        float,
-        typer.Option(help="Drop tokens less likely than this times the most probable one.", rich_help_panel=_SAMPLING),
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: earlier tokens become less likely.", rich_help_panel=_SAMPLING)
-    ] = 1.0
+    temperature: Annotated[float | None, _model_sets("0 is greedy.", 1, "--temperature", "-t")] = None
+    top_k: Annotated[int | None, _model_sets("Keep the k most probable tokens; 0: all.", 0)] = None
+    top_p: Annotated[float | None, _model_sets("Keep the most probable tokens with this much mass.", 1)] = None
+    min_p: Annotated[float | None, _model_sets("Drop tokens less likely than this times the most probable one.", 0)] = (
+        None
+    )
+    repetition_penalty: Annotated[float | None, _model_sets("Above 1: earlier tokens become less likely.", 1)] = None
     presence_penalty: Annotated[
         float, typer.Option(help="Subtracted once from what was generated.", rich_help_panel=_SAMPLING)
     ] = 0.0
@@ -252,6 +252,13 @@ class SamplingOptions:
         ),
     ] = None
 
+    def with_defaults(self, target: LanguageModel) -> SamplingOptions:
+        """These options, and what the target's makers want where nothing is given."""
+        missing: dict[str, Any] = {
+            name: value for name, value in target.sampling_defaults.items() if getattr(self, name) is None
+        }
+        return replace(self, **missing)
+
     def params(self) -> SamplingParams:
         """The library's parameters.
 
@@ -260,7 +267,8 @@ class SamplingOptions:
         """
         from foretoken.sampling import SamplingParams
 
-        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        given = {option.name: getattr(self, option.name) for option in fields(self)}
+        values = {name: value for name, value in given.items() if value is not None}
         values["logit_bias"] = dict(map(_bias, self.logit_bias)) or None
         return SamplingParams(**values)
 

@@ -20,6 +20,7 @@ from foretoken.cli.options import OutputOptions, SamplingOptions
 from foretoken.cli.screen import Screen
 from foretoken.engine.outputs import DecodeStats, Piece, StreamEvent
 from foretoken.errors import ForetokenError, ParameterError, shown
+from foretoken.sampling.params import CHECKPOINT_FIELDS
 
 KEY_VARIABLES = ("FORETOKEN_API_KEY", "OPENAI_API_KEY")
 OWNER = "foretoken"
@@ -158,7 +159,7 @@ class RemoteChat(Conversation):
     """
 
     def __init__(self, server: Server, sampling: SamplingOptions, output: OutputOptions, screen: Screen) -> None:
-        super().__init__(sampling, screen)
+        super().__init__(sampling, screen, dict.fromkeys(CHECKPOINT_FIELDS, "the server's"))
         self._server = server
         self._output = output
         self._answers: list[RemoteAnswer] = []

@@ -45,6 +45,15 @@ class ServeOptions:
             rich_help_panel=_SERVER,
         ),
     ] = None
+    sampling_defaults: Annotated[
+        str,
+        typer.Option(
+            metavar="WHOSE",
+            help="How a request is sampled that does not say: as the model's generation_config.json has it (model), or "
+            "at temperature 1 without truncation (openai).",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "model"
     grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that requests have to end after SIGTERM.", rich_help_panel=_SERVER)
     ] = 30.0
@@ -166,6 +175,7 @@ def check_options(options: ServeOptions) -> tuple[str, ...]:
     if options.tls_key is not None and options.tls_cert is None:
         raise ParameterError("--tls-key needs --tls-cert: give the certificate, too")
     check_choice("log_format", options.log_format, ("text", "json"))
+    check_choice("sampling_defaults", options.sampling_defaults, ("model", "openai"))
     serve_settings(options, keys, "model")
     return keys
 
@@ -196,6 +206,7 @@ def serve_settings(options: ServeOptions, keys: tuple[str, ...], target: str) ->
         log_bodies=options.log_bodies,
         expose_metrics=options.metrics,
         page=options.page,
+        sampling_defaults="openai" if options.sampling_defaults == "openai" else "model",
     )
 
 

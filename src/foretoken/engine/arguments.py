@@ -8,25 +8,29 @@ from typing import Any
 
 from foretoken.engine.prompts import PredictedOutput, Prompt, each_prediction, is_single
 from foretoken.errors import ParameterError, shown
+from foretoken.models import LanguageModel
 from foretoken.sampling import SamplingParams
 
 RequestArgs = tuple[Prompt, SamplingParams, PredictedOutput | None]
 """A prompt, how to sample, and what the output is expected to be."""
 
 
-def request_of(prompt: Prompt, params: SamplingParams | None, prediction: PredictedOutput | None) -> RequestArgs:
-    """The request of a call for one prompt."""
-    return prompt, SamplingParams() if params is None else params, prediction
+def request_of(
+    prompt: Prompt, params: SamplingParams | None, prediction: PredictedOutput | None, target: LanguageModel
+) -> RequestArgs:
+    """The request of a call for one prompt; without parameters it is sampled as the target's makers want."""
+    return prompt, SamplingParams(**target.sampling_defaults) if params is None else params, prediction
 
 
-def requests_of(prompts: Any, params: Any, prediction: Any, n: int) -> list[RequestArgs]:
+def requests_of(prompts: Any, params: Any, prediction: Any, n: int, target: LanguageModel) -> list[RequestArgs]:
     """The requests of a call: n in a row for each prompt.
 
     Args:
         prompts: one prompt or several.
-        params: one for all, one for each prompt, or None.
+        params: one for all, one for each prompt, or None for what the target's makers want.
         prediction: of one prompt; a list with one, or None, for each of several.
         n: completions of each prompt, the i-th with the seed of the first plus i where one is named.
+        target: the target.
 
     Raises:
         ParameterError: `params` or `prediction` do not fit the prompts.
@@ -34,7 +38,7 @@ def requests_of(prompts: Any, params: Any, prediction: Any, n: int) -> list[Requ
     single = is_single(prompts)
     batch: Any = [prompts] if single else prompts
     if params is None or isinstance(params, SamplingParams):
-        params = [params or SamplingParams()] * len(batch)
+        params = [params or SamplingParams(**target.sampling_defaults)] * len(batch)
     elif single:
         raise ParameterError(f"one prompt takes one SamplingParams, not {type(params).__name__}")
     if not isinstance(params, Sequence):

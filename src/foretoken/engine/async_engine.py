@@ -60,7 +60,7 @@ class AsyncEngine:
 
         Args:
             prompt: a string, a list of token ids, or a list of chat messages.
-            params: how to sample.
+            params: as in `Engine.generate`.
             settings: further arguments of `Engine.submit`.
 
         Returns:
@@ -94,7 +94,7 @@ class AsyncEngine:
 
         Args:
             prompt: a string, a list of token ids, or a list of chat messages.
-            params: how to sample.
+            params: as in `Engine.generate`.
             settings: further arguments of `Engine.submit`.
 
         Yields:

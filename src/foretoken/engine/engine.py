@@ -219,7 +219,8 @@ class Engine:
 
         Args:
             prompts: a string, a list of token ids, a list of chat messages, or a list of any of these.
-            params: how to sample: one for all, or one for each prompt.
+            params: how to sample: one for all, or one for each prompt; None as the target's makers want it
+                (`LanguageModel.sampling_defaults`).
             n: completions of each prompt, the i-th with seed ``params.seed + i`` where a seed is named; their common
                 prompt is prefilled once. None for one completion that is no list.
             prediction: what the output is expected to be, a string or token ids, to draft from it: a text that is to be
@@ -238,7 +239,7 @@ class Engine:
         """
         single = is_single(prompts)
         count = 1 if n is None else check_integer("n", n, 1, cure="leave it out for one completion")
-        requests = requests_of(prompts, params, prediction, count)
+        requests = requests_of(prompts, params, prediction, count, self.target)
         completions = self._loops.complete(requests, self.verifier, self.max_batch_size)
         if single:
             for completion in completions:
@@ -261,7 +262,7 @@ class Engine:
 
         Args:
             prompt: a string, a list of token ids, or a list of chat messages.
-            params: how to sample.
+            params: as in `generate`.
             prediction: as in `generate`.
             trace: also report each round's draft, with p and q of every draft token, and how it was decided.
 
@@ -270,7 +271,7 @@ class Engine:
         """
         if not is_single(prompt):
             raise PromptError("stream takes one prompt; for a list of them use generate")
-        row = self._loops.row(request_of(prompt, params, prediction), self.verifier, stream=True)
+        row = self._loops.row(request_of(prompt, params, prediction, self.target), self.verifier, stream=True)
         row.trace = trace
         return self._loops.stream(row)
 
@@ -291,7 +292,7 @@ class Engine:
 
         Args:
             prompt: a string, a list of token ids, or a list of chat messages.
-            params: how to sample.
+            params: as in `generate`.
             verifier: of this request alone; None for the engine's.
             num_speculative_tokens: of this request alone, 0 to decode it plainly; None for the engine's.
             drafter: ``"none"``, or the name of one of the engine's drafters, to leave the others out; None for all.
@@ -313,7 +314,9 @@ class Engine:
         if not is_single(prompt):
             raise PromptError("submit takes one prompt: call it for each of a list")
         rule = self.verifier if verifier is None else verify.get(verifier)
-        row = self._loops.row(request_of(prompt, params, prediction), rule, num_speculative_tokens, stream=True)
+        row = self._loops.row(
+            request_of(prompt, params, prediction, self.target), rule, num_speculative_tokens, stream=True
+        )
         row.trace = trace
         if drafter is not None:
             row.drafters = settings.check_drafter_choice(drafter, self.drafter)

@@ -117,7 +117,7 @@ class Loops:
             short = replace(
                 one, max_new_tokens=_READY_TOKENS, min_new_tokens=0, ignore_eos=True, stop_token_ids=(), seed=0
             )
-            row = self.row(request_of([0], replace(short, stop=(), stop_token_ids=()), None), verifier)
+            row = self.row(request_of([0], replace(short, stop=(), stop_token_ids=()), None, self.target), verifier)
             row.sequence.scratch = True
             scheduler = Scheduler(self.make(), 1, self.budget)
             scheduler.submit(row)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -125,6 +126,8 @@ class LanguageModel(ABC):
         dtype: of the logits.
         tokenizer: a transformers tokenizer, or None for prompts of token ids alone.
         eos_token_ids: tokens that end the output.
+        sampling_defaults: fields of `SamplingParams` as the checkpoint's makers want them, such as the temperature;
+            for requests that do not say how they are sampled.
         decoder_start_token_id: first decoder token of an encoder-decoder model; None for a decoder-only one.
         supports_trees: `forward` takes several children of one parent.
         shares_prefixes: the KV cache of a prefix does not depend on the tokens after it, so that other rows with that
@@ -151,6 +154,7 @@ class LanguageModel(ABC):
     dtype: torch.dtype
     tokenizer: Any | None = None
     eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, Any] = MappingProxyType({})
     decoder_start_token_id: int | None = None
     supports_trees: bool = False
     shares_prefixes: bool = False

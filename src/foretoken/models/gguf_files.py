@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from foretoken.errors import ModelError, shown
-from foretoken.models import gguf, native
+from foretoken.models import gguf, native, sampling_defaults
 from foretoken.models.base import LanguageModel
 from foretoken.models.gguf.header import Header
 
@@ -54,7 +54,7 @@ def load_gguf(
             raise ModelError(f"{name} can't run natively: {reason}; or use runner='auto' or 'gguf'")
         return gguf.load(file, name, llama, tokenizer)
     vocabulary = gguf.load_vocabulary(parts, header, name)
-    return native.build_gguf(
+    model = native.build_gguf(
         header,
         name=name,
         tokenizer=tokenizer if tokenizer is not None else vocabulary.tokenizer,
@@ -63,6 +63,8 @@ def load_gguf(
         n_ctx=llama.n_ctx,
         options=options,
     )
+    model.sampling_defaults = sampling_defaults.of_gguf(header.metadata.get, name)
+    return model
 
 
 def _check_options(name: str, runner: str, options: native.Options, kwargs: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from foretoken.errors import ModelError, check_choice, shown
-from foretoken.models import gguf, native
+from foretoken.models import gguf, native, sampling_defaults
 from foretoken.models.base import LanguageModel, check_attributes
 from foretoken.models.gguf_files import load_gguf
 from foretoken.models.load_errors import translated_errors
@@ -145,7 +145,7 @@ def _load_plain_folder(
     resolved = resolve_dtype(dtype, config, device)
     if native.refusal(config, folder, resolved, device) is not None:
         return None
-    return native.build(
+    model = native.build(
         folder,
         config,
         name=name,
@@ -155,6 +155,8 @@ def _load_plain_folder(
         eos_token_ids=eos_token_ids,
         options=options,
     )
+    model.sampling_defaults = sampling_defaults.of_folder(folder, name)
+    return model
 
 
 def _load_by_transformers_config(
@@ -182,7 +184,7 @@ def _load_by_transformers_config(
             reason = native.refusal(config, folder, resolved, device)
         if reason is None:
             assert folder is not None
-            return native.build(
+            model = native.build(
                 folder,
                 config,
                 name=name,
@@ -192,6 +194,8 @@ def _load_by_transformers_config(
                 eos_token_ids=transformers_loading.read_eos_token_ids(source, config, hub),
                 options=options,
             )
+            model.sampling_defaults = sampling_defaults.of_folder(folder, name)
+            return model
         _check_runner(runner, options.quantize, name, reason)
     return transformers_loading.load_module(
         source,
@@ -218,7 +222,7 @@ def _of_module(module: Any, tokenizer: Any, name: str | None, options: native.Op
     device = next(module.parameters()).device
     reason = native.refusal(config, None, module.dtype, device)
     _check_runner(runner, options.quantize, name, reason)
-    return native.build(
+    model = native.build(
         module,
         config,
         name=name,
@@ -228,6 +232,8 @@ def _of_module(module: Any, tokenizer: Any, name: str | None, options: native.Op
         eos_token_ids=traits.eos_token_ids(module),
         options=options,
     )
+    model.sampling_defaults = sampling_defaults.of_module(module, name)
+    return model
 
 
 def _refusal(

@@ -12,6 +12,8 @@ from foretoken.errors import ParameterError, refuse_unknown, shown
 from foretoken.sampling.grammar import Grammar
 
 DEFAULT_MAX_NEW_TOKENS = 256
+CHECKPOINT_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Parameters for which a checkpoint may have values of its own: `LanguageModel.sampling_defaults`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,9 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Co
     if not knows_tools:
         messages = written_out(messages, () if tools is None else tools.tools)
     tokens, params = await service.tokenizing.encode_chat(
-        messages, given, lambda tokens: sampling_params(body, service.settings, service.room(tokens))
+        messages,
+        given,
+        lambda tokens: sampling_params(body, service.settings, service.room(tokens), service.sampling_defaults),
     )
     param = body.asked_grammar()[0]
     if tools is not None and tools.must:

@@ -264,7 +264,7 @@ def openai_routes(service: Service) -> APIRouter:
         body = await bodies.read(request, CompletionRequest, settings)
         check_model(body.model, settings)
         prompts = body.prompts(settings)
-        params = sampling_params(body, settings, COMPLETION_TOKENS)
+        params = sampling_params(body, settings, COMPLETION_TOKENS, service.sampling_defaults)
         scored = body.echo and body.logprobs is not None
         if scored and not service.prompt_is_output:
             message = "echo with logprobs needs a model that continues its prompt: leave one of them out"

@@ -52,7 +52,9 @@ class TraceRequest(Controls):
         Raises:
             ApiError: a field is out of its range.
         """
-        params = sampling_params(self, service.settings, min(default_tokens, _DEFAULT_TOKENS))
+        params = sampling_params(
+            self, service.settings, min(default_tokens, _DEFAULT_TOKENS), service.sampling_defaults
+        )
         if self.detail and params.max_new_tokens > MOST_TRACED_TOKENS:
             message = f"max_tokens is {params.max_new_tokens:,}, but with detail at most {MOST_TRACED_TOKENS:,}"
             raise ApiError(400, f"{message}: ask for fewer, or set detail to false", "max_tokens")

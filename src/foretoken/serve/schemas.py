@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from foretoken.drafters import Drafter
@@ -22,6 +23,7 @@ from foretoken.serve.tools import ToolSet, read_calls, read_tools
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1_000
 MOST_LOGIT_BIASES = 4_096
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 _PART_FIELDS = {"type", "text", "cache_control"}
 """Of a part of a message; the last is a hint that changes nothing."""
 
@@ -253,13 +255,16 @@ def check_model(name: str | None, settings: ServeSettings) -> None:
         raise ApiError(404, message, "model", "model_not_found")
 
 
-def sampling_params(body: Controls, settings: ServeSettings, default_tokens: int) -> SamplingParams:
+def sampling_params(
+    body: Controls, settings: ServeSettings, default_tokens: int, defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> SamplingParams:
     """How a request samples.
 
     Args:
         body: the request.
         settings: with the server's caps.
         default_tokens: to generate at most, where the request does not say.
+        defaults: of further parameters.
 
     Raises:
         ApiError: a field is out of its range, or above a cap.
@@ -270,7 +275,8 @@ def sampling_params(body: Controls, settings: ServeSettings, default_tokens: int
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
     )  # fmt: skip
-    values = {field: getattr(body, field) for field in fields if getattr(body, field) is not None}
+    given = {field: getattr(body, field) for field in fields if getattr(body, field) is not None}
+    values: dict[str, Any] = {**defaults, **given}
     try:
         values["max_new_tokens"] = tokens = (
             min(default_tokens, settings.max_output_tokens)

@@ -40,6 +40,8 @@ class Service:
     def __init__(self, engine: Engine, settings: ServeSettings) -> None:
         self.settings = settings
         self.target = engine.target
+        self.sampling_defaults = self.target.sampling_defaults if settings.sampling_defaults == "model" else {}
+        """Of requests that do not say how they are sampled."""
         self.drafter = engine.drafter
         self.created = int(time())
         self.response_template = read_template(self.target.tokenizer)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from foretoken.errors import ParameterError, check_flag
+from foretoken.errors import ParameterError, check_choice, check_flag
 from foretoken.sampling.params import check_integer, check_number
 
 
@@ -31,6 +32,8 @@ class ServeSettings:
         replica: the name of this server among several; ids of responses begin with it, so that the next request of a
             conversation finds the server that keeps it.
         page: serve the page at ``/``, and what it asks for under ``/v1/foretoken``.
+        sampling_defaults: how a request is sampled that does not say: ``"model"`` as the target's makers want it
+            (`LanguageModel.sampling_defaults`), ``"openai"`` as OpenAI does, at temperature 1 without truncation.
 
     Raises:
         ParameterError: a value is out of its range.
@@ -53,6 +56,7 @@ class ServeSettings:
     expose_metrics: bool = True
     page: bool = True
     replica: str = ""
+    sampling_defaults: Literal["model", "openai"] = "model"
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -72,6 +76,7 @@ class ServeSettings:
         check_flag("expose_metrics", self.expose_metrics)
         check_flag("page", self.page)
         check_flag("log_bodies", self.log_bodies)
+        check_choice("sampling_defaults", self.sampling_defaults, ("model", "openai"))
         for origin in self.cors_origins:
             if origin != "*" and not origin.startswith(("http://", "https://")):
                 raise ParameterError(f"the origin {origin!r} is none: write it like https://example.org, or * for all")

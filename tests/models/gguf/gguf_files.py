@@ -208,5 +208,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
     else:
         writer.add_string(key, value)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from foretoken.errors import ModelError, OutOfMemory
+from foretoken.models import sampling_defaults
 from foretoken.models.gguf.context import ContextOptions
 from foretoken.models.gguf.file import parts_of
 from foretoken.models.gguf.handle import Handle
@@ -70,7 +71,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
     weight_bytes, numbers = calls.llama_model_size(handle.pointer), calls.llama_model_n_params(handle.pointer)
     # Its kernels for the CPU take a row of weights for one token after another, and are mostly built for AVX2.
     share = None if calls.llama_supports_gpu_offload() else position_share(weight_bytes / max(numbers, 1), wide=False)
-    return GgufModel(
+    model = GgufModel(
         pool,
         name=name,
         vocab_size=len(own),
@@ -84,6 +85,8 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         position_share=share,
         quantize=None if kind in _UNROUNDED else kind,
     )
+    model.sampling_defaults = sampling_defaults.of_gguf(handle.metadata, name)
+    return model
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""How a checkpoint's makers want it to be sampled: ``generation_config.json``, or a GGUF file's metadata.
+
+What is not said otherwise is sampled so, as in vLLM, SGLang, transformers and llama.cpp. As in vLLM ``do_sample`` is
+not looked at: many checkpoints name a temperature without it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ParameterError
+from foretoken.models.locating import read_json
+from foretoken.sampling.params import CHECKPOINT_FIELDS, SamplingParams
+
+_IN_GGUF = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+
+def checked(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Those parameters among some fields that a checkpoint may set.
+
+    One that is out of its range is left out, with a warning: a model is of use without it.
+
+    Args:
+        found: the fields.
+        name: what messages call the model.
+    """
+    result: dict[str, Any] = {}
+    for field in CHECKPOINT_FIELDS:
+        value = found.get(field)
+        if value is None:
+            continue
+        try:
+            result[field] = getattr(SamplingParams(**{field: value}), field)
+        except ParameterError as error:
+            warnings.warn(f"{name} wants to be sampled with a value that is not used: {error}", stacklevel=2)
+    return result
+
+
+def of_folder(folder: Path, name: str) -> dict[str, Any]:
+    """What a checkpoint's folder says."""
+    path = folder / "generation_config.json"
+    return checked((read_json(path) if path.is_file() else None) or {}, name)
+
+
+def of_module(module: Any, name: str) -> dict[str, Any]:
+    """What a transformers model says: what it does not leave to transformers' own defaults."""
+    config = getattr(module, "generation_config", None)
+    if config is None or not hasattr(config, "to_diff_dict"):
+        return checked({}, name)
+    return checked(config.to_diff_dict(), name)
+
+
+def of_gguf(read: Callable[[str], Any], name: str) -> dict[str, Any]:
+    """What a GGUF file says.
+
+    Args:
+        read: a value of its metadata, by its key; None where it has none.
+        name: what messages call the model.
+    """
+    return checked({field: _number(read(key)) for field, key in _IN_GGUF.items()}, name)
+
+
+def _number(value: Any) -> Any:
+    """A number that llama.cpp has written as a string; whole where it is written so."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return int(value) if value.lstrip("-").isdigit() else float(value)
+    except ValueError:
+        return value

@@ -1,0 +1,73 @@
+"""How a checkpoint wants to be sampled, and that requests which do not say are sampled so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from byte_tokenizer import byte_tokenizer
+from foretoken import Engine, SamplingParams
+from foretoken.models import load
+from tiny import tiny_llama
+
+WANTED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1}
+PROMPT = [1, 2, 3]
+
+
+def checkpoint(folder, **fields):
+    tiny_llama(vocab_size=259, seed=1).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(fields), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("options", [{}, {"runner": "hf"}, {"quantize": "int8"}, {"name": "mine"}])
+def test_a_folders_values_are_read_on_every_runner(tmp_path, options):
+    model = load(checkpoint(tmp_path, **WANTED, eos_token_id=258, max_length=7), **options)
+    assert dict(model.sampling_defaults) == WANTED
+    assert model.eos_token_ids == (258,)
+
+
+@pytest.mark.parametrize("runner", ["hf", "native"])
+def test_a_transformers_models_values_are_read(runner):
+    module = tiny_llama(vocab_size=32)
+    assert load(module, runner=runner).sampling_defaults == {}
+    module.generation_config.update(**WANTED, do_sample=True)
+    assert dict(load(module, runner=runner).sampling_defaults) == WANTED
+
+
+def test_what_a_checkpoint_does_not_say_is_left_to_the_library(tmp_path):
+    assert dict(load(checkpoint(tmp_path, top_k=-1, temperature=None)).sampling_defaults) == {"top_k": 0}
+
+
+@pytest.mark.parametrize("runner", ["auto", "hf"])
+def test_a_value_that_can_not_be_used_is_left_out_with_a_warning(tmp_path, runner):
+    folder = checkpoint(tmp_path, temperature=0.6, top_p=7.0)
+    with pytest.warns(UserWarning, match="top_p is 7"):
+        model = load(folder, runner=runner)
+    assert dict(model.sampling_defaults) == {"temperature": 0.6}
+
+
+def test_requests_without_parameters_are_sampled_so(tmp_path):
+    engine = Engine(load(checkpoint(tmp_path, temperature=0.0, repetition_penalty=1.5)), None)
+    wanted = SamplingParams(temperature=0.0, repetition_penalty=1.5)
+    other = engine.generate(PROMPT, SamplingParams(temperature=0.0))
+    expected = engine.generate(PROMPT, wanted).token_ids
+    assert expected != other.token_ids
+    assert engine.generate(PROMPT).token_ids == expected
+    assert [one.token_ids for one in engine.generate([PROMPT] * 3)] == [expected] * 3
+    *_, last = engine.stream(PROMPT)
+    assert last.completion.token_ids == expected
+    request = engine.submit(PROMPT)
+    while engine.busy:
+        engine.step()
+    assert request.completion.token_ids == expected
+
+
+def test_parameters_that_are_given_are_whole(tmp_path):
+    """Those of Python say how a request is sampled: what they leave out is the library's default, as in vLLM."""
+    path = checkpoint(tmp_path, temperature=0.0)
+    engine = Engine(load(path), None)
+    sampled = {tuple(engine.generate(PROMPT, SamplingParams(seed=seed, max_new_tokens=9)).token_ids) for seed in (1, 2)}
+    assert len(sampled) == 2
