@@ -164,7 +164,7 @@ def overhead(console: Console) -> None:
                     for offer in row.offers:
                         policy.judge(row.request, 0, 1 + number % 4, number % 4, offer.match)
                 positions = batch + sum(row.chosen.tokens for row in rows)
-                policy.learn(rows, [1 + number % 4] * batch, positions, [], 0.002)
+                policy.lessons.learn(rows, [1 + number % 4] * batch, positions, [], 0.002)
             table.add_row(",".join(one.name for one in drafters), str(batch), f"{spent / rounds * 1e6:.0f}")
     console.print(table)
 

@@ -22,6 +22,7 @@ FILES = {
 }
 
 MOST_LINES = 400
+MOST_LINES_OF = {"foretoken.policy": 350}  # what decides has to be read whole
 
 FOREIGN = {  # modules that read objects of other libraries, whose attributes depend on their version or family
     "foretoken.audit.reference": "transformers configs",
@@ -195,7 +196,8 @@ def test_no_private_name_is_imported():
 
 def test_no_file_is_long():
     lengths = {module: len(file.read_text(encoding="utf-8").splitlines()) for module, file in FILES.items()}
-    assert not {module: length for module, length in lengths.items() if length > MOST_LINES}
+    most = {module: MOST_LINES_OF.get(module.rpartition(".")[0], MOST_LINES) for module in lengths}
+    assert not {module: length for module, length in lengths.items() if length > most[module]}
 
 
 MOST_METHODS = 16

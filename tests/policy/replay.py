@@ -341,7 +341,7 @@ class Engine:
             spent += seconds
             took = self.measured(passed)
             copied = self.measured(copied)
-            policy.learn(rows, emitted, width, calls, took, copied, changed=changed, beside=len(resting))
+            policy.lessons.learn(rows, emitted, width, calls, took, copied, changed=changed, beside=len(resting))
             if prices is not None:
                 spent += self._steadily(batch[live[0]], rows[0], prices, done, live[0])
         return spent
@@ -389,5 +389,5 @@ class Engine:
             done[row] += 1 + right
             spent += passed + copied
         if told:
-            self.policy.learn_together(state.request, told)
+            self.policy.lessons.learn_together(state.request, told)
         return spent

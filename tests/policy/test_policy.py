@@ -15,8 +15,9 @@ from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed, o
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
 from foretoken.policy.account import CREDIT, EARNED, SHARE, Guard, Missed, Runs
 from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.lessons import is_heard
 from foretoken.policy.lines import Line
-from foretoken.policy.policy import Policy, is_heard
+from foretoken.policy.policy import Policy
 from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row, fell_behind
 
 SMALL = Machine(overhead=0.5, weights=1.5, position=0.06, call=0.3, step=0.45, read=0.01)
@@ -135,7 +136,7 @@ def test_what_padding_and_narrower_passes_cost_is_charged_to_who_drafted_last():
     def after(choice, emitted, positions, changed=False, rows=1, seconds=1.0):
         before = [guard.balance for guard in policy.guards]
         made = [Row(request, 100, [0, 0], chosen=choice) for _ in range(rows)]
-        policy.learn(made, [emitted] * rows, positions, [], seconds, changed=changed)
+        policy.lessons.learn(made, [emitted] * rows, positions, [], seconds, changed=changed)
         return [guard.balance < old - 0.05 for guard, old in zip(policy.guards, before, strict=True)]
 
     after(PLAIN, 1, 1)
@@ -175,7 +176,7 @@ def play_copies(policy: Policy, rounds: int, right: Callable[[bool], bool]) -> t
             policy.judge(request, 0, tried, tried * right(drafted > 0), offer.match)
         if request.asked:
             request.foreseen = [True] * (accepted + 1) if right(drafted > 0) else [False]
-        policy.learn([row], [1 + accepted], 1 + drafted, [], 1.0 + 0.1 * drafted)
+        policy.lessons.learn([row], [1 + accepted], 1 + drafted, [], 1.0 + 0.1 * drafted)
         asked.append(request.asked)
         verified.append(drafted)
     return asked, verified
@@ -309,7 +310,7 @@ def test_a_request_without_free_drafters_rests_beside_those_that_may_have_a_pred
         rested += sum(rest)
         rows = [Row(request, 100, [0, 0]) for request, rests in zip(requests, rest, strict=True) if not rests]
         policy.choose(rows, None, sum(rest))
-        policy.learn(rows, [1] * len(rows), 4, [], 2.0, beside=sum(rest), deciding=0.2)
+        policy.lessons.learn(rows, [1] * len(rows), 4, [], 2.0, beside=sum(rest), deciding=0.2)
     assert rested > 80
 
 
@@ -423,7 +424,7 @@ def test_an_empty_draft_is_neither_evidence_nor_cost():
         row = Row(request, 40, [0])
         policy.choose([row])
         assert row.chosen.tokens
-        policy.learn([row], [1], 1, [], 1.0)
+        policy.lessons.learn([row], [1], 1, [], 1.0)
     assert request.acceptance[0].reach(3) == before
     assert [guard.balance for guard in policy.guards] == pytest.approx(balance, abs=0.5)
 
@@ -500,7 +501,7 @@ class TreeMachine:
                 calls = [(0, nodes, 1, 0, call)] if nodes else []
                 if nodes:
                     policy.judge_tree(request, 0, nodes, accepted)
-                policy.learn([row], [1 + accepted], 1 + nodes, calls, target)
+                policy.lessons.learn([row], [1 + accepted], 1 + nodes, calls, target)
                 spent += target + (call if nodes else 0.0)
                 tokens, left = tokens + 1 + accepted, left - 1 - accepted
                 sizes.append(nodes)
@@ -537,7 +538,7 @@ def request_beside(policy: Policy, asked: list[bool], gain: float, rounds: int) 
         policy.choose([row])
         if gain and request.asked:
             row.chosen, row.gain = Choice(0, 1), gain
-        policy.learn([row], [1 + row.chosen.tokens], 1, [], 10.0, 2.0 * request.asked)
+        policy.lessons.learn([row], [1 + row.chosen.tokens], 1, [], 10.0, 2.0 * request.asked)
         asked.append(request.asked)
 
 
@@ -579,7 +580,7 @@ def test_rows_in_which_nothing_is_to_be_decided_rest():
         rows = [Row(request, 100, [0, 0]) for request in awake]
         policy.choose(rows, beside=beside)
         copied = 0.5 * sum(request.asked for request in awake)
-        policy.learn(rows, [1] * len(rows), len(requests), [], 10.4, copied, beside=beside)
+        policy.lessons.learn(rows, [1] * len(rows), len(requests), [], 10.4, copied, beside=beside)
         return rows
 
     decided = []
@@ -614,7 +615,7 @@ def resting_batch(policy: Policy, requests: list[Request], rounds: int, deciding
         policy.choose(rows, beside=beside)
         assert not any(row.chosen.tokens for row in rows)
         copied = 0.5 * sum(row.request.asked for row in rows)
-        policy.learn(
+        policy.lessons.learn(
             rows, [1] * len(rows), len(requests), [], 12.0, copied, beside=beside, deciding=deciding * bool(rows)
         )
         awake.append(len(rows))
@@ -677,13 +678,13 @@ def test_a_row_by_itself_rests_where_decisions_take_long(share, rests):
         rows = [] if resting else [Row(request, 100, [0])]
         policy.choose(rows, beside=int(resting))
         assert not any(row.chosen.tokens for row in rows)
-        policy.learn(rows, [1] * len(rows), 1, [], 10.0, beside=int(resting), deciding=10.0 * share * len(rows))
+        policy.lessons.learn(rows, [1] * len(rows), 1, [], 10.0, beside=int(resting), deciding=10.0 * share * len(rows))
         decided.append(len(rows))
     assert 100 - sum(decided) >= rests
     assert (sum(decided) == 100) == (not rests)
     waited = 0
     while policy.resting([request])[0]:
-        policy.learn([], [], 1, [], 10.0, beside=1)
+        policy.lessons.learn([], [], 1, [], 10.0, beside=1)
         waited += 1
     assert waited <= 8
 
@@ -696,7 +697,7 @@ def test_a_row_whose_draft_length_is_fixed_never_rests():
         assert request.rounds == number  # no round is counted twice
         policy.ask([request])
         row = Row(request, 100, [0], chosen=Choice(0, 1) if number % 3 else PLAIN)
-        policy.learn([row], [1], 1 + row.chosen.tokens, [], 10.0, 2.0 * request.asked)
+        policy.lessons.learn([row], [1], 1 + row.chosen.tokens, [], 10.0, 2.0 * request.asked)
 
 
 def rounds_asked(others: int, useful: range, asking: float = 0.2) -> list[int]:
@@ -721,7 +722,7 @@ def rounds_asked(others: int, useful: range, asking: float = 0.2) -> list[int]:
         policy.choose([row])
         if request.asked:
             found.append(number)
-        policy.learn([row], [1 + row.chosen.tokens], 1 + row.chosen.tokens, [], None)
+        policy.lessons.learn([row], [1 + row.chosen.tokens], 1 + row.chosen.tokens, [], None)
     return found
 
 
@@ -743,7 +744,7 @@ def test_a_reproducible_request_asks_free_drafters_by_its_own_rounds_alone():
 def test_a_prediction_whose_first_draft_is_rejected_gained_nothing(right):
     """Before one was verified its drafts are taken for long ones that are right: that is no reason to go on asking."""
     policy = policy_of_copies()
-    policy.kinds = [PREDICTION]
+    policy.kinds = policy.lessons.kinds = [PREDICTION]
     for _ in range(8):
         request, asked = policy.open(sampled=False, predicted=True), []
         for number in range(16):
@@ -751,7 +752,7 @@ def test_a_prediction_whose_first_draft_is_rejected_gained_nothing(right):
             row = Row(request, 100, [0], [] if number else [Offer(0, 16, 3)])
             policy.choose([row])
             assert bool(row.chosen.tokens) == (number == 0)
-            policy.learn([row], [1 + right * row.chosen.tokens], 1 + row.chosen.tokens, [], None)
+            policy.lessons.learn([row], [1 + right * row.chosen.tokens], 1 + row.chosen.tokens, [], None)
     assert asked[:4] == [True, right, right, right]
 
 
@@ -760,8 +761,8 @@ def test_rounds_of_rest_may_be_told_together():
     for guard in (*each.guards, *together.guards):
         guard.balance = 3.0
     for _ in range(12):
-        each.learn([], [], 1, [], 1.0, beside=1)
-    together.rested(12, 1)
+        each.lessons.learn([], [], 1, [], 1.0, beside=1)
+    together.lessons.rested(12, 1)
     assert each.rounds == together.rounds == 12
     for one, other in zip(each.guards, together.guards, strict=True):
         assert (one.balance, one.spare) == pytest.approx((other.balance, other.spare))

@@ -50,7 +50,7 @@ def follow(policy, request, random, rounds):
         row, _ = decided(policy, request, [offer_of(random, size)] if size else [])
         emitted = 1 + random.randint(0, row.chosen.tokens)
         positions = 1 + row.chosen.tokens
-        policy.learn([row], [emitted], positions, [], PLAIN + POSITION * positions, 0.0003)
+        policy.lessons.learn([row], [emitted], positions, [], PLAIN + POSITION * positions, 0.0003)
 
 
 @pytest.mark.parametrize("chain", [True, False], ids=["chains", "trees"])
@@ -92,9 +92,9 @@ def test_rounds_that_are_told_together_teach_the_same():
                 tokens, offered = row.chosen.tokens, sum(one.size for one in row.offers)
                 told.append(Told(tokens, offered, emitted, gain, 1 + tokens, False, seconds, 0.0004, 0.0001))
             else:
-                policy.learn([row], [emitted], 1 + row.chosen.tokens, [], seconds, 0.0004, deciding=0.0001)
+                policy.lessons.learn([row], [emitted], 1 + row.chosen.tokens, [], seconds, 0.0004, deciding=0.0001)
         if together:
-            policy.learn_together(request, told)
+            policy.lessons.learn_together(request, told)
         states.append(
             [
                 *(guard.balance for guard in policy.guards),
@@ -103,7 +103,7 @@ def test_rounds_that_are_told_together_teach_the_same():
                 policy.costs.drift.value,
                 policy.costs.target(6),
                 policy.costs.copy(6),
-                policy._awake,
+                policy.lessons.awake,
             ]
         )
         assert (request.rounds, policy.rounds) == (32, 32)
@@ -149,7 +149,7 @@ def test_a_models_draft_length_is_kept_as_long_as_its_account_can_pay(rounds):
         assert tokens > 0
         call, seconds = 0.0005 + 0.0005 * tokens, PLAIN + POSITION * (1 + tokens)
         policy.judge(request, 0, tokens, tokens)
-        policy.learn([row], [1 + tokens], 1 + tokens, [(0, tokens, 1, 0, call)], seconds)
+        policy.lessons.learn([row], [1 + tokens], 1 + tokens, [(0, tokens, 1, 0, call)], seconds)
     row, _ = decided(policy, request)
     prices = policy.prices(row, 0.0)
     if rounds == 1:
@@ -159,7 +159,7 @@ def test_a_models_draft_length_is_kept_as_long_as_its_account_can_pay(rounds):
     assert 1 <= prices.rounds < min(rounds // 2, MOST)
     before = policy.guards[0].balance
     told = Told(prices.tokens, 0, 1, 0.0, 1 + prices.tokens, False, seconds, 0.0, 0.0, call)
-    policy.learn_together(request, [told] * prices.rounds)
+    policy.lessons.learn_together(request, [told] * prices.rounds)
     assert policy.guards[1].balance > 0.0
     assert policy.guards[0].balance >= before  # that of copies pays for none of it
 
@@ -180,5 +180,5 @@ def test_each_round_is_decided_where_prices_would_not_do():
     for _ in range(300):
         row, least = decided(policy, request)
         assert row.chosen.tokens == 0
-        policy.learn([row], [1], 1, [], PLAIN, 0.0005)
+        policy.lessons.learn([row], [1], 1, [], PLAIN, 0.0005)
     assert policy.prices(row, least or 0.0) is None

@@ -362,7 +362,7 @@ class Cascade(Drafter):
             seconds = max(seconds - sum(call[4] for call in now.calls) - now.copied, 0.0)
         rows, start = [now.rows[row] for row in now.awake], self.clock()
         beside, measured = len(now.sequences) - len(rows), (now.calls, seconds, now.copied)
-        self.policy.learn(
+        self.policy.lessons.learn(
             rows, now.emitted, now.positions, *measured, changed=now.changed, beside=beside, deciding=now.deciding
         )
         if rows:

@@ -9,7 +9,8 @@ from weakref import ref
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
-from foretoken.policy.policy import Policy, is_heard
+from foretoken.policy.lessons import is_heard
+from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
 from foretoken.sequence import Sequence
 
@@ -97,7 +98,7 @@ class Sleep:
     def tell(self, policy: Policy) -> None:
         """Tell the policy of the rounds that were counted."""
         if self._rested:
-            policy.rested(self._rested, len(self._rows))
+            policy.lessons.rested(self._rested, len(self._rows))
             self._rested = 0
 
     def holds(self, sequences: AbstractSequence[Sequence], now: int) -> bool:

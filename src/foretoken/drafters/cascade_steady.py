@@ -168,4 +168,4 @@ class SteadyRounds:
         """Tell the policy of the rounds that are over."""
         told, self._told = self._told, []
         if told:
-            self._policy.learn_together(self._row.request, told)
+            self._policy.lessons.learn_together(self._row.request, told)

@@ -1,9 +1,9 @@
 """The speculation policy: which drafter drafts how many tokens in each row of each round.
 
-`acceptance` estimates accepted tokens, `costs` seconds (`lines` has those by size), `decision` compares the options,
-`copies` values copies, `steady` has rounds that are decided like the one before, `rests` those that are plain, `widths`
-keeps passes as wide as pays, `account` bounds the loss and values what copies leave, `store` keeps costs and acceptance
-rates between processes, and `report` shows both.
+`acceptance` estimates accepted tokens, `costs` seconds (`lines` has those by size), `decision` compares the `options`,
+`lessons` learns from rounds, `copies` values copies, `steady` has rounds that are decided like the one before, `rests`
+those that are plain, `widths` keeps passes as wide as pays, `account` bounds the loss and values what copies leave,
+`store` keeps costs and acceptance rates between processes, and `report` shows both.
 
 Tuned constants. `benchmarks/replay.py --constants` halves and doubles them in simulated time. "Flat" means that this
 changes the geometric mean of default over best fixed choice by 0.006 at most; halving `CREDIT` costs 0.006 and a third
@@ -16,7 +16,7 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `account.CREDIT`, `HELD` | plain rounds that an account begins with, and holds at most | replays |
 | `account.PACE` | rounds over which pace and runs are averaged; the engine's over four times that | replays: flat |
 | `account.FORESEEN` | how foreseen tokens follow each other, before any was seen | by hand |
-| `rests._REST`, `policy._HEARD` | plain rounds decided at once, and their share that is measured | replays; by hand |
+| `rests._REST`, `lessons._HEARD` | plain rounds decided at once, and their share that is measured | replays; by hand |
 | `account._FIRST_LOOK` | rounds from the first unsuccessful look at a drafter to the next | replays: flat |
 | `acceptance.LOOKUP` | acceptance rates of copies before anything was drafted | outputs of the shipped target |
 | `acceptance.MODEL`, `TREES` | those of models, and of trees | by hand |

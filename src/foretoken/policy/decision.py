@@ -10,51 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import itemgetter, mul
-from typing import NamedTuple
 
 from foretoken.policy.acceptance import Kind
 from foretoken.policy.copies import Copies, lengths_of
 from foretoken.policy.costs import Costs, Table
+from foretoken.policy.options import Joint, Option
 from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Row
 from foretoken.policy.widths import Widths, widths_from
-
-
-class Option(NamedTuple):
-    """Of one row and one model: drafts of a length.
-
-    Attributes:
-        tokens: of the model's draft.
-        accepted: tokens that are accepted of it.
-        foreseen: what these are worth, in average tokens, where a copy has the next token right
-            (`foretoken.policy.account.Runs`).
-        value: where it has not.
-        behind: where a copy was right up to the token before.
-    """
-
-    tokens: int
-    accepted: float
-    foreseen: float
-    value: float
-    behind: float
-
-
-class Joint(NamedTuple):
-    """What all rows do.
-
-    Attributes:
-        total: draft tokens of all rows.
-        worth: accepted tokens that are expected, of copies until they end (`Copies.worth`), less what drafters
-            cost.
-        rho: what a second more of the pass costs, in tokens.
-        spent: seconds of drafters.
-        choices: of the rows.
-    """
-
-    total: int
-    worth: float
-    rho: float
-    spent: float
-    choices: list[Choice]
 
 
 class Decision:

@@ -148,7 +148,7 @@ class Proposer:
         if judged:
             self._drafter.judge(judged)
         if positions:
-            self._policy.learn(decided, lengths, positions, (), seconds, self._copied, beside=beside)
+            self._policy.lessons.learn(decided, lengths, positions, (), seconds, self._copied, beside=beside)
         if seconds is not None and positions and self._measured is not None:
             self._calibrate(self._measured, positions, seconds)
 

@@ -1,0 +1,199 @@
+"""What rounds teach a policy: what they cost, what speculation lost against plain decoding, at which pace rows go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+
+from foretoken.policy.acceptance import PREDICTION, Kind
+from foretoken.policy.account import PACE, Guard
+from foretoken.policy.costs import Costs
+from foretoken.policy.lines import LONGER
+from foretoken.policy.request import Request, Row, fell_behind, miss, planned_alone
+from foretoken.policy.rests import Rests
+from foretoken.policy.steady import Told
+
+_HEARD = 16
+"""Of plain rounds in which all rows rest, one in so many refines the costs: that takes most of their time."""
+
+
+def is_heard(number: int) -> bool:
+    """Whether `Lessons.learn` wants the round of this number, counted from 1, if all rows rest in it."""
+    return number % _HEARD == 0
+
+
+class Lessons:
+    """Learns from rounds of all requests of an engine.
+
+    Args:
+        kinds: of the drafters.
+        free: of each drafter, whether it makes its drafts before the choice.
+        costs: measured; refined by every round.
+        given: `costs` are not to be refined.
+        guards: the accounts of free drafters, and of models.
+        rests: which rows rest.
+
+    Attributes:
+        awake: seconds that decisions and what is learnt from them take, each round; drift left out.
+        charged: the account of the last drafts, 0 or 1: it pays for padding.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        free: Sequence[bool],
+        costs: Costs,
+        *,
+        given: bool,
+        guards: tuple[Guard, Guard],
+        rests: Rests,
+    ) -> None:
+        self.kinds, self.free, self.costs, self.given = kinds, free, costs, given
+        self.guards, self.rests = guards, rests
+        self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
+        self.awake, self.charged = 0.0, 0
+
+    def rested(self, rounds: int, rows: int) -> None:
+        """So many rounds are over in which all rows rested, with passes over nothing but their roots."""
+        self.rests.now += rounds
+        self._prompted, self._count = False, rows
+        for guard in self.guards:
+            guard.settle(float(rounds), float(rounds))
+
+    def learn(
+        self,
+        rows: Sequence[Row],
+        emitted: Sequence[int],
+        positions: int,
+        calls: Sequence[tuple[int, int, int, int, float]],
+        seconds: float | None,
+        copied: float = 0.0,
+        *,
+        changed: bool = False,
+        beside: int = 0,
+        deciding: float = 0.0,
+    ) -> None:
+        """A round is over.
+
+        Args:
+            rows: as in `Policy.choose`.
+            emitted: tokens of each row.
+            positions: of the target's pass, over all rows, with padding for the sake of earlier passes.
+            calls: of drafters that are not free: index, most tokens, rows, tokens of lag in all, seconds.
+            seconds: of the round without these calls; None where it did something else too (prefill).
+            copied: seconds that free drafters took, which `seconds` has not.
+            changed: the pass was not as wide as the one before, and took longer for that.
+            beside: further rows of the pass, which were plain.
+            deciding: seconds that the decision took, and learning from the round before.
+        """
+        costs, count = self.costs, len(rows) + beside
+        if not rows and seconds is not None and positions == count and not changed and not is_heard(self.rests.now + 1):
+            return self.rested(1, count)
+        self.rests.now += 1
+        if rows and deciding:
+            self.awake += (deciding * exp(-costs.drift.value) - self.awake) / PACE
+        asked = sum(row.request.asked for row in rows)
+        offered = sum(offer.size for row in rows for offer in row.offers)
+        total = None if seconds is None or self.given else seconds + copied + sum(call[4] for call in calls)
+        # After a prompt's pass, or in a batch of other rows, a plain pass has another width than the last one, too.
+        given = changed and (seconds is None or self._prompted or count != self._count)
+        self._prompted, self._count = seconds is None, count
+        planned = costs.round(positions, changed) + costs.copy(asked + offered)
+        planned += sum(costs.draft(*call[:4]) for call in calls)
+        first = costs.is_first([(-1, positions), *(call[:2] for call in calls)])
+        if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
+            total = None
+        heard = rows or self.rests.now % _HEARD == 0
+        if total is not None and seconds is not None and (positions > count or changed or calls or heard):
+            costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed)
+        plain = costs.target(count)
+        apart = given * costs.change
+        took = planned = (planned - apart) / plain
+        if total is not None:
+            took = min((total * exp(-costs.drift.value) - apart) / plain, LONGER * planned)
+        shared, looked = [], any(row.request.looking for row in rows if row.request.costs is costs)
+        drafted = any(row.chosen.tokens and not row.request.looking for row in rows if row.request.costs is costs)
+        for row, tokens in zip(rows, emitted, strict=True):
+            request, own = row.request, row.request.costs
+            if request.asked:
+                source = row.chosen.source if row.chosen.copied else row.chosen.drafter
+                # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
+                used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
+                request.copying.gained(row.gain if used else 0.0, request.rounds)
+                if own is costs:
+                    miss(self.guards[0], row, count, plain)
+            request.rounds += 1
+            each, among = planned, count
+            if own is costs:
+                shared.append((row, tokens))
+            else:
+                each, among = planned_alone(row, self.free), 1
+                self._settle(request.guards, [row], each, tokens, looked=request.looking)
+            request.pace.add(tokens, each)
+            request.above[0].add(tokens / among, each / among)
+            if request.foreseen:
+                request.runs.add(request.foreseen)
+                request.above[1].add(request.foreseen, 4 * PACE * among)
+            request.foreseen, request.looking = (), False
+        if shared or beside:
+            lost = fell_behind(shared, took)
+            if beside:  # rows that rest fall behind by as much
+                lost = max(lost, took - 1.0)
+            padded = positions > count or (changed and not given)
+            self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
+        self.rests.let([row for row, _ in shared], count, drafted, deciding)
+
+    def learn_together(self, request: Request, rounds: Sequence[Told]) -> None:
+        """Rounds of a row by itself are over, which went by `Policy.prices`."""
+        costs, count, models = self.costs, len(rounds), not request.copied
+        plain, planned = costs.target(1), 0.0
+        for one in rounds:
+            # After a prompt's pass, a plain one has another width than the last one, too.
+            apart = costs.change if one.changed and self._prompted else 0.0
+            calls = [(0, one.tokens, 1, 0, one.call)] if models else []
+            copied = (0, 0, 0.0) if models else (1, one.offered, one.copied)
+            whole = costs.round(one.positions, one.changed) + costs.copy(copied[0] + copied[1])
+            whole += sum(costs.draft(*call[:4]) for call in calls)
+            first, scale = costs.is_first([(-1, one.positions), *(call[:2] for call in calls)]), exp(-costs.drift.value)
+            took = each = (whole - apart) / plain
+            if one.seconds is not None:
+                lasted = (one.seconds + one.copied + one.call) * scale
+                if not first or lasted <= whole:
+                    costs.record(one.positions, one.seconds, calls, copied, changed=one.changed)
+                    took = min((lasted - apart) / plain, LONGER * each)
+            drafted, emitted = one.positions > 1 or one.changed, float(one.emitted)
+            self.guards[models].settle(took if drafted else emitted, emitted)
+            self.guards[not models].settle(emitted, emitted)
+            request.late += took - emitted
+            if not models:
+                request.copying.gained(one.gain, request.rounds)
+            request.rounds += 1
+            planned += each
+            self._prompted = one.seconds is None
+        self.rests.now += count
+        self._count, self.charged = 1, int(models)
+        deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
+        self.awake += (deciding - self.awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
+        tokens = sum(one.emitted for one in rounds)
+        for pace in (request.pace, request.above[0]):
+            pace.add(tokens / count, planned / count, count)
+
+    def _settle(
+        self,
+        guards: tuple[Guard, Guard],
+        rows: list[Row],
+        took: float,
+        emitted: float,
+        *,
+        looked: bool,
+        padded: bool = False,
+    ) -> None:
+        """Charge a round to models if one of them drafted, else to free drafters; padding to who drafted last."""
+        drafters = [row.chosen.drafter for row in rows if row.chosen.tokens]
+        models = any(not self.free[drafter] for drafter in drafters)
+        if guards is self.guards and drafters:
+            self.charged = int(models)
+        elif padded:
+            models = bool(self.charged)
+        guards[models].settle(took if drafters or padded else emitted, emitted, looked=looked)
+        guards[not models].settle(emitted, emitted)
