@@ -48,7 +48,7 @@ class SlowConsumer(ForetokenError):
 
 def did_you_mean(word: str, known: Iterable[str], note: str = " (did you mean {!r}?)") -> str:
     """A question with the known word that is closest to a wrong one; nothing where none is close."""
-    close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.7)
     return note.format(close[0]) if close else ""
 
 

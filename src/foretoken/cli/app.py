@@ -201,6 +201,7 @@ def chat(
         _chat_remotely(url, model, models, sampling, output)
         return
     from foretoken.cli.chat import Chat
+    from foretoken.cli.render import drafter_label
     from foretoken.cli.setup import keep_quiet, load_engine, loading, settled
 
     screen = Screen(output.no_color)
@@ -214,7 +215,7 @@ def chat(
     session = Chat(engine, models, sampling, output, screen)
     if interactive:
         screen.note(
-            f"{engine.target.name}, drafter {engine.drafter.name}, verifier {engine.verifier.name}, "
+            f"{engine.target.name}, drafter {drafter_label(engine.drafter)}, verifier {engine.verifier.name}, "
             f"k = {engine.num_speculative_tokens}. /help lists the commands, Ctrl-D leaves."
         )
     if session.converse(read_lines(screen), interactive):

@@ -111,6 +111,7 @@ class Results:
 
     Attributes:
         done: names of the requests that have their answer.
+        errors: how many of the answers that the file held when it was opened are errors.
 
     Raises:
         ForetokenError: it can't be written, another process has it, or it holds something else than answers.
@@ -129,6 +130,7 @@ class Results:
             raise ForetokenError(
                 f"another process writes to {str(file)!r}: wait for it, or give another file"
             ) from None
+        self.errors = 0
         try:
             self.done = self._read(file)
         except ForetokenError:
@@ -143,11 +145,13 @@ class Results:
                     self._file.truncate(end)  # the process was killed as it wrote this
                     break
                 try:
-                    done.add(_name_of(line))
+                    name, is_error = _read_answer(line)
                 except (ValueError, RecursionError):
                     raise ForetokenError(
                         f"line {number:,} of {str(file)!r} is no answer of a batch: give another file for the answers"
                     ) from None
+                done.add(name)
+                self.errors += is_error
                 end += len(line)
         return done
 
@@ -165,8 +169,11 @@ class Results:
         self._file.close()
 
 
-def _name_of(line: bytes) -> str:
+def _read_answer(line: bytes) -> tuple[str, bool]:
+    """The request's name, and whether it was answered with an error."""
     value = json.loads(line)
     if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str) or "response" not in value:
         raise ValueError
-    return str(value["custom_id"])
+    response = value["response"]
+    status = response.get("status_code") if isinstance(response, dict) else None
+    return value["custom_id"], not isinstance(status, int) or status >= 400

@@ -67,7 +67,7 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
         options: where answers go, and how they are made.
 
     Returns:
-        Whether every line held a request, and every request of this run was answered without an error.
+        Whether every line held a request, and no answer is an error, those of earlier runs included.
 
     Raises:
         ForetokenError: a file can't be used, a model can't be loaded, or an engine has ended. Answers that were ready
@@ -86,6 +86,10 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
         before = sum(name in results.done for name in every if name is not None)
         if before:
             screen.note(f"{before:,} of {total:,} requests have their answer already")
+        if results.errors:
+            told = "1 of the answers is an error" if results.errors == 1 else f"{results.errors:,} answers are errors"
+            again = "it has its request" if results.errors == 1 else "they have their requests"
+            screen.note(f"{told}: without the line in {str(options.output)!r} {again} answered again", style="yellow")
         failed = 0
         if before < total:
             with _progress(screen, before, total) as advance:
@@ -115,8 +119,8 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
                 else:
                     run_processes(engines, options.jobs, items, done)
     told = f"{total - before:,} requests answered, {failed:,} of them with an error"
-    screen.note(f"{told}; {bad:,} bad lines" if bad else told)
-    return not bad and not failed
+    screen.note(f"{told}; {bad:,} bad {'line' if bad == 1 else 'lines'}" if bad else told)
+    return not bad and not failed and not results.errors
 
 
 def _names(file: Path, screen: Screen) -> Iterator[str | None]:

@@ -116,7 +116,7 @@ class Chat(Conversation):
         if name == "verifier" and value in (None, AUTO):
             return f"{AUTO}: {self._engine.verifier.name}"
         if name == "drafter" and value is None:
-            return f"{self._engine.drafter.name} (default)"
+            return f"{render.drafter_label(self._engine.drafter)} (default)"
         if name == "tree" and value is None:
             return "the drafter's own"
         return written(value)

@@ -83,7 +83,7 @@ class Comparison:
         table.add_row("speed-up", f"{self.speed_up:.2f}×", "1×", style="bold")
         table.add_row("target passes", f"{ours.rounds:,}", f"{theirs.rounds:,}")
         table.add_row("mean acceptance length", f"{ours.mean_acceptance_length:.2f}", "1")
-        table.add_row("acceptance rate", f"{ours.acceptance_rate:.0%}" if ours.drafted else "–", "–")
+        table.add_row("acceptance rate", f"{ours.acceptance_rate:.0%}" if ours.drafted else "nothing drafted", "–")
         return table
 
     def as_json(self, engine: Engine, params: SamplingParams, trace: bool) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def play(engine: Engine, console: Console) -> list[Comparison]:
         timings.append(_time(scene, engine, alone))
         console.print(_verdict(scene, timings[-1]), style="bold")
     console.print()
-    console.print(_table(timings, engine.drafter.name))
+    console.print(_table(timings, render.drafter_label(engine.drafter)))
     console.print(timings[-1].measured, style="dim")
     return timings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
@@ -14,6 +15,9 @@ from rich.text import Text
 
 from foretoken.cli.screen import has_colour
 from foretoken.engine.outputs import DecodeStats, DraftedToken, Origin, Piece, StreamEvent, TokenLogprob
+
+if TYPE_CHECKING:
+    from foretoken.drafters import Drafter
 
 STYLES: dict[Origin, str] = {"accepted": "green", "residual": "yellow", "bonus": "bright_blue", "target": ""}
 MEANINGS: dict[Origin, str] = {
@@ -197,15 +201,25 @@ def logprobs(entries: Sequence[TokenLogprob], token_text: Callable[[int], str]) 
     return table
 
 
+_POSITIONS = 4
+"""Positions of a draft that a summary shows: later ones are few drafts' alone."""
+
+
+def drafter_label(drafter: Drafter) -> str:
+    """A drafter for people: of several in one cascade the names of all."""
+    return " + ".join(dict.fromkeys(one.name for one in drafter.drafters)) or drafter.name
+
+
 def numbers(stats: DecodeStats) -> str:
     """What decoding took, on one line."""
     parts = [_counted(stats.emitted, "token"), f"{stats.tokens_per_second:.1f} tokens/s"]
     if stats.drafted:
-        by_position = " ".join(f"{share:.0%}".rstrip("%") for share in stats.acceptance_by_position[:8])
-        more = " …" if len(stats.acceptance_by_position) > 8 else ""
+        shares = stats.acceptance_by_position
+        more = " …" if len(shares) > _POSITIONS else ""
         parts += [
             f"mean acceptance length {stats.mean_acceptance_length:.2f}",
-            f"acceptance rate {stats.acceptance_rate:.0%} (by position {by_position}{more})",
+            f"acceptance rate {stats.acceptance_rate:.0%} (by position "
+            f"{', '.join(f'{share:.0%}' for share in shares[:_POSITIONS])}{more})",
         ]
     if stats.drafted_prediction:
         parts.append(

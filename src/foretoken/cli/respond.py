@@ -68,7 +68,7 @@ def _compare(
         ours = run(engine, prompt, params, output.trace, prediction=prediction)
         theirs = run(plain, prompt, params) if not ours.interrupted else None
     else:
-        name = f"{engine.drafter.name}, k = {engine.num_speculative_tokens}"
+        name = f"{render.drafter_label(engine.drafter)}, k = {engine.num_speculative_tokens}"
         screen.note(f"── with {name}", style="bold")
         ours = show_answer(engine, prompt, params, output, screen, echo, prediction)
         theirs = None
@@ -85,7 +85,7 @@ def _compare(
         return replace(ours, finish_reason=INTERRUPTED)
     answers, others = [ours], [theirs]
     interrupted = alternate(engine, plain, prompt, params, answers, others, prediction=prediction)
-    result = Comparison(engine.drafter.name, answers, others, relation(engine, params, ours, theirs))
+    result = Comparison(render.drafter_label(engine.drafter), answers, others, relation(engine, params, ours, theirs))
     if output.json:
         print_json(screen, result.as_json(engine, params, output.trace))
     else:

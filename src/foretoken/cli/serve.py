@@ -138,6 +138,7 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
     Raises:
         ForetokenError: a package is missing, an option is wrong, a model can't be loaded, or the port is taken.
     """
+    from foretoken.cli.render import drafter_label
     from foretoken.cli.setup import keep_quiet
 
     check_packages()
@@ -158,7 +159,7 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
         log_to_stderr("json" if options.log_format == "json" else "text")
         note_open_door(options, keys, screen)
         where = addresses(options, listener.getsockname()[1])
-        screen.note(f"{settings.model} at {where}, drafter {engine.drafter.name}; Ctrl-C ends")
+        screen.note(f"{settings.model} at {where}, drafter {drafter_label(engine.drafter)}; Ctrl-C ends")
         return serve(app, listener, grace=options.grace, tls_cert=options.tls_cert, tls_key=options.tls_key)
 
 

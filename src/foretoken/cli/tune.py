@@ -129,7 +129,7 @@ def tune(options: TuneOptions, load: LoadOptions, screen: Screen) -> None:
     show(results, plan, screen.out)
     with suppress(OSError):
         state.unlink()
-    screen.note(f"{options.output} holds it: foretoken generate --profile {options.output} …")
+    screen.note(f"These settings are in {options.output}: foretoken generate --profile {options.output} …")
 
 
 def _plan(

@@ -200,10 +200,10 @@ class DecodeLoop:
         """Recompute copied prefixes that gave unusable logits; fail other rows with such logits."""
         recompute = []
         for at, row in enumerate(members.rows):
-            if verified.usable[at]:
+            if verified.usable[at] or row.finished:  # what lies behind the end of an output does not matter
                 continue
             if verified.stuck[at] and row.matcher is not None:
-                row.fail(row.matcher.stuck_error(len(row.sequence.output)))
+                row.fail(row.matcher.stuck_error(len(row.sequence.output)), emitted=True)
             elif self._prefixes.is_fresh_copy(row):  # NaN in the donor's KV cache may have come with the copy
                 old = row.sequence
                 # A new identity: the drafter's state for the old one is ahead of its tokens.
@@ -215,7 +215,8 @@ class DecodeLoop:
                         f"{self.target.name} gave scores with NaN or infinity (or nothing but -inf) after "
                         f"{len(row.sequence.tokens):,} tokens: nothing can be sampled from them; load the model with "
                         "dtype='float32', or check its weights"
-                    )
+                    ),
+                    emitted=True,
                 )
         self._prefixes.confirm(members.rows)
         if recompute:

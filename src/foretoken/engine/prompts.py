@@ -242,4 +242,7 @@ def _check_text(text: str, name: str) -> None:
 
 def _check_tokenizer(model: LanguageModel) -> None:
     if model.tokenizer is None:
-        raise PromptError(f"{model.name} was loaded without a tokenizer: give the prompt as a list of token ids")
+        raise PromptError(
+            f"{model.name} was loaded without a tokenizer: load it with one, foretoken.load(model, tokenizer=…), or "
+            "give the prompt as a list of token ids"
+        )

@@ -56,17 +56,15 @@ def emit(
     Args:
         rows: of the round.
         draft: what was verified.
-        verified: which tokens were accepted; rows without usable scores get nothing.
+        verified: which tokens were accepted; of rows that met scores that are of no use, those before them.
         logits: ``[B, N+1, V]``, the target's, for log-probabilities.
         forced: of each row, the tokens that its draft begins with because its grammar forces them.
     """
     tokens, parents, counts = draft.listed
     depths = None if draft.is_chain else draft.depths().tolist()
     for index, row in enumerate(rows):
-        if not verified.usable[index]:
-            continue
         count, nodes = counts[index], verified.accepted[index]
-        if count == 0 and row.logprobs is None:  # a plain round: most of them in a large batch
+        if count == 0 and row.logprobs is None and verified.usable[index]:  # most rounds of a large batch
             row.stats.record((), 0, row.extend((verified.following[index],), _PLAIN))
             continue
         row_depths = list(range(1, count + 1)) if depths is None else depths[index][1 : count + 1]
@@ -78,8 +76,11 @@ def emit(
             end = nodes[-1] if nodes else 0
             is_leaf = end == count if depths is None else end not in parents[index][:count]
             last = "bonus" if is_leaf else "residual"
-        origins: list[Origin] = ["accepted"] * len(nodes)
-        taken = row.extend(emitted, [*origins, last])
+        origins: list[Origin] = [*["accepted"] * len(nodes), last]  # type: ignore[list-item]
+        sound = verified.sound[index]
+        taken = row.extend(emitted[:sound], origins[:sound])
+        if not sound:
+            continue
         predicted = draft.predicted[index] if draft.predicted else 0
         row.stats.record(row_depths, min(len(nodes), taken), taken, predicted, len(forced[index]))
         if row.logprobs is not None:

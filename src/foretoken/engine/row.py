@@ -112,7 +112,8 @@ class Row:
                     ParameterError(
                         f"verifier {self.verifier.name!r} accepted token {token:,}, which the grammar forbids: use a "
                         "lossless verifier for requests with a grammar"
-                    )
+                    ),
+                    emitted=True,
                 )
                 return taken - 1
             sequence.tokens.append(token)
@@ -145,11 +146,13 @@ class Row:
             if self._detokenizer is not None:
                 self._detokenizer.finish(False)
 
-    def fail(self, error: Exception) -> None:
-        """End the request with an error."""
+    def fail(self, error: Exception, *, emitted: bool = False) -> None:
+        """End the request with an error; `emitted`: after the tokens of this round, which its event has."""
         self.error = error
         self.finish_reason = "error"
-        self._pieces, self.drafted, self.traced = [], (), None
+        self.drafted, self.traced = (), None
+        if not emitted:
+            self._pieces = []  # an earlier event had them
 
     def event(self) -> StreamEvent:
         """What the last round added."""

@@ -43,15 +43,17 @@ class Verified:
         verdict: the accepted path and the next token of each row, as tensors.
         accepted: of each row, the accepted nodes in order.
         following: of each row, the token after them.
-        usable: of each row, whether a token could be sampled from the target's logits at the root and at all accepted
-            nodes.
-        stuck: of each row that is not usable, whether its grammar and other parameters left no token.
+        sound: of each row, how many of the accepted tokens and the one after them follow nodes from whose logits a
+            token could be sampled: those before the first other node. Plain decoding would have emitted these, too.
+        usable: of each row, whether that is all of them.
+        stuck: of each row that is not usable, whether its grammar and other parameters left no token at that node.
         scores: ``[B, N+1, V]``, the logits that were verified: grammars applied.
     """
 
     verdict: Verdict
     accepted: list[list[int]]
     following: list[int]
+    sound: list[int]
     usable: list[bool]
     stuck: list[bool]
     scores: Tensor
@@ -108,16 +110,23 @@ def verify_round(
         logits, dead = _apply_grammars(groups, sequences, draft, logits, matchers)
     verdict = _decide(groups, sequences, draft, logits)
     accepted = verdict.accepted
-    spoilt, stuck = _meets(bad, accepted), _meets(dead, accepted)
-    usable = [not (one or other) for one, other in zip(spoilt, stuck, strict=True)]
-    return Verified(verdict, accepted, verdict.following, usable, stuck, logits)
+    whole = [len(path) + 1 for path in accepted]
+    spoilt, stopped = (_before(nodes, accepted, whole) for nodes in (bad, dead))
+    sound = list(map(min, spoilt, stopped))
+    usable = [count == all_ for count, all_ in zip(sound, whole, strict=True)]
+    stuck = [count < all_ and count == own for count, all_, own in zip(sound, whole, stopped, strict=True)]
+    return Verified(verdict, accepted, verdict.following, sound, usable, stuck, logits)
 
 
-def _meets(nodes: list[list[bool]] | None, accepted: list[list[int]]) -> list[bool]:
-    """Of each row, whether its root or an accepted node is one of these nodes ``[B, N+1]``."""
+def _before(nodes: list[list[bool]] | None, accepted: list[list[int]], whole: list[int]) -> list[int]:
+    """How many nodes of each row's path, the root included, lie before the first of these nodes ``[B, N+1]``."""
     if nodes is None:
-        return [False] * len(accepted)
-    return [any(row[node] for node in [0, *path]) for row, path in zip(nodes, accepted, strict=True)]
+        return whole
+    paths = ([0, *path] for path in accepted)
+    return [
+        next((at for at, node in enumerate(path) if row[node]), len(path))
+        for row, path in zip(nodes, paths, strict=True)
+    ]
 
 
 def _apply_grammars(

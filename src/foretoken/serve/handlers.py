@@ -41,8 +41,9 @@ def answer_errors(app: Starlette, explain: Callable[[Exception], ApiError]) -> N
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = {
-            404: "there is no such path: /v1/models, /v1/completions and /v1/chat/completions are there",
-            405: "the path is there, but not for this method",
+            404: f"there is no path {request.url.path[:200]!r}: use /v1/chat/completions, /v1/completions, "
+            "/v1/responses, /v1/messages or another one that the documentation has",
+            405: f"{request.url.path[:200]} does not take {request.method}: use the method that the documentation has",
         }.get(error.status_code, "the request can't be used")
         return error_response(ApiError(error.status_code, message, headers=error.headers), request.url.path)
 

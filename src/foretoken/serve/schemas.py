@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from foretoken.drafters import Drafter
-from foretoken.errors import ForetokenError
+from foretoken.errors import ForetokenError, shown
 from foretoken.sampling import Grammar, SamplingParams
 from foretoken.sampling.params import check_integer
 from foretoken.serve.errors import ApiError, api_error
@@ -165,13 +165,13 @@ class Sampling(Controls):
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options are for streams: leave them out, or set stream", "stream_options")
         if self.best_of not in (None, self.n):
-            message = "best_of is not served but where it equals n: leave it out"
+            message = f"best_of is {shown(self.best_of)}, but served only where it equals n, {self.n}: leave it out"
             raise ApiError(400, message, "best_of", "unsupported_field")
         if not 1 <= prompts * self.n <= settings.max_choices:
             raise ApiError(
                 400,
-                f"the request asks for {prompts * self.n:,} completions, but must for at least 1 and at most "
-                f"{settings.max_choices:,}: change {param}",
+                f"the request asks for {prompts * self.n:,} completions: ask for at least 1 and at most "
+                f"{settings.max_choices:,}, by {param}",
                 param,
             )
 
@@ -324,7 +324,8 @@ def chat_messages(given: Any) -> list[dict[str, Any]]:
         ApiError: a message has no role or content, or parts that are not served.
     """
     if not isinstance(given, list) or not given:
-        raise ApiError(400, "messages is no list of messages: give at least one {role, content}", "messages")
+        what = "empty" if given == [] else "no list"
+        raise ApiError(400, f"messages is {what}: give at least one {{role, content}}", "messages")
     return [_message(message, f"messages.{index}") for index, message in enumerate(given)]
 
 

@@ -40,6 +40,7 @@ class Meter:
         self._load_drafter = dict(load_drafter)
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[Candidate, Engine] = {}
+        self._warm: set[tuple[Candidate, bool]] = set()  # what has decoded, and whether at a temperature above 0
         self._own: dict[int, TreePlan] = {}
         self._plans: dict[str, TreePlan] = {}
 
@@ -93,7 +94,9 @@ class Meter:
         engine = self._engines.get(candidate)
         if engine is None:
             engine = self._engines[candidate] = self._make(candidate)
-            # First passes are slow, and what is done for the first time may be compiled.
+        if (candidate, turn.temperature > 0.0) not in self._warm:
+            # First passes are slow, and what is done for the first time is compiled, for sampled drafts apart.
+            self._warm.add((candidate, turn.temperature > 0.0))
             self._timed(engine, turn, _WARM_UP_TOKENS)
         completion, seconds = self._timed(engine, turn, self._max_new_tokens)
         stats = completion.stats
@@ -133,9 +136,12 @@ class Meter:
         return completion, perf_counter() - start
 
     def _make(self, candidate: Candidate) -> Engine:
+        drafter = self._drafter(candidate.drafter)
+        # What makes passes of one row faster is else made beside requests, whose passes it slows down meanwhile.
+        self._target.warm_up(drafter.hidden_layers, alone=True)
         return Engine(
             self._target,
-            self._drafter(candidate.drafter),
+            drafter,
             candidate.verifier,
             candidate.num_speculative_tokens,
             reuse_prefixes=False,
