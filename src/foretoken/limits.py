@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, shown
 
 MAX_SPECULATIVE_TOKENS = 256
 """Most draft tokens (tree nodes included) in a round: the upper limit of num_speculative_tokens and of memory plans."""
@@ -69,6 +69,18 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+
+def check_limits(value: object) -> Limits:
+    """See to it that limits are limits.
+
+    Raises:
+        ParameterError: they are not.
+    """
+    if not isinstance(value, Limits):
+        raise ParameterError(f"limits is {shown(value)}: give foretoken.Limits(…), or leave it out")
+    return value
+
 
 _current: ContextVar[Limits] = ContextVar("limits", default=DEFAULT_LIMITS)
 

@@ -229,6 +229,8 @@ ENGINE = {
         "unprintable int": UnprintableInt(-7),
     },
     "vocab": {**NO_WORDS, "None": None},
+    "limits": {**NO_WORDS, "None": None},
+    "name": without(NO_WORDS, "empty", "unknown", "long", "odd", "null character", "unprintable str"),
     "no_such_option": {"1": 1, "unprintable": Unprintable()},
 }
 del ENGINE["cache_memory"]["10**400"]  # no limit that is ever reached
@@ -240,6 +242,8 @@ LOADING = {
     "backend": {**NO_WORDS, "None": None},
     "eager": {**without(NO_NUMBERS, "bool"), "None": None, "1": 1},
     "tokenizer": without(NO_WORDS, "class"),
+    "trust_remote_code": {**without(NO_NUMBERS, "bool"), "None": None, "1": 1, "no": "no"},
+    "mmap": {**without(NO_NUMBERS, "bool"), "None": None, "1": 1},
     "attn_implementation": {"unknown": "flash_mob", "int": 5},
     "no_such_option": {"1": 1, "unprintable": Unprintable()},
 }
@@ -281,6 +285,11 @@ def test_sampling_params(name, value):
     assert name in refused(lambda: SamplingParams(**{name: value}))
 
 
+@pytest.mark.parametrize("number", [np.array([1.0, 2.0]), torch.ones(2), "x", None, math.nan, Uncomparable()])
+def test_a_bias_that_is_no_number(number):
+    assert "logit_bias[5]" in refused(lambda: SamplingParams(logit_bias={5: number}))
+
+
 def test_unknown_sampling_params_are_named():
     assert "max_new_tokens" in refused(lambda: SamplingParams(max_tokens=5, max_new_tokens=6))
     assert "did you mean 'max_new_tokens'" in refused(lambda: SamplingParams(max_new_token=5))
@@ -316,6 +325,25 @@ def test_params_of_a_batch(engine, value):
             done = [engine.generate([[1, 2], [3]], [value, SamplingParams(max_new_tokens=1)])[k] for k in (0, 1)]
             assert isinstance(done[0].error, ForetokenError)
             assert done[1].error is None
+
+
+def test_a_string_that_is_far_too_long_is_refused_before_it_is_tokenized(engine, monkeypatch):
+    """Tokenizing some megabytes takes seconds."""
+    longest = max(map(len, engine.target.tokenizer.get_vocab()))
+    text = "x" * (4 * 512 * longest + 1)
+    wrapped = [{"role": "user", "content": text}]
+    monkeypatch.setattr(type(engine.target.tokenizer), "__call__", lambda *_, **__: pytest.fail("it was tokenized"))
+    for prompt in (text, wrapped):
+        assert f"{len(text):,} characters" in refused(lambda prompt=prompt: engine.generate(prompt))
+    most = 4 * engine.limits.prediction_tokens * longest
+    assert f"{most + 1:,} characters" in refused(lambda: engine.generate([1], prediction="x" * (most + 1)))
+
+
+@pytest.mark.parametrize("value", ["x", None, 1, [True]])
+def test_a_trace_is_asked_for_or_not(engine, value):
+    refused(lambda: engine.submit([1, 2], trace=value))
+    refused(lambda: next(engine.stream([1, 2], trace=value)))
+    engine.release()
 
 
 def test_unknown_arguments_of_requests_are_named(engine):

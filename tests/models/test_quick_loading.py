@@ -14,7 +14,7 @@ import transformers
 
 import tiny
 from foretoken.errors import ModelError
-from foretoken.models import load, transformers_loading
+from foretoken.models import load, quick_tokenizer, transformers_loading
 from foretoken.models.locating import locate
 from foretoken.models.native.config import read_config, read_eos_token_ids
 from foretoken.models.native.spec import spec_of
@@ -179,6 +179,27 @@ CONFIGS = {
     "an unknown key": ({"add_prefix_space": True}, False),
     "several templates": ({"chat_template": [{"name": "default", "template": "a"}]}, False),
 }
+
+
+def test_long_texts_have_the_same_tokens_as_in_parts():
+    """They are encoded by a call that leaves Python's lock to other threads."""
+    tokenizer = load_tokenizer(tiny_pair_path() / "target")
+    line = "Tom has 3 bags.\n"
+    for text in (line * 600, line * 700):
+        assert len(line * 600) < quick_tokenizer._LONG < len(line * 700)
+        for special in (True, False):
+            expected = tokenizer._backend.encode(text, add_special_tokens=special).ids
+            assert tokenizer(text, add_special_tokens=special).input_ids == expected
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "max_position_embeddings", "vocab_size", "num_attention_heads"])
+@pytest.mark.parametrize("value", [0, -5])
+def test_sizes_that_can_not_be_are_named(tmp_path, name, value):
+    tiny.tiny_llama().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
+    with pytest.raises(ModelError, match=f"config.json has {name} {value}, which must be at least 1"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

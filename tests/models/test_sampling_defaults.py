@@ -71,3 +71,17 @@ def test_parameters_that_are_given_are_whole(tmp_path):
     engine = Engine(load(path), None)
     sampled = {tuple(engine.generate(PROMPT, SamplingParams(seed=seed, max_new_tokens=9)).token_ids) for seed in (1, 2)}
     assert len(sampled) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"'])
+def test_a_file_that_holds_no_object_is_told(tmp_path, text):
+    folder = checkpoint(tmp_path)
+    (folder / "generation_config.json").write_text(text, encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"generation_config.json is not used, for it holds no JSON object"):
+        assert load(folder).sampling_defaults == {}
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path):
+    folder = checkpoint(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps(WANTED), encoding="utf-8-sig")
+    assert dict(load(folder).sampling_defaults) == WANTED

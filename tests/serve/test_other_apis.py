@@ -108,6 +108,10 @@ def test_conversations_are_bounded():
     kept.keep("e", [{"content": "x" * 11}])
     assert kept.find("b")
     assert kept.find("d")
+    for field in ("tool_call_id", "reasoning_content", "name", "tool_calls"):  # all that is kept is counted
+        kept.keep(field, [{"content": "", field: "x" * 11}])
+        with pytest.raises(ApiError):
+            kept.find(field)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,21 @@ def test_the_number_of_tokens_is_free_where_it_is_chosen(meter, monkeypatch):
     assert set(seeds) == {None}
 
 
+def test_the_first_output_of_each_kind_is_not_measured(meter, monkeypatch):
+    """Sampled drafts are compiled apart from greedy ones."""
+    lengths = []
+    generate = type(meter._make(PLAIN)).generate
+
+    def spy(self, prompt, params):
+        lengths.append(params.max_new_tokens)
+        return generate(self, prompt, params)
+
+    monkeypatch.setattr("foretoken.engine.engine.Engine.generate", spy)
+    for temperature in (0.0, 0.0, 1.0, 0.7, 0.0):
+        meter.run(Candidate("prompt-lookup", "token", 7), turn(1, temperature))
+    assert lengths == [16, 30, 30, 16, 30, 30, 30]
+
+
 def test_what_does_not_fit_says_so(meter):
     with pytest.raises(ModelError, match="40"):
         meter.trees(str(meter.folder / "foreign"))

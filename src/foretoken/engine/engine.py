@@ -22,7 +22,7 @@ from foretoken.engine.profile import Profile, engine_arguments
 from foretoken.engine.prompts import PredictedOutput, Prompt, is_single
 from foretoken.engine.scheduler import Request, Scheduler
 from foretoken.errors import PromptError, check_flag, refuse_unknown
-from foretoken.limits import DEFAULT_LIMITS, Limits
+from foretoken.limits import DEFAULT_LIMITS, Limits, check_limits
 from foretoken.models import LanguageModel, load
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import AUTO
@@ -97,7 +97,7 @@ class Engine:
         if tree is not None:
             tree = plan_of(tree)
         limit = None if cache_memory is None else parse_bytes(cache_memory)
-        self.limits = limits
+        self.limits = check_limits(limits)
         self.target: LanguageModel = load(target, **load_options)
         self._loops = Loops(
             self.target,
@@ -272,7 +272,7 @@ class Engine:
         if not is_single(prompt):
             raise PromptError("stream takes one prompt; for a list of them use generate")
         row = self._loops.row(request_of(prompt, params, prediction, self.target), self.verifier, stream=True)
-        row.trace = trace
+        row.trace = check_flag("trace", trace)
         return self._loops.stream(row)
 
     def submit(
@@ -317,7 +317,7 @@ class Engine:
         row = self._loops.row(
             request_of(prompt, params, prediction, self.target), rule, num_speculative_tokens, stream=True
         )
-        row.trace = trace
+        row.trace = check_flag("trace", trace)
         if drafter is not None:
             row.drafters = settings.check_drafter_choice(drafter, self.drafter)
         row.chains = tree is not None and settings.check_tree_choice(tree, self.drafter)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
 from numbers import Integral
 from typing import Any, TypeGuard
+from weakref import WeakKeyDictionary
 
 from foretoken.errors import ParameterError, PromptError, shown
 from foretoken.limits import DEFAULT_LIMITS, Limits
@@ -24,6 +25,10 @@ Prompt = str | AbstractSequence[int] | AbstractSequence[Message]
 
 PredictedOutput = str | AbstractSequence[int]
 """What a request's output is expected to be: a string, or token ids."""
+
+_SHRINKS = 4
+_LONGEST: WeakKeyDictionary[LanguageModel, int] = WeakKeyDictionary()
+"""Of models whose longest token was asked for."""
 
 
 def is_single(prompts: Prompt | AbstractSequence[Prompt]) -> TypeGuard[Prompt]:
@@ -141,6 +146,7 @@ def encode(
     if isinstance(prompt, str):
         _check_tokenizer(model)
         _check_text(prompt, "prompt")
+        _check_size(model, prompt, "prompt", model.max_length)
         tokens = list(tokenizer(prompt).input_ids)
         if not tokens:
             raise PromptError("prompt is empty: give at least one character")
@@ -169,6 +175,7 @@ def encode_prediction(
     if isinstance(prediction, str):
         _check_tokenizer(model)
         _check_text(prediction, "prediction")
+        _check_size(model, prediction, "prediction", limits.prediction_tokens)
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
         tokens = list(tokenizer(prediction, add_special_tokens=False).input_ids) if prediction else []
     elif isinstance(prediction, AbstractSequence) and not isinstance(prediction, bytes | bytearray | memoryview):
@@ -212,6 +219,7 @@ def _chat(model: LanguageModel, messages: Any, tokenizer: Any, tools: list[dict[
             raise PromptError(f"the content of chat message {index} is {shown(content)}: give a string")
         if isinstance(content, str):
             _check_text(content, f"the content of chat message {index}")
+            _check_size(model, content, f"the content of chat message {index}", model.max_length)
     _check_tokenizer(model)
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as a string")
@@ -221,6 +229,10 @@ def _chat(model: LanguageModel, messages: Any, tokenizer: Any, tools: list[dict[
         )
     except Exception as error:  # templates raise what they like
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if type(error).__name__ in ("TemplateSyntaxError", "SecurityError"):
+            raise PromptError(
+                f"the chat template that {model.name} is used with does not work ({reason}): mend it, or give another"
+            ) from error
         raise PromptError(
             f"the chat template of {model.name} refuses the messages ({reason}): check their roles, order and contents"
         ) from error
@@ -228,6 +240,29 @@ def _chat(model: LanguageModel, messages: Any, tokenizer: Any, tools: list[dict[
     if not tokens:
         raise PromptError("prompt is empty: the chat template makes nothing of the messages")
     return tokens
+
+
+def _check_size(model: LanguageModel, text: str, name: str, most: int) -> None:
+    """Refuse a string that is far too long before it is tokenized, which takes seconds for some megabytes.
+
+    Raises:
+        PromptError: even if each of its tokens were `_SHRINKS` times as long as the longest one, which leaves room for
+            tokenizers that drop characters, they would be more than `most`.
+    """
+    if len(text) > most * _SHRINKS and len(text) > (longest := _longest_token(model)) * most * _SHRINKS:
+        raise PromptError(
+            f"{name} has {len(text):,} characters, {model.name} takes {most:,} tokens there, and its longest one has "
+            f"{longest:,} characters: shorten it"
+        )
+
+
+def _longest_token(model: LanguageModel) -> int:
+    """Characters of the longest token."""
+    found = _LONGEST.get(model)
+    if found is None:
+        tokenizer: Any = model.tokenizer
+        found = _LONGEST[model] = max(map(len, tokenizer.get_vocab())) if hasattr(tokenizer, "get_vocab") else 1 << 30
+    return found
 
 
 def _check_text(text: str, name: str) -> None:

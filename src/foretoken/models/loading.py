@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from foretoken.errors import ModelError, check_choice, shown
+from foretoken.errors import ModelError, check_choice, check_flag, shown
 from foretoken.models import gguf, native, sampling_defaults
 from foretoken.models.base import LanguageModel, check_attributes
 from foretoken.models.gguf_files import load_gguf
@@ -87,6 +87,10 @@ def load(
     """
     check_tokenizer(tokenizer)
     check_choice("runner", runner, get_args(Runner), ModelError)
+    for flag, value in (("trust_remote_code", trust_remote_code), ("mmap", mmap)):
+        check_flag(flag, value, ModelError)
+    if name is not None and not isinstance(name, str):
+        raise ModelError(f"name is {shown(name)}: give a string")
     options = native.Options(quantize, backend, eager)
     llama = gguf.Options(n_ctx, n_gpu_layers, n_threads, cache_type, mmap)
     if isinstance(model, nn.Module):
@@ -155,7 +159,7 @@ def _load_plain_folder(
         eos_token_ids=eos_token_ids,
         options=options,
     )
-    model.sampling_defaults = sampling_defaults.of_folder(folder, name)
+    model.sampling_defaults = sampling_defaults.of_folder(folder)
     return model
 
 
@@ -194,7 +198,7 @@ def _load_by_transformers_config(
                 eos_token_ids=transformers_loading.read_eos_token_ids(source, config, hub),
                 options=options,
             )
-            model.sampling_defaults = sampling_defaults.of_folder(folder, name)
+            model.sampling_defaults = sampling_defaults.of_folder(folder)
             return model
         _check_runner(runner, options.quantize, name, reason)
     return transformers_loading.load_module(
@@ -216,7 +220,9 @@ def _of_module(module: Any, tokenizer: Any, name: str | None, options: native.Op
     from foretoken.models.wrapping import wrap
 
     if runner != "native" and options.quantize in (None, "auto"):
-        return wrap(module, tokenizer, name)
+        model = wrap(module, tokenizer, name)
+        model.sampling_defaults = sampling_defaults.of_module(module, model.name)
+        return model
     config = getattr(module, "config", None)
     name = name or getattr(config, "name_or_path", "") or type(module).__name__
     device = next(module.parameters()).device

@@ -93,7 +93,7 @@ def _has_weights(folder: Path) -> bool:
 def read_json(path: Path) -> dict[str, object] | None:
     """The object in a JSON file; None where there is none, or the file can't be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -29,6 +29,7 @@ _KNOWN = {
 """Keys of tokenizer_config.json that change nothing, or that are looked at below."""
 
 _LARGEST = 100_000  # tokens: above it transformers looks for a wrong pattern in some models' files, and mends it
+_LONG = 10_000  # characters
 _OLDER_FILES = ("special_tokens_map.json", "added_tokens.json", "chat_templates", "additional_chat_templates")
 
 
@@ -61,8 +62,7 @@ class QuickTokenizer:
         """The tokens of a string, as ``input_ids``, and the ``attention_mask``."""
         if not isinstance(text, str) or options.keys() - {"add_special_tokens"}:
             return self._transformers(text, **options)
-        ids = self._backend.encode(text, add_special_tokens=options.get("add_special_tokens", True)).ids
-        return Encoding(ids)
+        return Encoding(self._ids(text, options.get("add_special_tokens", True)))
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
         """The string of some tokens."""
@@ -99,8 +99,16 @@ class QuickTokenizer:
             return self._transformers.apply_chat_template(conversation, **options)
         if not tokenize:
             return text
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        ids = self._ids(text, False)
         return Encoding(ids) if in_dict else ids
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        # `encode` holds Python's lock: with a prompt of a megabyte no other thread runs for seconds. Batches don't.
+        if len(text) < _LONG:
+            found: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        else:
+            found = self._backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        return found
 
     @property
     def _transformers(self) -> Any:

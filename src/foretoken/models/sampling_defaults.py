@@ -24,14 +24,14 @@ _IN_GGUF = {
 }
 
 
-def checked(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+def checked(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Those parameters among some fields that a checkpoint may set.
 
     One that is out of its range is left out, with a warning: a model is of use without it.
 
     Args:
         found: the fields.
-        name: what messages call the model.
+        where: they were found, for messages.
     """
     result: dict[str, Any] = {}
     for field in CHECKPOINT_FIELDS:
@@ -41,22 +41,27 @@ def checked(found: Mapping[str, Any], name: str) -> dict[str, Any]:
         try:
             result[field] = getattr(SamplingParams(**{field: value}), field)
         except ParameterError as error:
-            warnings.warn(f"{name} wants to be sampled with a value that is not used: {error}", stacklevel=2)
+            warnings.warn(f"{where} asks for sampling with a value that is not used: {error}", stacklevel=3)
     return result
 
 
-def of_folder(folder: Path, name: str) -> dict[str, Any]:
+def of_folder(folder: Path) -> dict[str, Any]:
     """What a checkpoint's folder says."""
     path = folder / "generation_config.json"
-    return checked((read_json(path) if path.is_file() else None) or {}, name)
+    if not path.exists():
+        return {}
+    found = read_json(path)
+    if found is None:
+        warnings.warn(f"{path} is not used, for it holds no JSON object: mend it, or remove it", stacklevel=2)
+    return checked(found or {}, str(path))
 
 
 def of_module(module: Any, name: str) -> dict[str, Any]:
     """What a transformers model says: what it does not leave to transformers' own defaults."""
     config = getattr(module, "generation_config", None)
     if config is None or not hasattr(config, "to_diff_dict"):
-        return checked({}, name)
-    return checked(config.to_diff_dict(), name)
+        return {}
+    return checked(config.to_diff_dict(), f"the generation_config of {name}")
 
 
 def of_gguf(read: Callable[[str], Any], name: str) -> dict[str, Any]:
@@ -66,7 +71,8 @@ def of_gguf(read: Callable[[str], Any], name: str) -> dict[str, Any]:
         read: a value of its metadata, by its key; None where it has none.
         name: what messages call the model.
     """
-    return checked({field: _number(read(key)) for field, key in _IN_GGUF.items()}, name)
+    found = {field: _number(read(key)) for field, key in _IN_GGUF.items()}
+    return checked(found, f"the metadata of {name}")
 
 
 def _number(value: Any) -> Any:

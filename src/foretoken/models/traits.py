@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.errors import ModelError
-from foretoken.models import sampling_defaults
 from foretoken.models.base import Keep, LanguageModel
 
 NO_LIMIT = 1 << 30
@@ -158,7 +157,6 @@ class Wrapped(LanguageModel):
         self.dtype: torch.dtype = module.dtype
         self.num_layers = int(getattr(text_config(module), "num_hidden_layers", 1))
         self.eos_token_ids = eos_token_ids(module)
-        self.sampling_defaults = sampling_defaults.of_module(module, self.name)
         self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in module.parameters())
 
     @property

@@ -11,7 +11,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from foretoken.errors import ModelError
-from foretoken.models import traits
+from foretoken.models import sampling_defaults, traits
 from foretoken.models.base import LanguageModel
 from foretoken.models.placement import resolve_dtype
 from foretoken.models.tokenizers import tokenizer_for
@@ -27,7 +27,7 @@ def read_eos_token_ids(source: str, config: Any, hub: dict[str, Any]) -> tuple[i
     """The tokens that end the output, where the checkpoint's files name any."""
     try:
         generation = transformers.GenerationConfig.from_pretrained(source, **hub)
-    except OSError:  # it has none
+    except (OSError, TypeError):  # it has none, or one that is no object
         generation = None
     return traits.eos_token_ids(SimpleNamespace(config=config, generation_config=generation))
 
@@ -84,7 +84,9 @@ def load_module(
             f"such as {unused[0]}: if the model should have them, config.json is not the checkpoint's",
             stacklevel=3,
         )
-    return wrap(module, tokenizer_for(tokenizer, source, hub), name)
+    model = wrap(module, tokenizer_for(tokenizer, source, hub), name)
+    model.sampling_defaults = sampling_defaults.of_module(module, name)
+    return model
 
 
 def architecture_of(config: Any, name: str) -> Any:

@@ -165,7 +165,7 @@ def _items(value: Any) -> tuple[Any, ...] | None:
         return None
     try:
         return tuple(value)
-    except TypeError:  # scalar arrays have an `__iter__`, too
+    except Exception:  # scalar arrays have an `__iter__`, too, and what is no sequence may raise what it likes
         return None
 
 
@@ -196,7 +196,7 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     bias = {}
     for token, number in value.items():
         token = check_integer("a token id in logit_bias", token, 0, cure="give token ids of the vocabulary")
-        if number != -math.inf:
+        if not (isinstance(number, float) and number == -math.inf):
             number = check_number(f"logit_bias[{token}]", number, -1e30, 1e30, cure="use -inf to ban a token")
         bias[token] = float(number)
     return bias or None

@@ -85,6 +85,7 @@ def serve(
         access_log=False,
         lifespan="on",
         http=HttpProtocol,
+        ws="none",  # an upgrade would be answered in text
         server_header=False,
         timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # passed on to asyncio, which takes fractions
         ssl_certfile=tls_cert,

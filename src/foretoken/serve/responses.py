@@ -93,7 +93,7 @@ class Conversations:
 
     def keep(self, name: str, messages: _Chat) -> None:
         """Keep a conversation, if it alone is not more than all may be."""
-        size = sum(len(message["content"]) + len(str(message.get("tool_calls", ""))) for message in messages)
+        size = sum(len(str(field)) for message in messages for field in message.values())
         if size > self._most_characters:
             return
         self._kept[name] = (messages, size)

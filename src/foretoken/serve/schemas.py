@@ -23,6 +23,7 @@ from foretoken.serve.tools import ToolSet, read_calls, read_tools
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1_000
 MOST_LOGIT_BIASES = 4_096
+LONGEST_CALL_ID = 1_000
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 _PART_FIELDS = {"type", "text", "cache_control"}
 """Of a part of a message; the last is a hint that changes nothing."""
@@ -354,9 +355,11 @@ def _message(message: Any, param: str) -> dict[str, Any]:
         return told
     content = text_of(message.get("content"), f"{param}.content")
     if role == "tool":
-        if not isinstance(message.get("tool_call_id"), str):
+        name = message.get("tool_call_id")
+        if not isinstance(name, str) or len(name) > LONGEST_CALL_ID:
             field = f"{param}.tool_call_id"
-            raise ApiError(400, f"{field} is no string: give the id of the call that this answers", field)
+            what = f"a string of at most {LONGEST_CALL_ID:,} characters"
+            raise ApiError(400, f"{field} is not {what}: give the id of the call that this answers", field)
         return {"role": role, "content": content, "tool_call_id": message["tool_call_id"]}
     return {"role": "system" if role == "developer" else role, "content": content}  # by a newer name
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from foretoken.errors import ModelError
 from foretoken.models.locating import CONFIG, read_json
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -23,6 +24,8 @@ _NEEDED: dict[str, type] = {
     "tie_word_embeddings": bool,
 }
 """Fields that config.json must state itself: transformers' defaults for them have changed from release to release."""
+
+_COUNTS = [name for name, kind in _NEEDED.items() if kind is int]
 
 _OTHER_WAYS = ("auto_map", "quantization_config", "text_config", "rope_scaling", "partial_rotary_factor")
 """Fields that mean an architecture which is not supported here, unless they are null."""
@@ -44,6 +47,10 @@ def read_config(folder: Path) -> Any | None:
         return None
     if not all(_is_a(fields.get(name), kind) for name, kind in _NEEDED.items()) or "eos_token_id" not in fields:
         return None
+    for name in _COUNTS:
+        count: Any = fields[name]
+        if count < 1:
+            raise ModelError(f"{folder / CONFIG} has {name} {count}, which must be at least 1: mend the file")
     rope = _rope(fields)
     dtype = fields.get("dtype", fields.get("torch_dtype"))
     if rope is None or not (dtype is None or isinstance(dtype, str)) or not _sees_all(fields):
