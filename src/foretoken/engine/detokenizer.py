@@ -88,7 +88,7 @@ class Detokenizer:
 
 
 def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], skip_special: bool = True) -> str:
-    """The characters that tokens add to the prompt's: as of a `Detokenizer` without stop strings, where bytes are UTF-8."""
+    """The characters that tokens add to the prompt's: for UTF-8 those of a `Detokenizer` without stop strings."""
     context = list(prompt[-_CONTEXT:])
     return _decode(tokenizer, [*context, *tokens], skip_special)[len(_decode(tokenizer, context, skip_special)) :]
 
