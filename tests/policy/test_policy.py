@@ -756,6 +756,53 @@ def test_a_prediction_whose_first_draft_is_rejected_gained_nothing(right):
     assert asked[:4] == [True, right, right, right]
 
 
+def rounds_awake(others: int, length: int) -> list[int]:
+    """Rounds of a reproducible request in which it does not rest, where its copies are never right.
+
+    Args:
+        others: rounds of other loops before every third one.
+        length: rounds.
+    """
+    fixed = Costs.by_bytes(1.0, [0.0])
+    fixed.copying = Line(0.1, 0.0)
+    policy = Policy([LOOKUP], [True], Costs(Line(0.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), fixed)
+    request, awake = policy.open(sampled=True, reproducible=True), []
+    for number in range(length):
+        for _ in range(others * (number % 3 == 0)):
+            policy.lessons.rested(1, 1)
+        if policy.resting([request]) == [True]:
+            policy.lessons.learn([], [], 1, [], 1.0, beside=1)
+            continue
+        awake.append(number)
+        assert request.rounds == number
+        policy.ask([request])
+        row = Row(request, 100, [0], [Offer(0, 4, 1)] if request.asked else [])
+        policy.choose([row])
+        if request.asked:
+            policy.judge(request, 0, 1, 0, 1)
+        policy.lessons.learn([row], [1], 1 + row.chosen.tokens, [], 1.0)
+    assert request.rounds == length
+    return awake
+
+
+def test_a_reproducible_request_rests_by_its_own_rounds():
+    """Copies that are never right are asked for ever more seldom, whatever other requests do in between."""
+    awake = rounds_awake(0, 200)
+    assert awake == rounds_awake(7, 200)
+    assert len(awake) < 60
+    late = [number for number in awake if number >= 100]
+    assert len(late) < 10
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_row_whose_draft_length_is_given_does_not_rest(fixed):
+    policy = policy_of_copies()
+    request = policy.open(sampled=True, reproducible=True)
+    request.rests_alone = 2
+    assert policy.resting([request], [fixed]) == [not fixed]
+    assert request.rests_alone == (2 if fixed else 1)
+
+
 def test_rounds_of_rest_may_be_told_together():
     each, together = policy_of_copies(), policy_of_copies()
     for guard in (*each.guards, *together.guards):

@@ -135,6 +135,8 @@ class Lessons:
                 request.runs.add(request.foreseen)
                 request.above[1].add(request.foreseen, 4 * PACE * among)
             request.foreseen, request.looking = (), False
+            if own is not costs:
+                self.rests.let_alone(row)
         if shared or beside:
             lost = fell_behind(shared, took)
             if beside:  # rows that rest fall behind by as much

@@ -91,6 +91,7 @@ class Request:
         self.considered = -1  # the policy's round in which models were last considered for it
         self.waits = True  # where it begins among others that rest, until those wake
         self._rests_from = self.rests_until = 0  # rounds of the policy; the second is 0 where it does not rest
+        self.rests_alone = 0  # rounds of its own for which it rests, where it may depend on no other request
 
     @property
     def is_new(self) -> bool:
@@ -100,6 +101,15 @@ class Request:
     def rest(self, now: int, until: int) -> None:
         """Be plain in the policy's rounds from `now` to before `until`, unless woken."""
         self._rests_from, self.rests_until = now, until
+
+    def rest_alone(self) -> None:
+        """A round of `rests_alone` begins."""
+        self.rests_alone -= 1
+        self.rounds += 1
+        self.pace.add(1.0, 1.0)
+        self.above[0].add(1.0, 1.0)
+        for guard in self.guards:
+            guard.settle(1.0, 1.0)
 
     def rests(self, now: int) -> bool:
         """Whether it is plain in the policy's round `now`, as was decided before."""

@@ -106,6 +106,10 @@ class Rests:
         rest = [request.rests(now) and not decides for request in requests]
         if len(requests) > _REST and not all(rest):
             rest = self._with_new(requests, rest)
+        for at, request in enumerate(requests):
+            if request.rests_alone and not (fixed and fixed[at]):
+                rest[at] = True
+                request.rest_alone()
         if fixed:
             rest = [rests and not is_fixed for rests, is_fixed in zip(rest, fixed, strict=True)]
         for request, rests in zip(requests, rest, strict=True):
@@ -171,6 +175,12 @@ class Rests:
             elif not request.copied and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
         self.considers = True
+
+    def let_alone(self, row: Row) -> None:
+        """The same for a row that depends on no other request: its rests are counted in rounds of its own."""
+        request = row.request
+        if request.copied and not row.chosen.tokens and not self._models:
+            request.rests_alone = min(request.copying.rounds_left(request.rounds), _LONG_REST)
 
     def _until(self, rounds: int, count: int) -> int:
         """The round that ends a rest of so many rounds in a batch of `count` rows."""
