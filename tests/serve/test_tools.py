@@ -113,6 +113,7 @@ def test_results_go_back_to_the_model(server):
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 1}}]}, "tools.0.function.parameters"),
         ({"tools": [{"type": "function", "function": {"name": "a", "extra": 1}}]}, "tools.0.function.extra"),
+        ({"tools": [LEGS, LEGS]}, "tools"),
         ({"tools": [LEGS], "tool_choice": "some"}, "tool_choice"),
         ({"tools": [LEGS], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -200,6 +201,7 @@ def test_results_of_tools_in_messages(server):
     [
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0"),
         ({"tools": [{"name": "f", "input_schema": 5}]}, "tools.0.input_schema"),
+        ({"tools": [CLAUDES, CLAUDES]}, "tools"),
         ({"tools": [CLAUDES], "tool_choice": "any"}, "tool_choice.type"),
         ({"tools": [CLAUDES], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
@@ -257,6 +259,7 @@ def test_a_response_calls_a_function(client, choice):
     [
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
+        ({"tools": [FLAT, FLAT]}, "tools"),
         ({"tools": [FLAT], "tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": 5}]}, "input.0.output"),

@@ -129,8 +129,13 @@ def choose(tools: Sequence[Tool], choice: Any, parallel: bool) -> ToolSet | None
     """The tools that a ``tool_choice`` leaves.
 
     Raises:
-        ApiError: it is none, or names a tool that is not there.
+        ApiError: it is none, or names a tool that is not there; two tools have one name.
     """
+    names = [tool.name for tool in tools]
+    twice = next((index for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        message = f"tools.{twice} has the name {names[twice]!r}, as an earlier one: give each a name of its own"
+        raise ApiError(400, message, "tools")
     if choice == "none":
         return None
     if choice in (None, "auto", "required"):
