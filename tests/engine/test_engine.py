@@ -425,7 +425,7 @@ def test_messages_that_a_chat_template_refuses_fail_alone():
     assert [c.finish_reason for c in completions] == ["length", "error"]
     assert "users only" in str(completions[1].error)
     tokenizer.chat_template = "{% for"
-    with pytest.raises(PromptError, match=r"chat template of .* refuses the messages"):
+    with pytest.raises(PromptError, match=r"chat template that .* is used with does not work .*: mend it"):
         engine.generate(good)
 
 

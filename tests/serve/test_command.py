@@ -101,7 +101,7 @@ def test_a_grace_time_ends_what_still_runs(target):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
         connection.request("GET", "/", headers={"x-api-key": "from-environment"})
         response = connection.getresponse()
-        assert (response.status, b"no such path" in response.read()) == (404, True)
+        assert (response.status, b"there is no path" in response.read()) == (404, True)
         body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         headers = {"content-type": "application/json", "x-api-key": "from-environment"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
