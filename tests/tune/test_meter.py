@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tiny
-from foretoken import load
+from foretoken import Engine, load
 from foretoken.errors import ModelError
 from foretoken.tune import Candidate, Meter
 from foretoken.tune.candidates import PLAIN
@@ -25,6 +25,19 @@ def meter(tmp_path_factory):
     meter = Meter(load(tiny.tiny_llama(seed=1)), 30, {"runner": "hf"})
     meter.folder = folder
     return meter
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Sampling parameters of the outputs that are made."""
+    found, generate = [], Engine.generate
+
+    def spy(self, prompt, params):
+        found.append(params)
+        return generate(self, prompt, params)
+
+    monkeypatch.setattr(Engine, "generate", spy)
+    return found
 
 
 def test_what_a_text_takes(meter):
@@ -59,35 +72,19 @@ def test_candidates_share_a_drafter_and_not_its_trees(meter):
     assert meter._drafter(cascade).drafters[1] is drafter
 
 
-def test_the_number_of_tokens_is_free_where_it_is_chosen(meter, monkeypatch):
-    seeds = []
-    generate = type(meter._make(PLAIN)).generate
-
-    def spy(self, prompt, params):
-        seeds.append(params.seed)
-        return generate(self, prompt, params)
-
-    monkeypatch.setattr("foretoken.engine.engine.Engine.generate", spy)
+def test_the_number_of_tokens_is_free_where_it_is_chosen(meter, asked):
     meter.run(Candidate("prompt-lookup", "token", 3), turn(7, 1.0))
-    assert set(seeds) == {7}
-    seeds.clear()
+    assert {params.seed for params in asked} == {7}
+    asked.clear()
     meter.run(Candidate("prompt-lookup", "token", "auto"), turn(7, 1.0))
-    assert set(seeds) == {None}
+    assert {params.seed for params in asked} == {None}
 
 
-def test_the_first_output_of_each_kind_is_not_measured(meter, monkeypatch):
+def test_the_first_output_of_each_kind_is_not_measured(meter, asked):
     """Sampled drafts are compiled apart from greedy ones."""
-    lengths = []
-    generate = type(meter._make(PLAIN)).generate
-
-    def spy(self, prompt, params):
-        lengths.append(params.max_new_tokens)
-        return generate(self, prompt, params)
-
-    monkeypatch.setattr("foretoken.engine.engine.Engine.generate", spy)
     for temperature in (0.0, 0.0, 1.0, 0.7, 0.0):
         meter.run(Candidate("prompt-lookup", "token", 7), turn(1, temperature))
-    assert lengths == [16, 30, 30, 16, 30, 30, 30]
+    assert [params.max_new_tokens for params in asked] == [16, 30, 30, 16, 30, 30, 30]
 
 
 def test_what_does_not_fit_says_so(meter):

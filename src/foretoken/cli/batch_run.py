@@ -87,9 +87,11 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
         if before:
             screen.note(f"{before:,} of {total:,} requests have their answer already")
         if results.errors:
-            told = "1 of the answers is an error" if results.errors == 1 else f"{results.errors:,} answers are errors"
-            again = "it has its request" if results.errors == 1 else "they have their requests"
-            screen.note(f"{told}: without the line in {str(options.output)!r} {again} answered again", style="yellow")
+            screen.note(
+                f"answers that are errors: {results.errors:,}; delete their lines from {str(options.output)!r} to have "
+                "the requests answered again",
+                style="yellow",
+            )
         failed = 0
         if before < total:
             with _progress(screen, before, total) as advance:

@@ -146,7 +146,7 @@ def encode(
     if isinstance(prompt, str):
         _check_tokenizer(model)
         _check_text(prompt, "prompt")
-        _check_size(model, prompt, "prompt", model.max_length)
+        _check_size(model, tokenizer, prompt, "prompt", model.max_length)
         tokens = list(tokenizer(prompt).input_ids)
         if not tokens:
             raise PromptError("prompt is empty: give at least one character")
@@ -175,8 +175,8 @@ def encode_prediction(
     if isinstance(prediction, str):
         _check_tokenizer(model)
         _check_text(prediction, "prediction")
-        _check_size(model, prediction, "prediction", limits.prediction_tokens)
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
+        _check_size(model, tokenizer, prediction, "prediction", limits.prediction_tokens)
         tokens = list(tokenizer(prediction, add_special_tokens=False).input_ids) if prediction else []
     elif isinstance(prediction, AbstractSequence) and not isinstance(prediction, bytes | bytearray | memoryview):
         tokens = list(prediction)
@@ -219,7 +219,7 @@ def _chat(model: LanguageModel, messages: Any, tokenizer: Any, tools: list[dict[
             raise PromptError(f"the content of chat message {index} is {shown(content)}: give a string")
         if isinstance(content, str):
             _check_text(content, f"the content of chat message {index}")
-            _check_size(model, content, f"the content of chat message {index}", model.max_length)
+            _check_size(model, tokenizer, content, f"the content of chat message {index}", model.max_length)
     _check_tokenizer(model)
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as a string")
@@ -242,25 +242,24 @@ def _chat(model: LanguageModel, messages: Any, tokenizer: Any, tools: list[dict[
     return tokens
 
 
-def _check_size(model: LanguageModel, text: str, name: str, most: int) -> None:
+def _check_size(model: LanguageModel, tokenizer: Any, text: str, name: str, most: int) -> None:
     """Refuse a string that is far too long before it is tokenized, which takes seconds for some megabytes.
 
     Raises:
         PromptError: even if each of its tokens were `_SHRINKS` times as long as the longest one, which leaves room for
             tokenizers that drop characters, they would be more than `most`.
     """
-    if len(text) > most * _SHRINKS and len(text) > (longest := _longest_token(model)) * most * _SHRINKS:
+    if len(text) > most * _SHRINKS and len(text) > (longest := _longest_token(model, tokenizer)) * most * _SHRINKS:
         raise PromptError(
             f"{name} has {len(text):,} characters, {model.name} takes {most:,} tokens there, and its longest one has "
             f"{longest:,} characters: shorten it"
         )
 
 
-def _longest_token(model: LanguageModel) -> int:
-    """Characters of the longest token."""
+def _longest_token(model: LanguageModel, tokenizer: Any) -> int:
+    """Characters of the longest token; `tokenizer` is the model's, or this thread's copy of it."""
     found = _LONGEST.get(model)
     if found is None:
-        tokenizer: Any = model.tokenizer
         found = _LONGEST[model] = max(map(len, tokenizer.get_vocab())) if hasattr(tokenizer, "get_vocab") else 1 << 30
     return found
 
