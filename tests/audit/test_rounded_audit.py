@@ -43,7 +43,7 @@ def test_an_audit_of_a_rounded_target_passes():
     ("options", "named"),
     [
         (["--quantize", "int4"], "--quantize rounds the model that --target names"),
-        (["--quantize", "w8a8", "--target", "nowhere"], "use one of 'int8', 'int4'"),
+        (["--quantize", "w8a4", "--target", "nowhere"], "use one of 'int8', 'int4', 'w8a8', 'w4a8'"),
     ],
 )
 def test_what_can_not_be_rounded_is_refused_before_anything_is_loaded(options, named):

@@ -8,7 +8,7 @@ from typing import Any
 from foretoken.bench.records import Record
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_ROUNDED = {"int8": 1.0, "int4": 0.5625}
+_ROUNDED = {"int8": 1.0, "w8a8": 1.0, "int4": 0.5625, "w4a8": 0.5625}
 """Bytes of a weight by the target's `quantize`; of int4 with the scales of groups of 64."""
 
 

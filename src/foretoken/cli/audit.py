@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -84,11 +84,12 @@ def engine(
     from foretoken import Engine, verify
     from foretoken.audit import EngineSubject
     from foretoken.audit.world_corpus import world_index
+    from foretoken.models.native import Quantize
     from foretoken.policy.request import AUTO
 
     check_choice("--runner", runner, RUNNERS)
     if quantize is not None:
-        check_choice("--quantize", quantize, ("int8", "int4"))
+        check_choice("--quantize", quantize, get_args(Quantize))
         if real.target is None:
             raise ParameterError(
                 "--quantize rounds the model that --target names, and small worlds are exact: name one"

@@ -62,9 +62,9 @@ class LoadOptions:
     quantize: Annotated[
         str | None,
         typer.Option(
-            help="int8: round the target's weights to eight bits; int4: to four, in groups of 64; w8a8: to eight, and "
-            "the inputs of its layers too, which is faster with speculation. The output follows the rounded target's "
-            "distribution.",
+            help="int8: round the target's weights to eight bits; int4: to four, in groups of 64; w8a8 and w4a8: and "
+            "the inputs of its layers to eight, which is faster with speculation. The output follows the rounded "
+            "target's distribution.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),

@@ -35,7 +35,7 @@ def load(
     revision: str | None = None,
     name: str | None = None,
     runner: Runner = "auto",
-    quantize: Literal["int8", "int4", "w8a8", "auto"] | None = None,
+    quantize: native.Quantize | Literal["auto"] | None = None,
     backend: Literal["auto", "openvino", "torch"] = "auto",
     eager: bool = False,
     n_ctx: int | None = None,
@@ -66,8 +66,10 @@ def load(
             A transformers model runs on "hf" unless this is "native".
         quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; "int4" to four,
             in groups of up to 64 features with a scale each, the output layer aside, which gets eight. The model's
-            distribution is then that of the rounded weights. "w8a8" rounds what they are multiplied with too, and is
-            for drafters; so is "auto": "w8a8" where it is faster, else nothing. Native runner alone.
+            distribution is then that of the rounded weights. "w8a8" and "w4a8" round what they are multiplied with too,
+            to eight bits, as llama.cpp does, which makes passes over several tokens cheaper where the processor
+            multiplies eight-bit integers: OpenVINO alone. "auto" is for drafters: "w8a8" where it is faster, else
+            nothing. Native runner alone.
         backend: what the native runner computes with: "openvino", "torch", or "auto" for the fastest installed.
         eager: compile nothing: the native runner's torch runs operation by operation. Else, where OpenVINO doesn't run
             the model, torch compiles the layers for the processor, once on a machine.

@@ -16,7 +16,7 @@ from foretoken.models.native.int4 import GROUP, LEAST_GROUP, Int4Weights, group_
 from foretoken.models.native.linear import quantised
 from foretoken.models.native.packed import PackedMatrix
 from foretoken.models.native.spec import spec_of
-from foretoken.models.processor import position_share
+from foretoken.models.processor import multiplies_int8, position_share
 from models.native.checkpoints import MODELS, plain, skip_unless_usable
 from models.reference import walk
 
@@ -172,6 +172,24 @@ def test_it_is_another_model_than_the_checkpoints_in_every_dtype(name, dtype, ba
     error = (found - exact).abs().mean() / exact.std()
     assert error < (1e-5 if dtype is torch.float32 else 0.02)
     assert (plain(module.float(), TEXT) - exact).abs().mean() / exact.std() > 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inputs_in_eight_bits_give_nearly_the_same_scores(dtype):
+    """Where the processor multiplies eight-bit integers: nowhere else are they rounded."""
+    skip_unless_usable("openvino", dtype)
+    # Layers as wide as real ones: the runtime rounds no inputs of very small ones.
+    module = tiny.tiny_llama(hidden_size=256, head_dim=64, intermediate_size=512, num_attention_heads=4).to(dtype)
+    model = load(module, runner="native", quantize="w4a8")
+    exact = load(module, runner="native", quantize="int4")
+    assert (model.quantize, model.weight_bytes) == ("w4a8", exact.weight_bytes)
+    ours, theirs = scores(model, TEXT), scores(exact, TEXT)
+    error = ((ours - theirs).square().mean().sqrt() / theirs.std()).item()
+    assert error < 0.05
+    if multiplies_int8() and dtype is torch.float32:
+        assert error > 1e-4
+    with pytest.raises(ModelError, match=r"w4a8, which OpenVINO alone does .*use 'int4'"):
+        load(module, runner="native", backend="torch", quantize="w4a8")
 
 
 @pytest.mark.parametrize("name", MODELS_HERE)

@@ -100,6 +100,9 @@ class WeightNodes:
 
     def _quantised(self, weight: Tensor) -> Any:
         rounded, scale = quantised(weight)
+        if weight.shape[1] % 2:
+            # In bfloat16 the runtime multiplies integers in pairs, and reads beyond the end of rows of odd widths.
+            return self._widened((rounded * scale[:, None]).to(weight.dtype))
         widened = ops.convert(self._constant(rounded), "f32")
         return ops.multiply(widened, self._constant(scale[:, None].contiguous()))
 

@@ -13,9 +13,15 @@ from foretoken.errors import ModelError, check_choice
 from foretoken.models.native.checkpoint import Matrix
 from foretoken.models.processor import multiplies_bfloat16
 
-Quantize = Literal["int8", "int4", "w8a8"]
-"""Eight bits for the weights, four (see `int4.py`), or eight, and what they are multiplied with too, group by group as
-it comes."""
+Quantize = Literal["int8", "int4", "w8a8", "w4a8"]
+"""Eight bits for the weights, or four (see `int4.py`); with "a8" eight for what they are multiplied with, too, group by
+group as it comes."""
+
+FOUR_BITS = ("int4", "w4a8")
+"""Those whose weights are `Int4Weights`."""
+
+ROUNDED_INPUTS = ("w8a8", "w4a8")
+"""Those whose layers' inputs are rounded; OpenVINO alone has them."""
 
 Linear = Callable[[Tensor], Tensor]
 """``[…, in]`` to ``[…, out]``, in the dtype of what is given."""

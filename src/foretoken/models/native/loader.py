@@ -17,7 +17,7 @@ from foretoken.models.native import gguf_weights
 from foretoken.models.native.checkpoint import Folder, Module, TensorSource, Weights
 from foretoken.models.native.compiled import compiled
 from foretoken.models.native.int4 import Int4Weights
-from foretoken.models.native.linear import Quantize, check_quantize
+from foretoken.models.native.linear import FOUR_BITS, ROUNDED_INPUTS, Quantize, check_quantize
 from foretoken.models.native.runner import Backend, NativeModel
 from foretoken.models.native.spec import refusal as refusal_of_config
 from foretoken.models.native.spec import spec_of
@@ -44,9 +44,9 @@ class Options:
     """How a model is to run.
 
     Attributes:
-        quantize: "int8" to round the weights of linear layers to eight bits, "int4" to four; "w8a8" to round what they
-            are multiplied with too, in eight bits; None to leave them as they are; "auto" for "w8a8" where it is
-            faster, for drafters: it changes the model's distribution.
+        quantize: "int8" to round the weights of linear layers to eight bits, "int4" to four; "w8a8" and "w4a8" to round
+            what they are multiplied with too, to eight bits; None to leave them as they are; "auto" for "w8a8" where it
+            is faster, for drafters: it changes the model's distribution.
         backend: "auto" for the fastest that is installed.
         eager: nothing is compiled: torch runs operation by operation.
 
@@ -118,7 +118,7 @@ def build(
         ModelError: weights are missing or have wrong shapes.
     """
     tensors: TensorSource = Folder(source) if isinstance(source, Path) else Module(source)
-    weights = (Int4Weights if options.quantize == "int4" else Weights)(spec_of(config), tensors, name, dtype)
+    weights = (Int4Weights if options.quantize in FOUR_BITS else Weights)(spec_of(config), tensors, name, dtype)
     if weights.unused:
         warnings.warn(
             f"{name} holds {len(weights.unused)} weights that a {weights.spec.family} model of its config.json has no "
@@ -189,8 +189,9 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
                 warnings.warn(f"torch runs {name}, slower than OpenVINO would: {reason}", stacklevel=4)
     if options.backend == "openvino":
         raise ModelError(f"backend 'openvino' can't be used here: {reason}; or use backend='torch'")
-    if quantize == "w8a8":
-        raise ModelError(f"{name} can't be quantised to w8a8, which OpenVINO alone does ({reason}): use 'int8'")
+    if quantize in ROUNDED_INPUTS:
+        instead = "int4" if quantize in FOUR_BITS else "int8"
+        raise ModelError(f"{name} can't be quantised to {quantize}, which OpenVINO alone does ({reason}): use {instead!r}")
     compiles = device.type == "cpu" and not options.eager and weights.spec.layers > 1
     return TorchBackend(weights, device, dtype, quantize, compiled(weights.spec, dtype) if compiles else None)
 

@@ -25,7 +25,7 @@ from foretoken.models.native.chaining import (
 )
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, CompileOptions, GraphKey
-from foretoken.models.native.linear import Quantize
+from foretoken.models.native.linear import ROUNDED_INPUTS, Quantize
 from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
 from foretoken.models.native.openvino_graph import DecoderGraph, fix_width
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
@@ -92,7 +92,8 @@ class OpenVinoBackend:
     Args:
         weights: of the checkpoint.
         dtype: of weights: float32 or bfloat16.
-        quantize: "int8" for linear layers of eight bits, "w8a8" for inputs of eight bits too, "int4" for `Int4Weights`.
+        quantize: "int8" for linear layers of eight bits, "int4" for `Int4Weights`; "w8a8" and "w4a8" for inputs of eight
+            bits too.
         network: what is run; None for the decoder of the weights.
     """
 
@@ -115,7 +116,7 @@ class OpenVinoBackend:
         self._layers: int | None = None  # that are run; all
         size = weights.bytes()
         least = least_for(size, bfloat16=dtype is torch.bfloat16 and quantize is None)
-        rounds = quantize == "w8a8" or weights.rounds_inputs
+        rounds = quantize in ROUNDED_INPUTS or weights.rounds_inputs
         self.prefill_tokens = _PREFILL_ROUNDED if rounds else None
         self._options = CompileOptions(dtype, cache_dtype, rounds, torch.get_num_threads(), patience_for(size), least)
         self.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
