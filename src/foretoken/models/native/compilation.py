@@ -21,7 +21,6 @@ from foretoken.models.native.openvino_graph import DecoderGraph
 from foretoken.models.native.paging import BlockPool
 from foretoken.models.widths import PassWidths
 
-_INPUT_GROUP = 32
 _PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -51,14 +50,15 @@ class CompileOptions:
     Attributes:
         dtype: what they compute in: float32 or bfloat16.
         cache_dtype: of keys and values: `dtype`, or float16 for float32.
-        rounds_inputs: what linear layers multiply their weights with is rounded to eight bits, group by group.
+        input_group: features that share a scale where the inputs of linear layers are rounded to eight bits; 0 where
+            they keep their precision.
         threads: of the runtime.
         patience, least: of `PassWidths`; chains have no least width.
     """
 
     dtype: torch.dtype
     cache_dtype: torch.dtype
-    rounds_inputs: bool
+    input_group: int
     threads: int
     patience: int
     least: int = 1
@@ -82,8 +82,7 @@ class CompiledGraph:
         settings = {
             "INFERENCE_PRECISION_HINT": _PRECISIONS[options.dtype],
             "KV_CACHE_PRECISION": _PRECISIONS[options.cache_dtype],
-            # Features of a layer's input that share a scale, in eight bits; with 0 they keep their precision.
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(_INPUT_GROUP if options.rounds_inputs else 0),
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(options.input_group),
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": str(options.threads),
             "ENABLE_CPU_PINNING": "NO",

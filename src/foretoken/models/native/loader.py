@@ -191,7 +191,9 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
         raise ModelError(f"backend 'openvino' can't be used here: {reason}; or use backend='torch'")
     if quantize in ROUNDED_INPUTS:
         instead = "int4" if quantize in FOUR_BITS else "int8"
-        raise ModelError(f"{name} can't be quantised to {quantize}, which OpenVINO alone does ({reason}): use {instead!r}")
+        raise ModelError(
+            f"{name} can't be quantised to {quantize}, which OpenVINO alone does ({reason}): use {instead!r}"
+        )
     compiles = device.type == "cpu" and not options.eager and weights.spec.layers > 1
     return TorchBackend(weights, device, dtype, quantize, compiled(weights.spec, dtype) if compiles else None)
 
