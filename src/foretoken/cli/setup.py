@@ -182,12 +182,14 @@ def _make_drafter(options: ModelOptions, target: LanguageModel) -> Drafter:
 
 def load_target(options: LoadOptions) -> LanguageModel:
     """The target that the options name, loaded."""
+    from foretoken.drafters.factory import names_model
     from foretoken.models import load
     from foretoken.models.tiny_pair import load_part
 
     if options.target is None:
         return load_part("target", **load_options(options))
-    return load(options.target, **load_options(options))
+    drafted = isinstance(options, ModelOptions) and names_model(options.drafter)
+    return load(options.target, drafted=drafted, **load_options(options))
 
 
 def drafter_options(options: LoadOptions) -> dict[str, Any]:

@@ -111,6 +111,19 @@ def make_drafter(
     return _of_model(model, target, tree, vocab)
 
 
+def names_model(drafter: Any) -> bool:
+    """Whether a drafter, as `make_drafter` takes it, is a language model or has one among its parts."""
+    if isinstance(drafter, list | tuple):
+        return any(map(names_model, drafter))
+    if isinstance(drafter, str) and not os.path.exists(drafter) and "," in drafter:
+        return any(names_model(part.strip()) for part in drafter.split(","))
+    if isinstance(drafter, Drafter):
+        return bool(drafter.models)
+    if drafter is None or drafter in (AUTO, "") or (isinstance(drafter, str) and is_name(drafter)):
+        return drafter == DraftModel.name
+    return not (isinstance(drafter, str | Path) and kind_of(drafter) is not None)
+
+
 def _automatic(target: LanguageModel, load_options: Mapping[str, Any]) -> list[Drafter]:
     """What drafts for a target that was loaded without a word about drafters, the cheapest first."""
     folder = Path(target.name)

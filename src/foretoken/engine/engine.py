@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 
 from foretoken import verify
 from foretoken.drafters import Drafter, Vocab
+from foretoken.drafters.factory import names_model
 from foretoken.drafters.tree_plan import Tree, plan_of
 from foretoken.engine import settings
 from foretoken.engine.arguments import request_of, requests_of
@@ -98,7 +99,7 @@ class Engine:
             tree = plan_of(tree)
         limit = None if cache_memory is None else parse_bytes(cache_memory)
         self.limits = check_limits(limits)
-        self.target: LanguageModel = load(target, **load_options)
+        self.target: LanguageModel = load(target, **{"drafted": names_model(drafter), **load_options})
         self._loops = Loops(
             self.target,
             reuse_prefixes=check_flag("reuse_prefixes", reuse_prefixes),

@@ -25,6 +25,8 @@ def load_gguf(
     llama: gguf.Options,
     tokenizer: Any | None,
     kwargs: dict[str, Any],
+    *,
+    drafted: bool = False,
 ) -> LanguageModel:
     """Load a GGUF file.
 
@@ -36,6 +38,7 @@ def load_gguf(
         llama: of llama.cpp's.
         tokenizer: used in place of the file's own.
         kwargs: options of transformers, which are refused.
+        drafted: a model drafts for it.
 
     Raises:
         ModelError: an option is not for GGUF files or the runner, or the file is broken, or none that writes text.
@@ -48,7 +51,7 @@ def load_gguf(
     header = gguf.read_header(parts)
     reason = _refusal(header, options, llama)
     if reason is None and runner == "auto":
-        reason = _slower(header, options)
+        reason = _slower(header, options, drafted)
     if reason is not None:
         if runner == "native":
             raise ModelError(f"{name} can't run natively: {reason}; or use runner='auto' or 'gguf'")
@@ -80,12 +83,12 @@ def _check_options(name: str, runner: str, options: native.Options, kwargs: dict
         )
 
 
-def _slower(header: Header, options: native.Options) -> str | None:
+def _slower(header: Header, options: native.Options, drafted: bool) -> str | None:
     """Why a file that can run natively should not."""
     if gguf.uses_gpu():
         return "llama.cpp has a GPU"
     # Drafters are loaded with "auto": a chain of drafts is one call natively.
-    return None if options.quantize == "auto" else native.slow_without_drafts(header)
+    return None if options.quantize == "auto" else native.slow(header, drafted=drafted)
 
 
 def _refusal(header: Header, options: native.Options, llama: gguf.Options) -> str | None:

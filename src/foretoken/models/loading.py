@@ -35,6 +35,7 @@ def load(
     revision: str | None = None,
     name: str | None = None,
     runner: Runner = "auto",
+    drafted: bool = False,
     quantize: native.Quantize | Literal["auto"] | None = None,
     backend: Literal["auto", "openvino", "torch"] = "auto",
     eager: bool = False,
@@ -64,6 +65,8 @@ def load(
             GGUF files: "gguf" runs any on llama.cpp, "native" those of Llama, Qwen2 and Qwen3 on OpenVINO, and "auto"
             is "native" where it can be and is not slower without drafts, if no option is for llama.cpp.
             A transformers model runs on "hf" unless this is "native".
+        drafted: a model is going to draft for it, as `Engine` knows of its target: "auto" then takes the runner on
+            which several tokens cost least, though plain decoding may be slower there. For GGUF files.
         quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; "int4" to four,
             in groups of up to 64 features with a scale each, the output layer aside, which gets eight. The model's
             distribution is then that of the rounded weights. "w8a8" and "w4a8" round what they are multiplied with too,
@@ -89,7 +92,7 @@ def load(
     """
     check_tokenizer(tokenizer)
     check_choice("runner", runner, get_args(Runner), ModelError)
-    for flag, value in (("trust_remote_code", trust_remote_code), ("mmap", mmap)):
+    for flag, value in (("trust_remote_code", trust_remote_code), ("mmap", mmap), ("drafted", drafted)):
         check_flag(flag, value, ModelError)
     if name is not None and not isinstance(name, str):
         raise ModelError(f"name is {shown(name)}: give a string")
@@ -111,7 +114,7 @@ def load(
     file = gguf.find(model)
     if file is not None:
         given = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-        return load_gguf(file, name or str(model), runner, options, llama, given, kwargs)
+        return load_gguf(file, name or str(model), runner, options, llama, given, kwargs, drafted=drafted)
     if runner == "gguf":
         raise ModelError(f"{shown(model)} is no GGUF file, which runner='gguf' is for: leave it out")
     source = locate(model)

@@ -328,3 +328,24 @@ def test_rounded_files_need_products_of_eight_bit_integers(rounded_file, monkeyp
     assert gguf_weights.refusal(header) is None
     monkeypatch.setattr(gguf_weights, "multiplies_int8", lambda: False)
     assert "(VNNI)" in gguf_weights.refusal(header)
+
+
+def test_targets_that_a_model_drafts_for_run_where_several_tokens_cost_least(rounded_file, files, monkeypatch):
+    path = rounded_file("Q4_0")[1]
+    monkeypatch.setattr(gguf_weights, "multiplies_int8", lambda: True)
+    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", 100_000)
+    small = files("small draft", lambda: tiny_llama(64))[1]
+    runners = {
+        drafter: type(Engine(path, drafter).target)
+        for drafter in ("auto", None, "lookup", "prompt-lookup,suffix", f"auto,{small}", small, str(small))
+    }
+    without = ["auto", None, "lookup", "prompt-lookup,suffix"]
+    assert runners == {drafter: GgufModel if drafter in without else NativeModel for drafter in runners}
+    model = load(small)
+    assert isinstance(Engine(path, ["auto", model]).target, NativeModel)
+    assert isinstance(Engine(path, small, runner="gguf").target, GgufModel)
+    assert isinstance(Engine(path, small, drafted=False).target, GgufModel)
+    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", path.stat().st_size)  # few weights lie in the caches
+    assert isinstance(Engine(path, small).target, GgufModel)
+    with pytest.raises(ModelError, match="drafted"):
+        load(path, drafted="yes")

@@ -34,9 +34,11 @@ from foretoken.models.native.rope import Rotary
 from foretoken.models.widths import PassWidths, least_for, patience_for
 
 _INPUT_GROUP = 32
-"""Features of a layer's input that share a scale where inputs are rounded, but for `Int4Weights`, whose own groups are
-theirs: a 500M model of these took 12.0, 12.6, 14.9 and 22.0 ms over 1, 4, 8 and 16 tokens, and 12.0, 13.0, 16.3 and 25.2
-with 32."""
+"""Features of a layer's input that share a scale where inputs are rounded.
+
+With `Int4Weights` it is their own groups: a 500M model of these took 12.0, 12.6, 14.9 and 22.0 ms over 1, 4, 8 and 16
+tokens, and 12.0, 13.0, 16.3 and 25.2 with groups of 32.
+"""
 
 _PREFILL_ROUNDED = 128
 """Tokens of a prefill pass over rounded weights: what lies between layers takes memory for each of them.
@@ -98,8 +100,8 @@ class OpenVinoBackend:
     Args:
         weights: of the checkpoint.
         dtype: of weights: float32 or bfloat16.
-        quantize: "int8" for linear layers of eight bits, "int4" for `Int4Weights`; "w8a8" and "w4a8" for inputs of eight
-            bits too.
+        quantize: "int8" for linear layers of eight bits, "int4" for `Int4Weights`; "w8a8" and "w4a8" for inputs of
+            eight bits too.
         network: what is run; None for the decoder of the weights.
     """
 

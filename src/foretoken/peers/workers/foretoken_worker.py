@@ -14,7 +14,7 @@ from protocol import NEUTRAL, Result, Runner, serve, shaping, timed  # type: ign
 
 
 def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
-    """Models are loaded when a mode first needs them, the target once."""
+    """Models are loaded when a mode first needs them, the target once for each runner."""
     import torch
 
     import foretoken
@@ -23,15 +23,17 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     extra = dict(options["options"])
     verifier, quantize_drafter = extra.pop("verifier", "auto"), extra.pop("quantize_drafter", "auto")
     load = {"dtype": options["dtype"], "device": options["device"], **extra}
-    loaded: dict[str, Any] = {}
+    loaded: dict[Any, Any] = {}
     engines: dict[tuple[str, Any], foretoken.Engine] = {}
 
-    def model(part: str) -> Any:
-        if part not in loaded:
+    files = Path(options["target"]).suffix == ".gguf"  # whose runner depends on what drafts
+
+    def model(part: str, drafted: bool = False) -> Any:
+        if (part, drafted) not in loaded:
             rounding = None if quantize_drafter == "none" else quantize_drafter
-            own = {"quantize": rounding} if part == "drafter" else {}
-            loaded[part] = foretoken.load(options[part], **{**load, **own})
-        return loaded[part]
+            own = {"quantize": rounding} if part == "drafter" else {"drafted": drafted}
+            loaded[part, drafted] = foretoken.load(options[part], **{**load, **own})
+        return loaded[part, drafted]
 
     def engine(mode: str, k: Any) -> foretoken.Engine:
         if (mode, k) not in engines:
@@ -39,7 +41,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             parts = [model("drafter") if word == "draft-model" else word for word in words]
             drafter = None if mode == "plain" else parts if len(parts) > 1 else parts[0]
             engines[mode, k] = foretoken.Engine(
-                model("target"),
+                model("target", drafted=files and "draft-model" in words),
                 drafter,
                 verifier,
                 k or 0,
