@@ -185,9 +185,7 @@ class Cascade(Drafter):
             rows[index] = self._row(batch, index, states[index], limits[index], offered[index])
         self.policy.extends = [drafter.extends for drafter in self._sources]
         free = [rows[index] for index in awake if rows[index].room > 0]
-        # Where a row alone has passes of their own, a change between them costs nothing.
-        changes = widths is not None and not (alone and widths.narrow)
-        passes = (widths.last, widths.least) if widths is not None and changes else None
+        passes = (widths.last, widths.least) if widths is not None else None
         self.policy.costs.runs_alone_at(widths.narrow if widths is not None else ())
         width = self.policy.choose(free, passes, size - len(free))
         if len(self.drafters) < 2 and any(exact):

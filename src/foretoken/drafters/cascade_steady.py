@@ -110,7 +110,7 @@ class SteadyRounds:
     def _choose(self, most: int, widths: PassWidths | None) -> int:
         """How many tokens are verified; returns how wide the pass is to be, 0 where it does not matter."""
         self._tokens, self._gain = 0, 0.0
-        if widths is None or widths.narrow:
+        if widths is None:
             for offer, _, _ in self._offered:
                 self._tokens, self._gain = self._prices.best(Copies.of(self._row, offer), most)
             return 0

@@ -282,16 +282,26 @@ def test_models_of_many_weights_have_none(monkeypatch):
     assert load(tiny.tiny_llama(), runner="native", backend="openvino").exit_after(1).backend.narrow is None
 
 
-def test_a_row_alone_has_narrow_passes_without_changes():
+def test_a_row_alone_has_narrow_passes_and_changes_between_their_graphs():
     widths = PassWidths(8)
     assert widths.plan(3, 0, alone=True) == (3, True)
-    widths.narrow = (1, 4)
-    assert [widths.plan(size, 0, alone=True) for size in (1, 2, 4)] == [(1, False), (4, False), (4, False)]
-    assert widths.plan(5, 0, alone=True) == (5, True)
-    assert widths.plan(3, 0) == (3, True)
+    widths.narrow = (1, 4, 9)
+    found = []
+    for size, wanted in ((1, 0), (1, 0), (2, 0), (4, 0), (1, 4), (3, 6), (1, 1), (9, 2)):
+        planned = widths.plan(size, wanted, alone=True)
+        found.append((*planned, widths.narrow_for(size)))
+    expected = [(1, True), (1, False), (4, True), (4, False), (4, False), (9, True), (1, True), (9, True)]
+    assert found == [(width, changed, width) for width, changed in expected]
+    assert widths.plan(9, 12, alone=True) == (9, False)  # none is as wide as that
+    assert widths.narrow_for(9) == 9
+    assert widths.plan(3, 9, alone=True) == (9, False)
+    assert widths.narrow_for(10) == 0  # another pass than was planned
+    assert widths.narrow_for(3) == 4
+    assert widths.plan(10, 0, alone=True) == (10, True)
+    assert widths.plan(3, 0) == (4, False)
 
 
-def test_the_policy_plans_no_widths_for_a_row_that_has_narrow_passes(monkeypatch):
+def test_the_policy_plans_the_widths_of_a_row_that_has_narrow_passes(monkeypatch):
     model = load(tiny.tiny_llama(), runner="native", backend="openvino")
     cascade = Cascade([Lookup()], costs=[0.0])
     told, choose = [], Policy.choose
@@ -304,7 +314,12 @@ def test_the_policy_plans_no_widths_for_a_row_that_has_narrow_passes(monkeypatch
         told.clear()
         engine.generate([1, 2, 3, 4] * 4, params)
         assert told
-        assert all((passes is None) == is_narrow for passes in told)
+        assert None not in told
+        if is_narrow:  # the first pass was the prompt's
+            narrow = model.backend.pass_widths(()).narrow
+            found = {last for last, _ in told if last <= narrow[-1]}
+            assert found
+            assert found <= set(narrow)
     told.clear()
     engine.generate([[1, 2, 3, 4] * 4] * 2, params)
     assert None not in told

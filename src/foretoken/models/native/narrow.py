@@ -62,11 +62,7 @@ class NarrowGraphs:
         """The graph for a pass over these feeds; None if it is not one of few tokens of one row, or has no graph."""
         if len(feeds) > 1:
             return None
-        for width, graph in self._passes.items():
-            if len(feeds[0].tokens) <= width:
-                self._widths.hold(0)
-                return graph
-        return None
+        return self._passes.get(self._widths.narrow_for(len(feeds[0].tokens)))
 
     def took(self, feeds: Sequence[Feed], seconds: float) -> None:
         """A pass over these feeds took so long: graphs that would have been faster are made beside it, once due."""
