@@ -119,7 +119,9 @@ def names_model(drafter: Any) -> bool:
         return any(names_model(part.strip()) for part in drafter.split(","))
     if isinstance(drafter, Drafter):
         return bool(drafter.models)
-    if drafter is None or drafter in (AUTO, "") or (isinstance(drafter, str) and is_name(drafter)):
+    if drafter is None:
+        return False
+    if isinstance(drafter, str) and (drafter in (AUTO, "") or is_name(drafter)):
         return drafter == DraftModel.name
     return not (isinstance(drafter, str | Path) and kind_of(drafter) is not None)
 
