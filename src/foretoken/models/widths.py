@@ -45,7 +45,7 @@ class PassWidths:
         least: no pass is narrower.
 
     Attributes:
-        last: the width of the last pass; 0 before the first. Narrow ones don't count.
+        last: the width of the last pass, narrow ones included; 0 before the first.
         narrow: widths, in rising order, of which passes over one row have graphs of their own. A change between them
             costs something, too: each holds the weights once more, and those of one that ran before lie in the
             processor's caches. On one that keeps 32 MB there, passes of 17 MB of weights over 1 and 6 tokens took 0.66
@@ -84,7 +84,10 @@ class PassWidths:
         return wide if wide > self.least else tokens, wide != self.last
 
     def narrow_for(self, tokens: int) -> int:
-        """Which of the `narrow` widths the next pass has, over so many tokens of one row; 0 for none of them."""
+        """Which of the `narrow` widths the next pass has, over so many tokens of one row; 0 for none of them.
+
+        A width that was planned is for this pass alone, whether it fits or not.
+        """
         planned, self._planned = self._planned, 0
         exact = next((size for size in self.narrow if size >= tokens), 0)
         width = planned if exact and planned >= tokens else exact

@@ -301,6 +301,20 @@ def test_a_row_alone_has_narrow_passes_and_changes_between_their_graphs():
     assert widths.plan(3, 0) == (4, False)
 
 
+def test_a_planned_width_is_for_the_next_pass_alone(run):
+    model = runs_narrow(load(tiny.tiny_llama(), runner="native", backend="openvino"))
+    alone, both = open_with(model, TEXT[:9]), model.open(2)
+    widths = model.backend.pass_widths(())
+    for cache, expected in ((alone, [9]), (alone, [1]), (both, [None]), (alone, [1])):
+        if expected != [1]:
+            assert widths.plan(1, 9, alone=True)[0] == 9
+        run.clear()
+        scores(model, cache, TEXT[:1])
+        assert run == expected
+        rows = len(cache.rows)
+        cache.commit(torch.zeros((rows, 0), dtype=torch.int64), torch.zeros(rows, dtype=torch.int64))
+
+
 def test_the_policy_plans_the_widths_of_a_row_that_has_narrow_passes(monkeypatch):
     model = load(tiny.tiny_llama(), runner="native", backend="openvino")
     cascade = Cascade([Lookup()], costs=[0.0])

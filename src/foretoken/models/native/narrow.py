@@ -60,9 +60,9 @@ class NarrowGraphs:
 
     def for_pass(self, feeds: Sequence[Feed]) -> CompiledGraph | None:
         """The graph for a pass over these feeds; None if it is not one of few tokens of one row, or has no graph."""
-        if len(feeds) > 1:
-            return None
-        return self._passes.get(self._widths.narrow_for(len(feeds[0].tokens)))
+        # Of several rows none fits, and what was planned for one row is over.
+        tokens = len(feeds[0].tokens) if len(feeds) == 1 else WIDTHS[-1] + 1
+        return self._passes.get(self._widths.narrow_for(tokens))
 
     def took(self, feeds: Sequence[Feed], seconds: float) -> None:
         """A pass over these feeds took so long: graphs that would have been faster are made beside it, once due."""
