@@ -101,8 +101,8 @@ class WeightNodes:
     def _quantised(self, weight: Tensor) -> Any:
         rounded, scale = quantised(weight)
         if weight.shape[1] % 2:
-            # In bfloat16 the runtime's products of eight-bit weights are wrong for odd widths: with 67 features scores were
-            # off by 0.15 of their deviation, and by 0.03 with 64.
+            # In bfloat16 the runtime's products of eight-bit weights are wrong for odd widths: with 67 features scores
+            # were off by 0.15 of their deviation, and by 0.03 with 64.
             return self._widened((rounded * scale[:, None]).to(weight.dtype))
         widened = ops.convert(self._constant(rounded), "f32")
         return ops.multiply(widened, self._constant(scale[:, None].contiguous()))
