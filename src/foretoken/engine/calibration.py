@@ -6,9 +6,9 @@ measured, and what is compiled or allocated in a first round is ready before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
-from time import perf_counter
+from statistics import median
 
 import torch
 
@@ -25,9 +25,8 @@ from foretoken.sampling import SamplingParams
 from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
 
-SECONDS = 0.5
-"""A further sweep begins if it is likely to end within half of this after the first one, which may compile: a budget,
-by hand."""
+SECONDS = 0.25
+"""Time for the second sweep over kinds of rounds, of which the first one may compile: a budget, by hand."""
 
 _WIDE = 8  # draft tokens of the widest pass that is always measured
 _WIDEST = LARGEST
@@ -37,7 +36,11 @@ _DRAFTED = (1, 3, 5)
 """Draft lengths with which drafters are measured. Without the 3, new engines of a small pair took passes over four
 positions for 1.26 to 1.52 plain ones, which take 1.21, and stopped to draft where it paid."""
 _IDLE = 2  # first rounds of a kind: the prompt's, and one whose pass is not as wide as that
-_REPEATS, _SWEEPS = 2, 3  # rounds of each kind that are measured, and how often
+_REPEATS = 2  # rounds of each kind that are measured in the first sweep
+_LEAST, _MOST = 6, 12
+"""Rounds of each kind in the second sweep. With the two after the first two alone, plain rounds were taken to be too
+slow beside others: after a pass of another width they get faster for some five rounds, 2.0, 1.6, 1.4, 1.3 and 1.2 ms
+with 20 MB of weights, since those lie in the processor's caches by then; wider ones from 2.6 to 2.1 ms."""
 _PROMPT = (1, 2, 3, 4)
 _SEED = 0x5EED_0F_CA11B
 
@@ -60,7 +63,6 @@ def calibrate(
     *,
     sampled: bool,
     limits: Limits = DEFAULT_LIMITS,
-    clock: Callable[[], float] = perf_counter,
 ) -> None:
     """Measure a target and its drafters where that has not been done, and compile what sampling needs.
 
@@ -70,62 +72,68 @@ def calibrate(
         verifier: of the requests to come.
         sampled: the requests to come are sampled, not greedy.
         limits: of the loops.
-        clock: seconds, for `SECONDS`.
     """
     params = SamplingParams(temperature=1.0 if sampled else 0.0, max_new_tokens=256, ignore_eos=True)
     models = [at for at, free in enumerate(cascade.free) if not free]
     kinds: list[tuple[int, int]] = [(-1, 0), *((at, length) for length in _DRAFTED for at in models), (-1, _WIDE)]
-    found: dict[tuple[int, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    measured, changes = 0 if cascade.measured else _REPEATS, list[float]()
-    begun: float | None = None  # of the second sweep
-    for _ in range(_SWEEPS):
-        for kind in kinds:
-            at, length = kind
-            drafter = cascade.drafters[at] if at >= 0 else _Filler()
-            rounds = [*_rounds(target, drafter, length, verifier, params, limits, _IDLE + measured)]
-            found[kind] += rounds[_IDLE:]
-            if kind == (-1, _WIDE) and len(rounds) > _IDLE:
-                changed, *later = (seconds - drafting for seconds, drafting in rounds[_IDLE - 1 :])
-                changes.append(changed - min(later))
-        if cascade.measured:
-            return
-        usual = (_IDLE + _REPEATS) * sum(min(rounds)[0] for rounds in found.values() if rounds)
-        begun = clock() if begun is None else begun
-        if clock() - begun + usual > SECONDS / 2:
-            break
+    count = _IDLE + (0 if cascade.measured else _REPEATS)
+    found = {kind: [*_rounds(target, cascade, kind, verifier, params, limits, count)] for kind in kinds}
+    if cascade.measured:
+        return
+    usual = sum(min(seconds for seconds, _ in rounds) for rounds in found.values() if rounds)
+    count = min(int(SECONDS / max(usual, 1e-6)), _MOST)
+    swept = count >= _LEAST
+    if swept:
+        found = {kind: [*_rounds(target, cascade, kind, verifier, params, limits, count)] for kind in kinds}
     points: list[tuple[int, float]] = []
     calls: list[list[tuple[int, float]]] = [[] for _ in cascade.drafters]
+    changes: list[float] = []
     for (at, length), rounds in found.items():
-        if rounds:
-            # The minimum: other work on the machine only makes rounds longer.
+        measured = rounds[_IDLE:]
+        if measured:
+            passing = _typical([seconds - drafting for seconds, drafting in measured])
             if at >= 0:
-                calls[at].append((length, min(drafting for _, drafting in rounds)))
+                calls[at].append((length, _typical([drafting for _, drafting in measured])))
             if at < 0 or not cascade.drafters[at].trees:
-                points.append((length + 1, min(seconds - drafting for seconds, drafting in rounds)))
-    if (_IDLE + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS / 2:
-        rounds = [*_rounds(target, _Filler(), _WIDEST, verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
+                points.append((length + 1, passing))
+            seconds, drafting = rounds[_IDLE - 1]
+            changes.append(seconds - drafting - passing)
+    if (_IDLE + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS:
+        rounds = [*_rounds(target, cascade, (-1, _WIDEST), verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
         if rounds:
-            points.append((1 + _WIDEST, min(seconds - drafting for seconds, drafting in rounds)))
-    change = 0.0
-    if len(changes) > 1 and target.pass_widths(cascade.hidden_layers):
-        # What had to be compiled was in the first sweep. A change takes no longer than the pass.
-        change = max(min(*changes, Line.through(points)(1)), 0.0)
-    cascade.measure(points, calls, change)
+            points.append((1 + _WIDEST, _typical([seconds - drafting for seconds, drafting in rounds])))
+    # Where nothing but the first sweep was run, changes have compilation in them.
+    change = median(changes) if swept and target.pass_widths(cascade.hidden_layers) else 0.0
+    cascade.measure(points, calls, max(change, 0.0))
+
+
+def _typical(seconds: AbstractSequence[float]) -> float:
+    """The mean, to which a round that other work on the machine slows down adds no more than a third of the median.
+
+    Not the least: a pass whose weights stay in the processor's caches is fast until other work throws them out. Of
+    fewer than four, one of which may have prepared what it needs, the least.
+    """
+    if len(seconds) < _LEAST - _IDLE:
+        return min(seconds)
+    most = 4.0 / 3.0 * median(seconds)
+    return sum(min(one, most) for one in seconds) / len(seconds)
 
 
 def _rounds(
     target: LanguageModel,
-    drafter: Drafter,
-    length: int,
+    cascade: Cascade,
+    kind: tuple[int, int],
     verifier: AnyVerifier,
     params: SamplingParams,
     limits: Limits,
     count: int,
 ) -> Iterator[tuple[float, float]]:
-    """Rounds with drafts of one length after a scratch prompt: seconds, and those of them that the drafter took.
+    """Rounds of a kind after a scratch prompt: seconds, and those of them that the drafter took.
 
-    From the second one on, passes are not padded.
+    A kind is the index of a drafter, -1 for none, and a draft length. From the second round on, passes are not padded.
     """
+    at, length = kind
+    drafter = cascade.drafters[at] if at >= 0 else _Filler()
     size = min(target.vocab_size, *(model.vocab_size for model in drafter.models), 1 << 31)
     prompt = [token % size for token in _PROMPT]
     source = list(prompt) if target.decoder_start_token_id is not None else None

@@ -14,6 +14,7 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `account.SHARE` | share of a round that each account gains a round: the long-run loss | a promise: 1% by both |
 | `account.LOOKS` | plain rounds of the credit that looks may lose at first | replays of outputs of 32 tokens |
 | `account.CREDIT`, `HELD` | plain rounds that an account begins with, and holds at most | replays |
+| `account.GRANT` | plain rounds that models may lose more with each request | replays: flat; by the clock |
 | `account.PACE` | rounds over which pace and runs are averaged; the engine's over four times that | replays: flat |
 | `account.FORESEEN` | how foreseen tokens follow each other, before any was seen | by hand |
 | `rests._REST`, `lessons._HEARD` | plain rounds decided at once, and their share that is measured | replays; by hand |

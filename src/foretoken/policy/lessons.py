@@ -122,13 +122,15 @@ class Lessons:
                 request.copying.gained(row.gain if used else 0.0, request.rounds)
                 if own is costs:
                     miss(self.guards[0], row, count, plain)
-            request.rounds += 1
             each, among = planned, count
             if own is costs:
                 shared.append((row, tokens))
+                if not request.rounds:
+                    self.guards[1].begin(count)
             else:
                 each, among = planned_alone(row, self.free), 1
                 self._settle(request.guards, [row], each, tokens, looked=request.looking)
+            request.rounds += 1
             request.pace.add(tokens, each)
             request.above[0].add(tokens / among, each / among)
             if request.foreseen:

@@ -16,11 +16,12 @@ and the estimates are, requests that would take T plain rounds lose at most
     SHARE T + CREDIT + G
 
 plain rounds by each of two accounts from an engine's first request on, and with `HELD` in place of `CREDIT` from any
-later one on: one of free drafters, one of models. G is for free drafters alone: what drafts would have gained that the
-account could not pay for. Their tokens are known, and so is whether they were emitted (`Missed`): copies that were of
-no use at first may be later, and the account gains what they would have gained, once that is `EARNED`. So G is above 0
-only where more drafts would have been faster. Of a batch the row counts that has fallen behind plain decoding most:
-drafts that speed one request up slow all others down.
+later one on: one of free drafters, one of models. For models G is `GRANT` for each request, since a hard request is no
+verdict on the next one. For free drafters it is what drafts would have gained that the account could not pay for. Their
+tokens are known, and so is whether they were emitted (`Missed`): copies that were of no use at first may be later, and
+the account gains what they would have gained, once that is `EARNED`. So it is above 0 only where more drafts would have
+been faster. Of a batch the row counts that has fallen behind plain decoding most: drafts that speed one request up slow
+all others down.
 
 Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
 that drafted last. Free drafters take time in every row for which they are asked, too: they are asked where their drafts

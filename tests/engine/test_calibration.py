@@ -1,0 +1,57 @@
+"""What calibration makes of measured rounds: those of a pass's new width, outliers, and too few of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken import Engine, load
+from foretoken.drafters import Cascade, PromptLookup
+from foretoken.engine import calibration
+from tiny import tiny_llama
+
+PLAIN = [2.4, 2.0, 1.6, 1.4, 1.3, 1.2, 1.2, 1.2, 1.2, 1.2, 1.2, 1.2]
+"""Milliseconds of one round after the other, the prompt's first: the caches fill with what the new width needs."""
+WIDE = [3.2, 2.6, 2.3, 2.2, 2.1, 2.1, 2.1, 2.1, 2.1, 2.1, 2.1, 2.1]
+
+
+@pytest.fixture
+def calibrated(monkeypatch):
+    """Costs from given rounds, and how many of each kind were wanted in each sweep."""
+    target, wanted = load(tiny_llama(seed=1), runner="hf"), []
+
+    def run(plain, wide):
+        def rounds(target, cascade, kind, verifier, params, limits, count):
+            wanted.append((kind[1], count))
+            longest = {0: plain, 8: wide}.get(kind[1], [4.7] * 12)
+            return iter([(seconds / 1e3, 0.0) for seconds in longest[:count]])
+
+        monkeypatch.setattr(calibration, "_rounds", rounds)
+        cascade = Cascade([PromptLookup()])
+        calibration.calibrate(target, cascade, Engine(target).verifier, sampled=False)
+        return cascade.policy.costs
+
+    return run, wanted
+
+
+def test_each_kind_of_round_is_measured_many_times_in_a_row(calibrated):
+    run, wanted = calibrated
+    costs = run(PLAIN, WIDE)
+    assert wanted[:4] == [(0, 4), (8, 4), (0, 12), (8, 12)]
+    mean = {size: sum(rounds[2:]) / 10 for size, rounds in ((1, PLAIN), (9, WIDE))}
+    assert costs.target(9) / costs.target(1) == pytest.approx(mean[9] / mean[1], rel=0.03)
+
+
+def test_one_slow_round_is_hardly_counted(calibrated):
+    run, _ = calibrated
+    usual, slow = run(PLAIN, WIDE), run([*PLAIN[:6], 30.0, *PLAIN[7:]], WIDE)
+    assert slow.target(1) == pytest.approx(usual.target(1), rel=0.05)
+
+
+def test_of_slow_rounds_two_are_measured_and_the_faster_one_counts(calibrated):
+    """Of a large model, whose first round may have prepared what it needs."""
+    run, wanted = calibrated
+    costs = run([90.0, 80.0, 400.0, 60.0], [130.0, 120.0, 400.0, 72.0])
+    assert [count for _, count in wanted] == [4, 4]
+    assert costs.target(1) == pytest.approx(0.060, rel=0.03)
+    assert costs.target(9) == pytest.approx(0.072, rel=0.03)
+    assert costs.change == 0.0
