@@ -20,7 +20,7 @@ def calibrated(monkeypatch):
     target, wanted = load(tiny_llama(seed=1), runner="hf"), []
 
     def run(plain, wide):
-        def rounds(target, cascade, kind, verifier, params, limits, count):
+        def rounds(target, cascade, kind, verifier, params, limits, count, by_turns=()):
             wanted.append((kind[1], count))
             longest = {0: plain, 8: wide}.get(kind[1], [4.7] * 12)
             return iter([(seconds / 1e3, 0.0) for seconds in longest[:count]])
@@ -55,3 +55,35 @@ def test_of_slow_rounds_two_are_measured_and_the_faster_one_counts(calibrated):
     assert costs.target(1) == pytest.approx(0.060, rel=0.03)
     assert costs.target(9) == pytest.approx(0.072, rel=0.03)
     assert costs.change == 0.0
+
+
+def test_a_change_of_width_costs_what_the_rounds_after_it_take_longer():
+    """The first block follows the prompt's pass, which makes more new than the width."""
+    block, later = [9.0, 8.0, 1.0], [[1.5, 1.2, 1.0], [2.6, 2.1, 2.0]]
+    assert calibration._change([*block, *(later[1] + later[0]) * 5]) == pytest.approx(0.7)
+    assert calibration._change([*block, *(later[1] + later[0]) * 5, 30.0, 1.0]) == pytest.approx(0.7)  # no whole block
+    assert calibration._change(block) == 0.0
+    assert calibration._change([*block, *[1.0, 1.0, 1.3] * 6]) == 0.0  # of another cause
+
+
+def test_rounds_by_turns_have_the_widths_that_are_asked_for():
+    target = load(tiny_llama(seed=1), runner="native", device="cpu")
+    engine, cascade, widths = Engine(target), Cascade([PromptLookup()]), []
+    params = calibration.SamplingParams(temperature=0.0, max_new_tokens=64, ignore_eos=True)
+    forward = type(target).forward
+
+    def spy(self, tokens, *args, **kwargs):
+        widths.append(tokens.shape[-1])
+        return forward(self, tokens, *args, **kwargs)
+
+    type(target).forward = spy
+    try:
+        rounds = [
+            *calibration._rounds(
+                target, cascade, (-1, 8), engine.verifier, params, calibration.DEFAULT_LIMITS, 9, [0, 0, 0, 8, 8, 8]
+            )
+        ]
+    finally:
+        type(target).forward = forward
+    assert len(rounds) == 9
+    assert [width for width in widths if width != 4][-8:] == [1, 1, 9, 9, 9, 1, 1, 1]

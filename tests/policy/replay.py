@@ -296,6 +296,7 @@ class Engine:
                 wanted = LOOKUP_AT in self.drafters and requests[row].asked
                 if wanted and match and room:
                     offers.append(Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match))
+                requests[row].emitted = at
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
                 rows.append(Row(requests[row], room, lags, offers))
             held = policy.choose(rows, self.passes.told, len(resting))
@@ -347,7 +348,7 @@ class Engine:
         return spent
 
     def _is_steady(self, rows: list[Row], resting: list[int]) -> bool:
-        alone = self.drafters == (LOOKUP_AT,) or (self.drafters == (MODEL_AT,) and not self.passes.tells)
+        alone = self.drafters in ((LOOKUP_AT,), (MODEL_AT,))
         return alone and len(rows) == 1 and not resting
 
     def _steadily(self, one: Output, state: Row, prices: Prices, done: list[int], row: int) -> float:
@@ -356,13 +357,14 @@ class Engine:
         while len(told) < prices.rounds and (room := len(one.tokens) - done[row] - 1) > 0:
             if prices.tokens:
                 tokens = min(prices.tokens, room)
+                state.request.emitted = done[row]
                 right = min(one.model(done[row]), tokens)
                 self.policy.judge(state.request, 0, tokens, right)
                 self.choices.append((0, tokens, 0))
-                width, _, passed = self.passes.run(1 + tokens)
+                width, changed, passed = self.passes.run(1 + tokens)
                 call = self.machine.draft(tokens, 1, 0) * self.first(MODEL_AT, tokens)
                 took, asked = self.measured(passed), self.measured(call)
-                told.append(Told(tokens, 0, 1 + right, 0.0, width, False, took, 0.0, 0.0, asked))
+                told.append(Told(tokens, 0, 1 + right, 0.0, width, changed, took, 0.0, 0.0, asked))
                 done[row] += 1 + right
                 spent += passed + call
                 continue

@@ -206,7 +206,7 @@ class Cascade(Drafter):
         if widths is not None:
             current.positions, current.changed = widths.plan(current.positions, width, alone=alone)
         if awake == [0] == [size - 1] and len(self.drafters) == 1:
-            self._steady = SteadyRounds.after(self.policy, self.drafters[0], batch, rows[0], self.clock, bool(passes))
+            self._steady = SteadyRounds.after(self.policy, self.drafters[0], batch, rows[0], self.clock)
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
         predicted = tuple(
             count if row.chosen.drafter == last else row.chosen.copied if row.chosen.source == last else 0
@@ -225,11 +225,12 @@ class Cascade(Drafter):
         self, batch: Batch, row: int, state: State, limit: int, offered: list[tuple[Offer, list[int], list[int]]]
     ) -> Row:
         """A row as the policy sees it."""
-        drafters = range(len(self.drafters))
+        drafters, sequence = range(len(self.drafters)), batch.sequences[row]
+        state.request.emitted = len(sequence.tokens) - sequence.prompt_length
         return Row(
             state.request,
             room=min(limit, batch.depths[row]) if batch.depths else limit,
-            lags=[state.lag(at, drafter, batch.sequences[row]) for at, drafter in enumerate(self.drafters)],
+            lags=[state.lag(at, drafter, sequence) for at, drafter in enumerate(self.drafters)],
             offers=[offer for offer, _, _ in offered],
             trees=batch.trees[row],
             most=limit,

@@ -55,7 +55,7 @@ class SteadyRounds:
 
     @classmethod
     def after(
-        cls, policy: Policy, drafter: Drafter, batch: Batch, row: Row, clock: Callable[[], float], fitting: bool
+        cls, policy: Policy, drafter: Drafter, batch: Batch, row: Row, clock: Callable[[], float]
     ) -> SteadyRounds | None:
         """The rounds after one that was decided; None if each of them is to be decided.
 
@@ -63,14 +63,11 @@ class SteadyRounds:
             policy, drafter, clock: as for the class.
             batch: of the round that was decided, one row.
             row: that row.
-            fitting: passes have widths that are chosen over the rounds.
         """
         sequence, free = batch.sequences[0], policy.free[0]
         if any(batch.exact) or batch.drafters or sequence.prediction:
             return None
-        if not free and (
-            drafter.trees or drafter.hidden_layers or drafter.reads_cache or not drafter.models or fitting
-        ):
+        if not free and (drafter.trees or drafter.hidden_layers or drafter.reads_cache or not drafter.models):
             return None
         prices = policy.prices(row, batch.least[0] if batch.least else 0.0)
         return None if prices is None else cls(policy, drafter, sequence, row, prices, clock)
@@ -98,6 +95,8 @@ class SteadyRounds:
 
     def _ask(self, batch: Batch, tokens: int, widths: PassWidths | None) -> Draft:
         """The draft of a model."""
+        sequence = batch.sequences[0]
+        self._row.request.emitted = len(sequence.tokens) - sequence.prompt_length
         start = self._clock()
         draft = self._drafter.propose(batch, [tokens])
         self._tokens, self._call, self._deciding = tokens, self._clock() - start, 0.0

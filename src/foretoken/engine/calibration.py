@@ -41,19 +41,23 @@ _LEAST, _MOST = 6, 12
 """Rounds of each kind in the second sweep. With the two after the first two alone, plain rounds were taken to be too
 slow beside others: after a pass of another width they get faster for some five rounds, 2.0, 1.6, 1.4, 1.3 and 1.2 ms
 with 20 MB of weights, since those lie in the processor's caches by then; wider ones from 2.6 to 2.1 ms."""
+_BLOCK, _BLOCKS = 3, 12
+"""Rounds of one width, and how often the width changes, to measure what a change costs. The rounds after a prompt say
+nothing of it, since more than the width is new there: by them a change cost 0.41 of a plain round where it cost 0.1."""
 _PROMPT = (1, 2, 3, 4)
 _SEED = 0x5EED_0F_CA11B
 
 
 class _Filler(Drafter):
-    """Drafts the same token always, as many as it may: for the cost of verifying them."""
+    """Drafts the same token always, `most` of them where it may: for the cost of verifying them."""
 
     name = "calibration"
     own_threads = True
+    most = LARGEST
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A chain of the token, as long as the row's limit."""
-        return Draft.from_lists([[_PROMPT[0]] * limit for limit in limits], batch.device)
+        return Draft.from_lists([[_PROMPT[0]] * min(limit, self.most) for limit in limits], batch.device)
 
 
 def calibrate(
@@ -87,24 +91,33 @@ def calibrate(
         found = {kind: [*_rounds(target, cascade, kind, verifier, params, limits, count)] for kind in kinds}
     points: list[tuple[int, float]] = []
     calls: list[list[tuple[int, float]]] = [[] for _ in cascade.drafters]
-    changes: list[float] = []
     for (at, length), rounds in found.items():
         measured = rounds[_IDLE:]
         if measured:
-            passing = _typical([seconds - drafting for seconds, drafting in measured])
             if at >= 0:
                 calls[at].append((length, _typical([drafting for _, drafting in measured])))
             if at < 0 or not cascade.drafters[at].trees:
-                points.append((length + 1, passing))
-            seconds, drafting = rounds[_IDLE - 1]
-            changes.append(seconds - drafting - passing)
+                points.append((length + 1, _typical([seconds - drafting for seconds, drafting in measured])))
+    change = 0.0
+    if swept and target.pass_widths(cascade.hidden_layers):  # else changes have compilation in them
+        by_turns = [0] * _BLOCK + [_WIDE] * _BLOCK
+        rounds = [*_rounds(target, cascade, (-1, _WIDE), verifier, params, limits, _BLOCKS * _BLOCK, by_turns)]
+        change = _change([seconds for seconds, _ in rounds])
     if (_IDLE + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS:
         rounds = [*_rounds(target, cascade, (-1, _WIDEST), verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
         if rounds:
             points.append((1 + _WIDEST, _typical([seconds - drafting for seconds, drafting in rounds])))
-    # Where nothing but the first sweep was run, changes have compilation in them.
-    change = median(changes) if swept and target.pass_widths(cascade.hidden_layers) else 0.0
-    cascade.measure(points, calls, max(change, 0.0))
+    cascade.measure(points, calls, change)
+
+
+def _change(seconds: AbstractSequence[float]) -> float:
+    """Seconds that a new width of passes costs, from rounds of two widths by turns, `_BLOCK` of each.
+
+    It is what all but the last round of a block take longer than that one. The first block is left out: there the
+    prompt's pass is the one before.
+    """
+    blocks = [seconds[at : at + _BLOCK] for at in range(_BLOCK, len(seconds) - _BLOCK + 1, _BLOCK)]
+    return max(median(sum(block) - _BLOCK * block[-1] for block in blocks), 0.0) if blocks else 0.0
 
 
 def _typical(seconds: AbstractSequence[float]) -> float:
@@ -127,13 +140,16 @@ def _rounds(
     params: SamplingParams,
     limits: Limits,
     count: int,
+    by_turns: AbstractSequence[int] = (),
 ) -> Iterator[tuple[float, float]]:
     """Rounds of a kind after a scratch prompt: seconds, and those of them that the drafter took.
 
     A kind is the index of a drafter, -1 for none, and a draft length. From the second round on, passes are not padded.
+    With `by_turns` rounds have these draft lengths, over and over.
     """
     at, length = kind
-    drafter = cascade.drafters[at] if at >= 0 else _Filler()
+    filler = _Filler()
+    drafter = cascade.drafters[at] if at >= 0 else filler
     size = min(target.vocab_size, *(model.vocab_size for model in drafter.models), 1 << 31)
     prompt = [token % size for token in _PROMPT]
     source = list(prompt) if target.decoder_start_token_id is not None else None
@@ -143,9 +159,11 @@ def _rounds(
     rounds = DecodeLoop(target, drafter, length, Cascade([drafter]), limits=limits)
     rounds.join([row])
     widths = target.pass_widths(drafter.hidden_layers)
-    for _ in range(count):
+    for number in range(count):
         if row.finished:
             return
+        if by_turns:
+            length = filler.most = by_turns[number % len(by_turns)]
         if widths is not None and not drafter.trees:
             widths.hold(max(1 + length, widths.least))
         before = dict(row.stats.seconds)
