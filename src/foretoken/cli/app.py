@@ -382,7 +382,7 @@ def demo(
         return
     if svg is not None:
         check_writable(svg)
-    engine = load_engine(ModelOptions(drafter=SHIPPED_DRAFTER, num_speculative_tokens="5"), screen)
+    engine = load_engine(ModelOptions(drafter=SHIPPED_DRAFTER, num_speculative_tokens="3"), screen)
     width = WIDTH if svg or not screen.out.is_terminal else min(WIDTH, screen.out.width)
     console = make_console(sys.stdout, no_color, width=width, record=svg is not None)
     play(engine, console)
