@@ -103,20 +103,6 @@ def test_costs_of_further_rows_and_of_lag_are_estimated_apart():
     assert costs.draft(0, 4, 1, 0) == pytest.approx(4.5, rel=0.05)
 
 
-def test_a_call_of_a_drafter_that_was_not_called_in_the_round_before_raises_no_costs():
-    """Its weights have left the caches: rounds that try whether a model pays would find it too slow to be used."""
-    costs = Costs(Line(10.0, 0.1), [DrafterCosts(Line(0.5, 1.0))])
-    for _ in range(20):
-        costs.record(1, 10.1, [(0, 4, 1, 0, 9.0)], woken={0})
-    assert costs.draft(0, 4, 1, 0) == pytest.approx(4.5)
-    for _ in range(20):
-        costs.record(1, 10.1, [(0, 4, 1, 0, 3.0)], woken={0})
-    assert costs.draft(0, 4, 1, 0) < 4.0
-    for _ in range(60):
-        costs.record(1, 10.1, [(0, 4, 1, 0, 9.0)])
-    assert costs.draft(0, 4, 1, 0) > 6.0  # half of it may be the machine
-
-
 def test_another_process_starts_from_the_line():
     costs = Costs(Line.through([(1, 10.0), (6, 12.0)]), [DrafterCosts(Line(0.5, 1.0), row=0.2, lag=0.01)])
     again = Costs.read(costs.as_json())

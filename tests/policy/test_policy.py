@@ -49,9 +49,8 @@ def test_the_policy_is_near_the_best_fixed_draft_length(machine, size, drafter):
     shares = []
     for workload, rate in cells:
         cell = batches(workload, rate, 200, 4, size)
-        best = best_of(machine, cell, (drafter,))
-        own = [sum(map(Engine(machine, (drafter,), seed=seed, error=1.2).run, cell)) for seed in (1, 2, 3)]
-        shares.append(best / statistics.median(own))
+        engine = Engine(machine, (drafter,), seed=1, error=1.2)
+        shares.append(best_of(machine, cell, (drafter,)) / sum(map(engine.run, cell)))
     assert min(shares) > 0.86, shares
     assert exp(statistics.fmean(map(log, shares))) > 0.93, shares
 
@@ -345,11 +344,10 @@ def test_a_request_without_free_drafters_rests_beside_those_that_may_have_a_pred
 
 @pytest.mark.parametrize("machine", [SMALL, LARGE, DEAR, GPU], ids=["small", "large", "dear", "gpu"])
 def test_a_useless_model_costs_little_of_the_first_short_requests(machine):
-    """2% and a plain round each. A request pays for the model's lag, too, which is most of what a look costs there."""
+    """A request pays for the model's lag, too, which is most of what a look costs there."""
     cell = batches("random", 0.0, 32, 6, 1)
     engine = Engine(machine, (MODEL_AT,), seed=2)
-    plain = sum(fixed(machine, cell, MODEL_AT, 0))
-    assert sum(map(engine.run, cell)) < 1.02 * plain + len(cell) * machine.target(1)
+    assert sum(map(engine.run, cell)) < 1.04 * sum(fixed(machine, cell, MODEL_AT, 0))
 
 
 def test_after_the_first_requests_a_useless_drafter_costs_two_percent():

@@ -20,9 +20,7 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `rests._REST`, `lessons._HEARD` | plain rounds decided at once, and their share that is measured | replays; by hand |
 | `account._FIRST_LOOK` | rounds from the first unsuccessful look at a drafter to the next | replays: flat |
 | `acceptance.LOOKUP` | acceptance rates of copies before anything was drafted | outputs of the shipped target |
-| `acceptance.MODEL`, `TREES` | those of models, and of trees | by hand; beginnings: the shipped pair's outputs |
-| `acceptance.BEGINNING` | tokens of an output of which models are wrong more often | the shipped pair's outputs |
-| `acceptance._RIGHT`, `_HARD`, `_SURE` | what tells a useless model from a hard passage | by hand; replays of outputs |
+| `acceptance.MODEL`, `TREES` | those of models, and of trees | by hand |
 | `acceptance.KIND_WEIGHT`, `LEVEL_WEIGHT`, `REQUEST_WEIGHT` | what a prior weighs beside drafts | replays |
 | `acceptance.ENGINE_MEMORY`, `REQUEST_MEMORY` | drafts over which evidence fades | replays: flat |
 | `lines._KNOWN`, `_TOGETHER` | measurements of a size before further ones are taken by threes | replays: flat |

@@ -5,7 +5,7 @@ Lines (`foretoken.policy.lines`) hold the seconds by size; every round refines t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from typing import Any, NamedTuple
@@ -178,15 +178,13 @@ class Costs:
         copied: tuple[int, int, float] = (0, 0, 0.0),
         *,
         changed: bool = False,
-        woken: Collection[int] = (),
     ) -> None:
         """A round's pass over so many positions, and its calls of drafters: index, tokens, rows, lag in all, seconds.
 
         Where the pass was not as wide as the one before, only what that costs is learnt from it. Where costs were not
         measured in this process, the first other round sets the drift, which saved costs and costs by bytes do not
         know. `copied` are the rows that free drafters drafted for, the tokens that they drafted, and the seconds of
-        that. `woken` drafters were not called in the round before: their weights and code have left the processor's
-        caches, so that such a call, of rounds that try whether a drafter pays, says little of a call in every round.
+        that.
         """
         self._rounds += 1
         if changed:
@@ -211,8 +209,6 @@ class Costs:
         for drafter, tokens, rows, lag, took in calls:
             costs, now = self.drafters[drafter], took * exp(-self.drift.value)
             usual = self.draft(drafter, tokens, rows, 0)
-            if drafter in woken and now > usual + costs.lag * lag:
-                continue
             if costs.lag * lag > 0.2 * usual or lag > 16:
                 each = max(now - usual, 0.0) / lag
                 costs.lag += 0.3 * (min(each, 4.0 * costs.lag) - costs.lag)

@@ -51,14 +51,12 @@ class Lessons:
         self.kinds, self.free, self.costs, self.given = kinds, free, costs, given
         self.guards, self.rests = guards, rests
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
-        self._called: set[int] = set()  # drafters that were called in it
         self.awake, self.charged = 0.0, 0
 
     def rested(self, rounds: int, rows: int) -> None:
         """So many rounds are over in which all rows rested, with passes over nothing but their roots."""
         self.rests.now += rounds
         self._prompted, self._count = False, rows
-        self._called = set()
         for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
 
@@ -100,17 +98,14 @@ class Lessons:
         # After a prompt's pass, or in a batch of other rows, a plain pass has another width than the last one, too.
         given = changed and (seconds is None or self._prompted or count != self._count)
         self._prompted, self._count = seconds is None, count
-        called = {call[0] for call in calls}
-        woken, self._called = called - self._called, called
         planned = costs.round(positions, changed) + costs.copy(asked + offered)
         planned += sum(costs.draft(*call[:4]) for call in calls)
         first = costs.is_first([(-1, positions), *(call[:2] for call in calls)])
         if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
             total = None
         heard = rows or self.rests.now % _HEARD == 0
-        # What a new width costs is learnt from changes that drafts bring about: behind a prompt more than that is new.
-        if total is not None and seconds is not None and not given and (positions > count or changed or calls or heard):
-            costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed, woken=woken)
+        if total is not None and seconds is not None and (positions > count or changed or calls or heard):
+            costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed)
         plain = costs.target(count)
         apart = given * costs.change
         took = planned = (planned - apart) / plain
@@ -180,7 +175,7 @@ class Lessons:
             planned += each
             self._prompted = one.seconds is None
         self.rests.now += count
-        self._count, self.charged, self._called = 1, int(models), {0} if models else set()
+        self._count, self.charged = 1, int(models)
         deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
         self.awake += (deciding - self.awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
         tokens = sum(one.emitted for one in rounds)

@@ -227,7 +227,7 @@ class Policy:
 
         Whether or not it was verified. A look is over with it, unless the drafter is free.
         """
-        request.acceptance[drafter].record(tried, accepted, match, request.emitted)
+        request.acceptance[drafter].record(tried, accepted, match)
         if request.looking and not self.free[drafter]:
             request.looks[drafter].found(accepted == tried, request.rounds)
 

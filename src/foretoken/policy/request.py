@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from foretoken.policy.acceptance import BEGINNING, Acceptance
+from foretoken.policy.acceptance import Acceptance
 from foretoken.policy.account import FORESEEN, PACE, Guard, Look, Missed, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs
@@ -86,7 +86,6 @@ class Request:
         self.foreseen: Sequence[bool] = ()  # of the last round's tokens, whether a free drafter would have drafted them
         self.missed: Missed | None = None  # a draft that could not be paid for, as far as it would be verified
         self.rounds = 0
-        self.emitted = BEGINNING  # tokens of the output before the round, as far as they matter; set by the caller
         self.late = 0.0  # plain rounds that it is behind plain decoding
         self.looking = False  # the round drafts to see whether a drafter has become useful
         self.considered = -1  # the policy's round in which models were last considered for it
