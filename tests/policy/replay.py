@@ -296,6 +296,7 @@ class Engine:
                 wanted = LOOKUP_AT in self.drafters and requests[row].asked
                 if wanted and match and room:
                     offers.append(Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match))
+                requests[row].emitted = at
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
                 rows.append(Row(requests[row], room, lags, offers))
             held = policy.choose(rows, self.passes.told, len(resting))
@@ -356,6 +357,7 @@ class Engine:
         while len(told) < prices.rounds and (room := len(one.tokens) - done[row] - 1) > 0:
             if prices.tokens:
                 tokens = min(prices.tokens, room)
+                state.request.emitted = done[row]
                 right = min(one.model(done[row]), tokens)
                 self.policy.judge(state.request, 0, tokens, right)
                 self.choices.append((0, tokens, 0))

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from foretoken.policy.acceptance import LOOKUP, MODEL, TREES, Acceptance, EngineRates
+from foretoken.policy.acceptance import BEGINNING, LOOKUP, MODEL, TREES, Acceptance, EngineRates
 
 
 def record(acceptance: Acceptance, rate: float, rounds: int, length: int, seed: int = 0) -> None:
@@ -80,3 +80,52 @@ def test_saved_rates_of_another_process_weigh_little():
     record(Acceptance(engine), 0.0, 300, 1)
     again = Acceptance(EngineRates(MODEL, (engine.all.observed, engine.all.expected)))
     assert 0.1 < again.reach(1)[0] < MODEL.rates[0]
+
+
+def test_tokens_at_the_beginning_of_an_output_are_expected_to_be_wrong_more_often():
+    acceptance = Acceptance(EngineRates(MODEL))
+    first, later = acceptance.reach(3, emitted=1), acceptance.reach(3)
+    assert first[0] < 0.8 * later[0]
+    across = acceptance.reach(3, emitted=BEGINNING - 1)  # one token of it, then others
+    assert across[0] == pytest.approx(first[0])
+    assert across[1] / across[0] == pytest.approx(later[1] / later[0])
+
+
+def test_hard_beginnings_say_less_of_a_model_than_later_rejections():
+    hard, late = Acceptance(EngineRates(MODEL)), Acceptance(EngineRates(MODEL))
+    for number in range(12):  # right for every second first token
+        hard.record(3, number % 2, emitted=4)
+        late.record(3, number % 2)
+    assert hard.reach(1)[0] > 1.15 * late.reach(1)[0]
+    assert hard.reach(1)[0] > 0.55
+
+
+def test_copies_know_no_beginning():
+    copies = Acceptance(EngineRates(LOOKUP))
+    assert copies.reach(4, match=3, emitted=0) == copies.reach(4, match=3)
+
+
+def test_a_model_that_is_never_right_is_soon_taken_for_useless_and_two_tokens_that_are_right_refute_it():
+    engine = EngineRates(MODEL)
+    acceptance, seen = Acceptance(engine), []
+    for _ in range(16):
+        acceptance.record(3, 0, emitted=2)
+        seen.append(engine.use)
+    assert seen == sorted(seen, reverse=True)
+    assert seen[1] > 0.7  # two are none
+    assert seen[-1] < 0.06
+    assert sum(acceptance.reach(8)) < 0.05
+    acceptance.record(3, 1)
+    assert engine.use > 0.4
+    acceptance.record(3, 1)
+    assert engine.use > 0.9
+
+
+def test_a_useful_model_stays_one_through_a_passage_that_is_hard():
+    engine = EngineRates(MODEL)
+    acceptance = Acceptance(engine)
+    for number in range(40):
+        acceptance.record(3, number % 4)
+    for _ in range(10):
+        acceptance.record(3, 0)
+    assert engine.use > 0.6

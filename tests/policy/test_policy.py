@@ -327,6 +327,64 @@ def test_of_a_batch_the_row_counts_that_is_behind_most():
     assert fell_behind([(first, 1), (second, 4)], 2.0) == pytest.approx(-2.0)  # and gains two
 
 
+def test_what_a_row_is_behind_by_chance_is_not_charged():
+    """Tokens that alternate between rows are chance; one row that gets fewer in every round is not."""
+    policy = Engine(SMALL, (MODEL_AT,)).policy
+    rows = [Row(policy.open(sampled=False), 10, [0]) for _ in range(4)]
+    charged = sum(
+        fell_behind([(row, 1 + 4 * (at == turn % 4)) for at, row in enumerate(rows)], 2.0, chance=True)
+        for turn in range(40)
+    )
+    assert charged == pytest.approx(0.0, abs=1e-9)  # each row has lost as much as it gained
+    unlucky = [Row(policy.open(sampled=False), 10, [0]) for _ in range(4)]
+    first = fell_behind(list(zip(unlucky, (1, 3, 3, 1), strict=True)), 2.0, chance=True)
+    assert first == pytest.approx(0.0)
+    slow = [Row(policy.open(sampled=False), 10, [0]) for _ in range(4)]
+    charged = sum(fell_behind(list(zip(slow, (1, 4, 4, 4), strict=True)), 2.0, chance=True) for _ in range(20))
+    assert charged == pytest.approx(20.0, abs=1.0)  # a plain round in each, but for the first one
+
+
+def test_bad_luck_of_one_row_does_not_end_a_batchs_drafts():
+    """Of four rows that a model is right for alike one is always behind, by luck."""
+    cell, shares = batches("random", 0.8, 200, 4, 4), []
+    for seed in range(1, 13):
+        engine = Engine(SMALL, (MODEL_AT,), seed=seed, error=1.2)
+        shares.append(best_of(SMALL, cell, (MODEL_AT,)) / sum(map(engine.run, cell)))
+    assert min(shares) > 0.95, shares
+
+
+@pytest.mark.parametrize("machine", [SMALL, LARGE, KERNEL, DEAR], ids=["small", "large", "kernel", "dear"])
+@pytest.mark.parametrize("helped", [1, 3])
+def test_a_row_that_a_model_does_not_help_is_delayed_by_little(machine, helped):
+    """Others of its batch are helped much: the sum of tokens a second gains, and the batch would end later."""
+    fast, slow = outputs("random", 0.9, 128, 6 * helped, 3), outputs("random", 0.0, 128, 6 * (4 - helped), 4)
+    own = 4 - helped
+    cell = [[*fast[helped * at :][:helped], *slow[own * at :][:own]] for at in range(6)]
+    engine = Engine(machine, (MODEL_AT,), seed=1)
+    spent, plain = sum(map(engine.run, cell)), sum(fixed(machine, cell, MODEL_AT, 0))
+    assert any(choice[1] for choice in engine.choices)
+    assert spent < 1.07 * plain
+
+
+def test_a_model_drafts_on_undecided_only_once_it_has_drafted():
+    """Plain rounds say nothing of a model: after many of them its first drafts are decided one by one."""
+    cell = batches("random", 0.0, 64, 1, 1)
+    engine = Engine(SMALL, (MODEL_AT,), seed=2)
+    engine.run(cell[0])
+    assert 0 < sum(choice[1] > 0 for choice in engine.choices) <= 6
+    policy = Engine(SMALL, (MODEL_AT,)).policy
+    row = Row(policy.open(sampled=False), 100, [0])
+    row.request.rounds = 40
+    policy.choose([row])
+    assert row.chosen.tokens
+    assert policy.prices(row, 0.0) is None
+    for _ in range(12):
+        policy.judge(row.request, 0, row.chosen.tokens, row.chosen.tokens)
+    prices = policy.prices(row, 0.0)
+    assert prices is not None
+    assert prices.rounds == 5
+
+
 def test_a_request_without_free_drafters_rests_beside_those_that_may_have_a_prediction():
     """Every engine has a free drafter, for predictions; it is none of other requests'."""
     kinds = {LOOKUP_AT: LOOKUP, MODEL_AT: Kind((0.05,))}

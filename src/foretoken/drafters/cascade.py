@@ -225,11 +225,12 @@ class Cascade(Drafter):
         self, batch: Batch, row: int, state: State, limit: int, offered: list[tuple[Offer, list[int], list[int]]]
     ) -> Row:
         """A row as the policy sees it."""
-        drafters = range(len(self.drafters))
+        drafters, sequence = range(len(self.drafters)), batch.sequences[row]
+        state.request.emitted = len(sequence.tokens) - sequence.prompt_length
         return Row(
             state.request,
             room=min(limit, batch.depths[row]) if batch.depths else limit,
-            lags=[state.lag(at, drafter, batch.sequences[row]) for at, drafter in enumerate(self.drafters)],
+            lags=[state.lag(at, drafter, sequence) for at, drafter in enumerate(self.drafters)],
             offers=[offer for offer, _, _ in offered],
             trees=batch.trees[row],
             most=limit,

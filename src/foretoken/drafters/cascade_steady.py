@@ -95,6 +95,8 @@ class SteadyRounds:
 
     def _ask(self, batch: Batch, tokens: int, widths: PassWidths | None) -> Draft:
         """The draft of a model."""
+        sequence = batch.sequences[0]
+        self._row.request.emitted = len(sequence.tokens) - sequence.prompt_length
         start = self._clock()
         draft = self._drafter.propose(batch, [tokens])
         self._tokens, self._call, self._deciding = tokens, self._clock() - start, 0.0

@@ -15,12 +15,15 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `account.LOOKS` | plain rounds of the credit that looks may lose at first | replays of outputs of 32 tokens |
 | `account.CREDIT`, `HELD` | plain rounds that an account begins with, and holds at most | replays |
 | `account.GRANT` | plain rounds that models may lose more with each request | replays: flat; by the clock |
+| `request._CHANCE` | plain rounds that a row of a batch may be behind by chance | replays: flat from 3 to 6 |
 | `account.PACE` | rounds over which pace and runs are averaged; the engine's over four times that | replays: flat |
 | `account.FORESEEN` | how foreseen tokens follow each other, before any was seen | by hand |
 | `rests._REST`, `lessons._HEARD` | plain rounds decided at once, and their share that is measured | replays; by hand |
 | `account._FIRST_LOOK` | rounds from the first unsuccessful look at a drafter to the next | replays: flat |
 | `acceptance.LOOKUP` | acceptance rates of copies before anything was drafted | outputs of the shipped target |
-| `acceptance.MODEL`, `TREES` | those of models, and of trees | by hand |
+| `acceptance.MODEL`, `TREES` | those of models, and of trees | by hand; beginnings: the shipped pair's outputs |
+| `acceptance.BEGINNING` | tokens of an output of which models are wrong more often | the shipped pair's outputs |
+| `acceptance._RIGHT`, `_HARD`, `_SURE` | what tells a useless model from a hard passage | by hand; replays of outputs |
 | `acceptance.KIND_WEIGHT`, `LEVEL_WEIGHT`, `REQUEST_WEIGHT` | what a prior weighs beside drafts | replays |
 | `acceptance.ENGINE_MEMORY`, `REQUEST_MEMORY` | drafts over which evidence fades | replays: flat |
 | `lines._KNOWN`, `_TOGETHER` | measurements of a size before further ones are taken by threes | replays: flat |

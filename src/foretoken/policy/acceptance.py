@@ -5,8 +5,9 @@ a copy it is the length of the match plus the depth, less one, since after d acc
 that is d tokens longer. What is learnt are factors on these: observed over expected rejections, each beginning with the
 one above it and moved by its own evidence, which fades.
 
-1. *Engine* (`EngineRates`): one factor for the drafter, and below it one for each level; over all requests, greedy and
-   sampled ones apart.
+1. *Engine* (`EngineRates`): one factor for the drafter, and for copies below it one for each level; over all requests,
+   greedy and sampled ones apart. The levels of a model's drafts are depths, which differ little: with factors for them
+   a first rejection counted three times, and hard beginnings of two requests in a row were a verdict.
 2. *Request* (`Acceptance`): one factor, and below it one for each length of the match. One factor needs fewer rounds to
    estimate than sixteen rates do, and short drafts say something of longer ones.
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from math import log2
+from math import exp, inf, log, log2
 from operator import mul
 
 LEVELS = 24
@@ -27,16 +28,26 @@ LEVELS = 24
 ENGINE_MEMORY, REQUEST_MEMORY = 400.0, 40.0
 """Drafts after which the weight of earlier ones has fallen to 1/e, in an engine and in a request."""
 
-KIND_WEIGHT, REQUEST_WEIGHT = 4.0, 8.0
+KIND_WEIGHT, REQUEST_WEIGHT = 4.0, 16.0
 """Expected rejections that the shipped rates count as in an engine, and the engine's rates in a request.
 
-Draft models are wrong more often where an answer begins: with 2 and 4, a new engine's first drafts were a verdict. In
-replays of outputs of the shipped pair (a draft model alone) the default had 0.956 of the best fixed choice with these,
-0.972 with 4 and 8, and 0.975 with 6 and 10, with which a useless prediction cost more than 3%.
+With 2 and 4, a new engine's first drafts were a verdict. In replays of outputs of the shipped pair at three
+temperatures, six machines, first eight requests of an engine, a draft model gave 0.973 of the best fixed choice, a
+useless one 0.978 of plain decoding, and beside copies they gave 1.031 and 0.966, with 4 and 8, rates for each depth and
+neither `BEGINNING` nor `Kind.useless`; with these it is 0.983, 0.981, 1.039 and 0.969 (benchmarks/traces.py).
 """
 
 LEVEL_WEIGHT = 4.0
 """Draft tokens of a level that the rate expected of it counts as."""
+
+BEGINNING = 16
+"""Tokens of an output that count as its beginning: rejections there say less of the drafter. Without this, a hard first
+answer ended the drafts of a model that was right later on. Measured on the shipped pair (`MODEL`)."""
+
+_RIGHT, _HARD, _SURE = 0.02, 0.6, 3.0
+"""How often a useless drafter's first token is right; how often a useful one's is wrong where drafting is hard; and the
+logarithm of the odds at which nothing is more certain (twice that for use): assumed. Five first tokens that are wrong
+in a row make a model as likely useless as not, and two that are right settle it."""
 
 _MOST = 0.985  # accepted tokens are never certain: 16 draft tokens at this rate are 14 expected ones
 
@@ -46,12 +57,18 @@ class Kind:
     """Acceptance rates that are assumed of a drafter before it drafted.
 
     Attributes:
-        rates: acceptance rate by level; the last one holds for all later levels.
+        rates: acceptance rate by level, if the tokens before were accepted; the last one holds for all later levels.
         trees: its drafts may be trees, for which `accepted` holds.
+        copies: its drafts continue matches.
+        beginning: rejection rates of the first `BEGINNING` tokens of an output, over those of later ones.
+        useless: the chance that such a drafter is of no use for a target: that it is next to never right.
     """
 
     rates: tuple[float, ...]
     trees: bool = False
+    copies: bool = False
+    beginning: float = 1.0
+    useless: float = 0.0
 
     def hazards(self, level: int, count: int) -> list[float]:
         """Rejection rates of `count` levels, the first of them `level`, counted from 1."""
@@ -65,10 +82,15 @@ class Kind:
 
 # Of copies: shares of tokens that continued a match of 1, 2, … tokens and were right, in outputs of the shipped target
 # (maths, code, summarising, retrieval, chat; greedy and at temperature 1; 118 outputs of 192 tokens).
-LOOKUP = Kind((0.27, 0.48, 0.6, 0.62, 0.69, 0.74, 0.76, 0.81, 0.81, 0.89, 0.9, 0.9, 0.94, 0.95, 0.95, 0.96))
-MODEL = Kind((0.7, 0.72, 0.74, 0.75))
+LOOKUP = Kind(
+    (0.27, 0.48, 0.6, 0.62, 0.69, 0.74, 0.76, 0.81, 0.81, 0.89, 0.9, 0.9, 0.94, 0.95, 0.95, 0.96), copies=True
+)
+# Of models: the shipped one is right for 0.42 to 0.64 of the first sixteen tokens of an output, and for 0.55 to 0.91 of
+# those behind the first thirty-two (the same workloads at temperatures 0, 0.7 and 1; 120 outputs of 200 tokens).
+# How many are useless is assumed; the first rate has that in it.
+MODEL = Kind((0.64, 0.72, 0.74, 0.75), beginning=1.6, useless=0.09)
 # Of copies from a prediction, by tokens of the output that agree with it, plus 1 (benchmarks/prediction.py --rates).
-PREDICTION = Kind((0.08, 0.46, 0.8, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985))
+PREDICTION = Kind((0.08, 0.46, 0.8, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985), copies=True)
 TREES = Kind((0.6,), trees=True)
 
 
@@ -106,32 +128,54 @@ class EngineRates:
         self.all = Factor(observed * share, expected * share)
         self._levels = [Factor() for _ in range(LEVELS)]
         self._shipped = kind.hazards(1, LEVELS)
+        # A token that is right shows that the drafter is of use: the first one's rate alone has that chance in it.
+        self._shipped[0] = 1.0 - (1.0 - self._shipped[0]) / (1.0 - kind.useless)
         self._hazards: list[float] = []
+        self._odds = log(kind.useless / (1.0 - kind.useless)) if kind.useless else -inf
 
-    def hazards(self, level: int, count: int) -> list[float]:
-        """Rejection rates of `count` levels, the first of them `level`, counted from 1."""
+    @property
+    def use(self) -> float:
+        """The chance that the drafter is of use: below it acceptance is as `hazards` has it, else there is none."""
+        return 1.0 / (1.0 + exp(self._odds))
+
+    def hazards(self, level: int, count: int, emitted: int = BEGINNING) -> list[float]:
+        """Rejection rates of `count` levels, from `level` on, counted from 1, behind so many tokens of output."""
         hazards = self._hazards
         if not hazards:
             factor = self.all.of(1.0, KIND_WEIGHT)
-            hazards = [
-                one.of(factor, LEVEL_WEIGHT * shipped) * shipped
-                for one, shipped in zip(self._levels, self._shipped, strict=True)
-            ]
+            hazards = [factor * shipped for shipped in self._shipped]
+            if self.kind.copies:
+                hazards = [
+                    one.of(factor, LEVEL_WEIGHT * shipped) * shipped
+                    for one, shipped in zip(self._levels, self._shipped, strict=True)
+                ]
             self._hazards = hazards  # as a whole: a report may be read by another thread meanwhile
         found = hazards[level - 1 : level - 1 + count]
-        return found + hazards[-1:] * (count - len(found))
+        found += hazards[-1:] * (count - len(found))
+        hard = min(max(BEGINNING - emitted, 0), count) if self.kind.beginning > 1.0 else 0
+        return [self.kind.beginning * hazard for hazard in found[:hard]] + found[hard:]
+
+    def rates(self) -> list[float]:
+        """Acceptance rate by level, behind an output's beginning, as `Kind.rates` has it."""
+        first, *others = [max(1.0 - hazard, 0.0) for hazard in self.hazards(1, LEVELS)]
+        return [self.use * first, *others]
 
     def tree(self, nodes: int) -> float:
         """Accepted tokens of a tree of so many nodes."""
         return self.kind.accepted(nodes) * self.all.of(1.0, KIND_WEIGHT)
 
-    def record(self, level: int, tried: int, accepted: int) -> None:
+    def record(self, level: int, tried: int, accepted: int, emitted: int = BEGINNING) -> None:
         """Learn from a chain from this level on: `tried` tokens were judged, the first `accepted` of them accepted."""
         self._hazards = []
+        if self.kind.useless:
+            more = -log(_HARD) if accepted == 0 else log(_RIGHT / (1.0 - _HARD))
+            self._odds = min(max(self._odds + more, -2.0 * _SURE), _SURE)
         judged = range(level - 1, level - 1 + min(accepted + 1, tried))
         expected = 0.0
-        for at in judged:
+        for depth, at in enumerate(judged):
             hazard = self._shipped[min(at, LEVELS - 1)]
+            if emitted + depth < BEGINNING:
+                hazard *= self.kind.beginning
             self._levels[min(at, LEVELS - 1)].add(float(at == level - 1 + accepted), hazard, ENGINE_MEMORY)
             expected += hazard
         self.all.add(float(accepted < tried), expected, ENGINE_MEMORY)
@@ -142,38 +186,51 @@ class Acceptance:
 
     Args:
         engine: rates over all requests; fresh ones for requests that must not depend on others.
+
+    Attributes:
+        judged: chains that were recorded.
     """
 
     def __init__(self, engine: EngineRates) -> None:
         self._engine = engine
         self._all = Factor()
         self._by_match: dict[int, Factor] = {}
+        self.judged = 0
 
-    def reach(self, length: int, match: int = 0) -> list[float]:
+    def reach(self, length: int, match: int = 0, emitted: int = BEGINNING) -> list[float]:
         """The chance that the first 1 … `length` tokens of a chain are all accepted.
 
         Args:
             length: of the chain.
             match: tokens of the match that a copy continues; 0 for drafters that don't copy.
+            emitted: tokens of the output so far.
         """
         factor, least = self._all.of(1.0, REQUEST_WEIGHT), 1.0 - _MOST
         if own := self._by_match.get(match):
             factor = own.of(factor, REQUEST_WEIGHT)
-        hazards = self._engine.hazards(max(match, 1), length)
-        return list(accumulate([1.0 - min(max(factor * hazard, least), 1.0) for hazard in hazards], mul))
+        hazards = self._engine.hazards(max(match, 1), length, emitted)
+        reach = list(accumulate([1.0 - min(max(factor * hazard, least), 1.0) for hazard in hazards], mul))
+        return [self._engine.use * one for one in reach] if self._engine.kind.useless else reach
 
     def tree(self, nodes: int) -> float:
         """Accepted tokens of a tree of so many nodes."""
         return self._engine.kind.accepted(nodes) * self._all.of(self._engine.all.of(1.0, KIND_WEIGHT), REQUEST_WEIGHT)
 
-    def record(self, tried: int, accepted: int, match: int = 0) -> None:
-        """Learn from a chain: its first `tried` tokens were judged, the first `accepted` of them accepted."""
+    def record(self, tried: int, accepted: int, match: int = 0, emitted: int = BEGINNING) -> None:
+        """Learn from a chain: its first `tried` tokens were judged, the first `accepted` of them accepted.
+
+        Args:
+            tried, accepted: as said.
+            match: as for `reach`.
+            emitted: tokens of the output before it.
+        """
         if tried > 0:
+            self.judged += 1
             level = max(match, 1)
-            expected = sum(self._engine.hazards(level, min(accepted + 1, tried)))
+            expected = sum(self._engine.hazards(level, min(accepted + 1, tried), emitted))
             for one in (self._all, *((self._by_match.setdefault(match, Factor()),) if match else ())):
                 one.add(float(accepted < tried), expected, REQUEST_MEMORY)
-            self._engine.record(level, tried, accepted)
+            self._engine.record(level, tried, accepted, emitted)
 
     def record_tree(self, nodes: int, accepted: int) -> None:
         """Learn from a tree: how many nodes it had, and how many were accepted."""

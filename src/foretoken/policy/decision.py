@@ -149,7 +149,7 @@ class Decision:
             accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
             return [Option(nodes, right, right, right, right) for nodes, right in accepted]
         longest = min(room, row.most, LONGEST)
-        reach = acceptance.reach(longest)
+        reach = acceptance.reach(longest, emitted=row.request.emitted)
         foreseen = here = behind = expected = [0.0, *accumulate(reach)]
         if self.worths:
             foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at])

@@ -140,7 +140,8 @@ class Lessons:
             if own is not costs:
                 self.rests.let_alone(row)
         if shared or beside:
-            lost = fell_behind(shared, took)
+            models = any(row.chosen.tokens and not self.free[row.chosen.drafter] for row, _ in shared)
+            lost = fell_behind(shared, took, chance=models)
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
             padded = positions > count or (changed and not given)

@@ -21,7 +21,8 @@ verdict on the next one. For free drafters it is what drafts would have gained t
 tokens are known, and so is whether they were emitted (`Missed`): copies that were of no use at first may be later, and
 the account gains what they would have gained, once that is `EARNED`. So it is above 0 only where more drafts would have
 been faster. Of a batch the row counts that has fallen behind plain decoding most: drafts that speed one request up slow
-all others down.
+all others down. Where a model drafts, what that row is behind the mean by chance is not charged, up to
+`request._CHANCE` plain rounds.
 
 Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
 that drafted last. Free drafters take time in every row for which they are asked, too: they are asked where their drafts
@@ -227,7 +228,7 @@ class Policy:
 
         Whether or not it was verified. A look is over with it, unless the drafter is free.
         """
-        request.acceptance[drafter].record(tried, accepted, match)
+        request.acceptance[drafter].record(tried, accepted, match, request.emitted)
         if request.looking and not self.free[drafter]:
             request.looks[drafter].found(accepted == tried, request.rounds)
 

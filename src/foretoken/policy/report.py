@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import exp
 from typing import Any
 
-from foretoken.policy.acceptance import LEVELS
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LENGTHS, NODES
 
@@ -42,7 +41,7 @@ def report(policy: Policy) -> dict[str, Any]:
                 "acceptance": {
                     which: [[nodes, _rounded(one.tree(nodes))] for nodes in NODES]
                     if kind.trees
-                    else [_rounded(max(1.0 - hazard, 0.0)) for hazard in one.hazards(1, LEVELS)]
+                    else [_rounded(rate) for rate in one.rates()]
                     for which, one in rates.items()
                 },
             }

@@ -22,8 +22,9 @@ MOST = int(PACE)
 many. They hold for no more than half as many rounds as the request has had, either: what is known of it is as old."""
 
 _MODELS = MOST // 2
-"""The same for a model's draft length. In replays of a model alone the default had 0.982 of the best fixed length with
-it, as where each fourth round was decided."""
+"""The same for a model's draft length, and half as many rounds as the model has drafted in for the request: plain ones
+say nothing of it. In replays of a model alone the default had 0.982 of the best fixed length with it, as where each
+fourth round was decided."""
 
 
 class Prices(NamedTuple):
@@ -97,9 +98,11 @@ def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:
         if not tokens or request.looking:
             return None
         lost, guard, most = table.extra[tokens] + table.calls[chosen.drafter][tokens], request.guards[1], _MODELS
+        seen = request.acceptance[chosen.drafter].judged
     elif not request.asked or not request.copying.earns or request.missed is not None or row.refused:
         return None
     else:
         tokens, lost, guard, most = 0, table.extra[LONGEST] + table.asking[0], request.guards[0], MOST
-    rounds = min(most, int(guard.balance * table.plain / max(lost, 1e-9)), request.rounds // 2)
+        seen = request.rounds
+    rounds = min(most, int(guard.balance * table.plain / max(lost, 1e-9)), seen // 2)
     return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
