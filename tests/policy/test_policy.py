@@ -344,6 +344,17 @@ def test_what_a_row_is_behind_by_chance_is_not_charged():
     assert charged == pytest.approx(20.0, abs=1.0)  # a plain round in each, but for the first one
 
 
+def test_what_chance_was_allowed_for_is_not_gained_by_copies_that_make_up_for_it():
+    """Rounds of models and of copies by turns: the account would grow while nobody gains anything."""
+    policy = Engine(SMALL, (LOOKUP_AT, MODEL_AT)).policy
+    rows = [Row(policy.open(sampled=False), 10, [0, 0]) for _ in range(2)]
+    charged = 0.0
+    for turn in range(200):
+        drafted = (1, 3) if turn % 2 else (3, 1)
+        charged += fell_behind(list(zip(rows, drafted, strict=True)), 2.0, chance=bool(turn % 2))
+    assert charged == pytest.approx(0.0, abs=4.0)
+
+
 def test_bad_luck_of_one_row_does_not_end_a_batchs_drafts():
     """Of four rows that a model is right for alike one is always behind, by luck."""
     cell, shares = batches("random", 0.8, 200, 4, 4), []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import exp
 
 from foretoken.policy.acceptance import PREDICTION, Kind
@@ -140,8 +140,7 @@ class Lessons:
             if own is not costs:
                 self.rests.let_alone(row)
         if shared or beside:
-            models = any(row.chosen.tokens and not self.free[row.chosen.drafter] for row, _ in shared)
-            lost = fell_behind(shared, took, chance=models)
+            lost = fell_behind(shared, took, chance=self._models_drafted(row for row, _ in shared))
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
             padded = positions > count or (changed and not given)
@@ -183,6 +182,9 @@ class Lessons:
         for pace in (request.pace, request.above[0]):
             pace.add(tokens / count, planned / count, count)
 
+    def _models_drafted(self, rows: Iterable[Row]) -> bool:
+        return any(row.chosen.tokens and not self.free[row.chosen.drafter] for row in rows)
+
     def _settle(
         self,
         guards: tuple[Guard, Guard],
@@ -194,11 +196,10 @@ class Lessons:
         padded: bool = False,
     ) -> None:
         """Charge a round to models if one of them drafted, else to free drafters; padding to who drafted last."""
-        drafters = [row.chosen.drafter for row in rows if row.chosen.tokens]
-        models = any(not self.free[drafter] for drafter in drafters)
-        if guards is self.guards and drafters:
+        drafted, models = any(row.chosen.tokens for row in rows), self._models_drafted(rows)
+        if guards is self.guards and drafted:
             self.charged = int(models)
         elif padded:
             models = bool(self.charged)
-        guards[models].settle(took if drafters or padded else emitted, emitted, looked=looked)
+        guards[models].settle(took if drafted or padded else emitted, emitted, looked=looked)
         guards[not models].settle(emitted, emitted)

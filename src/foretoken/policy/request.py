@@ -21,6 +21,11 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 NODES = (4, 8, 16, 32)
 LARGEST = NODES[-1]
 
+_CHANCE = 4.0
+"""Plain rounds that a row of a batch may be behind the mean by chance, at most. Of four rows that a model is right for
+alike, a row of bad luck used to empty the account of all: 0.80 of the best fixed choice with half of the seeds (a
+small target, acceptance 0.8), and 0.97 now. Without a limit, sixteen rows lost 4% where plain decoding is best."""
+
 
 class Offer(NamedTuple):
     """A draft that a drafter that costs nothing has made already.
@@ -38,12 +43,6 @@ class Offer(NamedTuple):
     match: int = 0
     reach: tuple[float, ...] = ()
     chain: bool = True
-
-
-_CHANCE = 4.0
-"""Plain rounds that a row of a batch may be behind the mean by chance, at most. Of four rows that a model is right for
-alike, a row of bad luck used to empty the account of all: 0.80 of the best fixed choice with half of the seeds (a
-small target, acceptance 0.8), and 0.97 now. Without a limit, sixteen rows lost 4% where plain decoding is best."""
 
 
 class Choice(NamedTuple):
@@ -94,7 +93,7 @@ class Request:
         self.rounds = 0
         self.emitted = BEGINNING  # tokens of the output before the round, as far as they matter; set by the caller
         self.late = 0.0  # plain rounds that it is behind plain decoding
-        self.spread = 0.0  # variances of the rows' tokens, added up over its rounds
+        self.spread = 0.0  # variances of the rows' tokens, added up over rounds in which a model drafted
         self.looking = False  # the round drafts to see whether a drafter has become useful
         self.considered = -1  # the policy's round in which models were last considered for it
         self.waits = True  # where it begins among others that rest, until those wake
@@ -173,29 +172,26 @@ def fell_behind(rows: Sequence[tuple[Row, int]], took: float, *, chance: bool = 
     Args:
         rows: with the tokens that the round emitted in each.
         took: of the round, in plain rounds.
-        chance: allow for chance: of rows that a model drafts for alike, one is always behind.
+        chance: that rows differ may be chance: a model drafted in them.
     """
     if not rows:
         return 0.0
-    latest = _latest_but_for_chance if chance else _latest
-    before, mean = latest(rows), sum(tokens for _, tokens in rows) / len(rows)
-    spread = sum((tokens - mean) ** 2 for _, tokens in rows) / len(rows)
+    before, spread = _latest(rows), 0.0
+    if chance:
+        mean = sum(tokens for _, tokens in rows) / len(rows)
+        spread = sum((tokens - mean) ** 2 for _, tokens in rows) / len(rows)
     for row, tokens in rows:
         row.request.late += took - tokens
         row.request.spread += spread
-    return latest(rows) - before
+    return _latest(rows) - before
 
 
 def _latest(rows: Sequence[tuple[Row, int]]) -> float:
-    """Plain rounds that the latest row is behind plain decoding."""
-    return max(row.request.late for row, _ in rows)
+    """Plain rounds that the latest row is behind plain decoding, without what is chance.
 
-
-def _latest_but_for_chance(rows: Sequence[tuple[Row, int]]) -> float:
-    """The same, with what a row is behind the mean shrunk by what that is by chance (as James and Stein shrink means).
-
-    By chance it is the square root of the variance among rows, added up over rounds; where a row's drafts are accepted
-    less often than those of others, it grows with the rounds themselves, and soon counts in full.
+    By chance a row is behind the mean by about the square root of the variance among rows, added up over rounds; where
+    its drafts are accepted less often than those of others, by an amount that grows with the rounds themselves, and
+    soon counts in full. What it is behind is shrunk accordingly, as James and Stein shrink means.
     """
     mean = sum(row.request.late for row, _ in rows) / len(rows)
     behind = ((row.request.late - mean, row.request.spread) for row, _ in rows)
