@@ -35,6 +35,7 @@ class ShortcutMutant:
         padding: columns of padding.
         vocabularies: sizes, of target and drafter.
         limits: the limits in force.
+        tensors: torch draws the tokens, as on a GPU, and not NumPy.
     """
 
     module: str
@@ -47,10 +48,11 @@ class ShortcutMutant:
     padding: int = 0
     vocabularies: tuple[int, int] = (3, 3)
     limits: Limits = field(default_factory=Limits)
+    tensors: bool = False
 
     def decide(self) -> Callable[..., Any]:
         """`foretoken.verify.decide` with the fault in it."""
-        edited = _edited(self.module, self.old, self.new)
+        edited = _edited(self.module, (self.old, self.new), *([_TENSORS] if self.tensors else []))
         if self.module == DECIDE:
             return edited["decide"]
         whole = _namespace(import_module(DECIDE))
@@ -64,12 +66,22 @@ def _namespace(module: ModuleType) -> dict[str, Any]:
     return {"__name__": module.__name__, "__builtins__": __builtins__}
 
 
-def _edited(name: str, old: str, new: str) -> dict[str, Any]:
+_TENSORS = ('return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)', "return False")
+
+
+def draw_with_tensors() -> Callable[..., Any]:
+    """`foretoken.verify.decide` without a fault, where torch draws the tokens, as on a GPU."""
+    return ShortcutMutant(DRAW, *_TENSORS).decide()
+
+
+def _edited(name: str, *edits: tuple[str, str]) -> dict[str, Any]:
     module = import_module(name)
     source = getsource(module)
-    assert source.count(old) == 1, f"{name} contains it {source.count(old)} times: {old}"
+    for old, new in edits:
+        assert source.count(old) == 1, f"{name} contains it {source.count(old)} times: {old}"
+        source = source.replace(old, new)
     namespace = _namespace(module)
-    exec(compile(source.replace(old, new), name, "exec"), namespace)
+    exec(compile(source, name, "exec"), namespace)
     return namespace
 
 
@@ -126,12 +138,18 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     # draw
     "no renormalisation": ShortcutMutant(DRAW, "index = (cumulative <= share * total)", "index = (cumulative <= share)", alone=True),
     "draw: one token too far": ShortcutMutant(DRAW, "(cumulative <= share * total).sum(-1, keepdim=True)", "(cumulative <= share * total).sum(-1, keepdim=True) + 1"),
-    "draw: blocks without what came before": ShortcutMutant(DRAW, "- start\n    share", "- 0 * start\n    share", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
-    "draw: share of the whole, not of the block": ShortcutMutant(DRAW, "share = left / (ends.gather(-1, block) - start)", "share = left / ends[..., -1:]", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
-    "draw: last entry of a short block twice": ShortcutMutant(DRAW, ".masked_fill_(inside >= size, 0.0)", "", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw: blocks without what came before": ShortcutMutant(DRAW, "- start\n    share", "- 0 * start\n    share", shape=(0,), vocabularies=(5, 5), limits=BLOCKS, tensors=True),
+    "draw: share of the whole, not of the block": ShortcutMutant(DRAW, "share = left / (ends.gather(-1, block) - start)", "share = left / ends[..., -1:]", shape=(0,), vocabularies=(5, 5), limits=BLOCKS, tensors=True),
+    "draw: last entry of a short block twice": ShortcutMutant(DRAW, ".masked_fill_(inside >= size, 0.0)", "", shape=(0,), vocabularies=(5, 5), limits=BLOCKS, tensors=True),
     "draw of one row: blocks without what came before": ShortcutMutant(DRAW, "(u * ends[-1] - before)", "(u * ends[-1])", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: share of the whole, not of the block": ShortcutMutant(DRAW, "/ mass if mass else 0.0", "/ ends[-1]", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: no renormalisation": ShortcutMutant(DRAW, "bisect_right(cumulative, share * total)", "bisect_right(cumulative, share)", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: a block too far": ShortcutMutant(DRAW, "return block * width + _invert_one", "return max(block - 1, 0) * width + _invert_one", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
-    "draw: a short last block left out": ShortcutMutant(DRAW, "_starts(probs.shape[-1], width)", "_starts(probs.shape[-1] // width * width, width)", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw: a short last block left out": ShortcutMutant(DRAW, "rest = probs[..., whole:]", "rest = 0 * probs[..., whole:]", shape=(0,), vocabularies=(5, 5), limits=BLOCKS, tensors=True),
+    "draw of many rows: a short last block left out": ShortcutMutant(DRAW, "rest = probs[:, whole * width :]", "rest = 0 * probs[:, whole * width :]", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw of many rows: blocks without what came before": ShortcutMutant(DRAW, "np.divide(left - before, mass", "np.divide(left, mass", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw of many rows: share of the whole, not of the block": ShortcutMutant(DRAW, "np.divide(left - before, mass", "np.divide(left - before, ends[:, -1]", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw of many rows: last entry of a short block twice": ShortcutMutant(DRAW, "weights[inside >= size] = 0.0", "pass", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw of many rows: no renormalisation": ShortcutMutant(DRAW, "_invert_many(weights, share * weights[:, -1])", "_invert_many(weights, share)", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
+    "draw of many rows: a block too far": ShortcutMutant(DRAW, "(block * width + _invert_many", "(np.maximum(block - 1, 0) * width + _invert_many", shape=(0,), vocabularies=(5, 5), limits=BLOCKS),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from exactness.shortcut_mutants import SHORTCUT_MUTANTS, ShortcutMutant
+from exactness.shortcut_mutants import SHORTCUT_MUTANTS, ShortcutMutant, draw_with_tensors
 from exactness.tables import KINDS, Pair, depth_of, pair
 from foretoken.draft import Draft
 from foretoken.engine.verification import decide_batch
@@ -141,7 +141,9 @@ def test_drawing_by_blocks_of_the_vocabulary_is_lossless(name):
     for block in (1, 2, 3):
         with use_limits(Limits(block=block)):
             for alone in (False, True):
-                errors(Drawn(get(name), alone=alone), (0,), tables, "with replacement", TOLERANCE)
+                for drawing in (decide, draw_with_tensors()):
+                    drawn = Drawn(get(name), drawing, alone=alone)
+                    errors(drawn, (0,), tables, "with replacement", TOLERANCE)
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -226,7 +228,7 @@ def test_the_proof_finds(name):
 
 
 def test_the_number_of_mutants():
-    assert len(SHORTCUT_MUTANTS) == 50
+    assert len(SHORTCUT_MUTANTS) == 56
 
 
 def test_a_strict_comparison_in_a_draw_is_found():

@@ -415,8 +415,8 @@ def test_argmax_and_topk(size):
             assert all(len(set(row.tolist())) == k for row in ids.view(-1, k))
 
 
-@pytest.mark.parametrize("size", [5, 256, 1000, 5000])
-def test_draw_inverts_the_distribution(size):
+@pytest.mark.parametrize("size", [5, 256, 257, 1000, 5000])
+def test_draw_inverts_the_distribution(size, monkeypatch):
     generator = torch.Generator().manual_seed(size)
     weights = torch.rand(size, generator=generator)
     weights[torch.rand(size, generator=generator) < 0.6] = 0
@@ -435,7 +435,10 @@ def test_draw_inverts_the_distribution(size):
         assert ((ends - probs.double() / probs.double().sum())[drawn] <= u + 1e-14).all()
         assert drawn[u == 0].unique().tolist() == [int(possible[0])]
         assert drawn[-2:].tolist() == [int(possible[-1])] * 2
-        with use_limits(Limits(scalar_uniforms=len(u))):  # the same row by row, without torch
+        with use_limits(Limits(scalar_uniforms=len(u))):  # the same row by row
+            assert torch.equal(draw(probs.expand(len(u), size), u), drawn)
+        with monkeypatch.context() as patch:  # the same with torch's calls, as on a GPU
+            patch.setattr("foretoken.sampling.vocabulary._is_plain", lambda _: False)
             assert torch.equal(draw(probs.expand(len(u), size), u), drawn)
 
 

@@ -7,7 +7,6 @@ maxima: the best entries of a row lie in the blocks with the largest maxima.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -139,15 +138,13 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     size, width = probs.shape[-1], current_limits().block
     if size <= width:
         return _invert(probs.to(torch.float64).cumsum(-1), uniforms[..., None]).squeeze(-1)
-    if _is_plain(probs):
-        if 0 < uniforms.numel() <= current_limits().scalar_uniforms:
-            return int_tensor(draw_rows(probs, uniforms.reshape(-1).tolist())).view(uniforms.shape)
-        sums = torch.from_numpy(_block_sums(probs.detach().numpy(), width))
-    else:
-        whole = size // width * width
-        sums = probs[..., :whole].unflatten(-1, (-1, width)).sum(-1, dtype=torch.float64)
-        if whole < size:
-            sums = torch.cat([sums, probs[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
+    if _is_plain(probs) and uniforms.numel():
+        return int_tensor(draw_rows(probs, uniforms.reshape(-1).tolist())).view(uniforms.shape)
+    whole = size // width * width
+    sums = probs[..., :whole].unflatten(-1, (-1, width)).sum(-1, dtype=torch.float64)
+    if whole < size:
+        rest = probs[..., whole:]
+        sums = torch.cat([sums, rest.sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
     ends = sums.cumsum(-1)
     block = _invert(ends, uniforms[..., None])
     # The rest of u * total inside the block, as a fraction of the block's mass.
@@ -160,31 +157,34 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def draw_rows(probs: Tensor, uniforms: list[float]) -> list[int]:
-    """`draw` with Python's numbers, which spares few rows on a CPU all of torch's calls.
+    """`draw` with Python's numbers, which spares rows on a CPU all of torch's calls.
 
     Args:
         probs: ``[…, V]``, as many rows as there are uniforms.
         uniforms: in [0, 1).
     """
     size, limits = probs.shape[-1], current_limits()
-    if size <= limits.block or len(uniforms) > limits.scalar_uniforms or not _is_plain(probs):
+    if size <= limits.block or not uniforms or not _is_plain(probs):
         shares = torch.tensor(uniforms, dtype=torch.float64, device=probs.device)
         drawn: list[int] = draw(probs.reshape(-1, size), shares).tolist()
         return drawn
     rows = probs.detach().numpy().reshape(-1, size)
-    each = zip(rows, _block_sums(rows, limits.block), uniforms, strict=True)
-    return [_draw_one(row, sums, u, limits.block) for row, sums, u in each]
+    sums = _block_sums(rows, limits.block)
+    if len(uniforms) > limits.scalar_uniforms:
+        return _draw_many(rows, sums, uniforms, limits.block)
+    return [_draw_one(row, own, u, limits.block) for row, own, u in zip(rows, sums, uniforms, strict=True)]
 
 
 def _block_sums(probs: Any, width: int) -> Any:
-    """``[…, V]`` of NumPy, summed over blocks of so many entries or fewer: ``[…, blocks]`` float64."""
-    return np.add.reduceat(probs, _starts(probs.shape[-1], width), axis=-1, dtype=np.float64)
-
-
-@lru_cache(64)
-def _starts(size: int, width: int) -> Any:
-    """Where blocks of so many of `size` entries start; the last one may be shorter. Nobody may write to it."""
-    return np.arange(0, size, width)
+    """``[R, V]`` of NumPy, summed over blocks of so many entries or fewer: ``[R, blocks]`` float64."""
+    rows, size = probs.shape
+    whole = size // width
+    # Up to twice as fast as `np.add.reduceat`, which takes blocks of any lengths.
+    sums = probs[:, : whole * width].reshape(rows, whole, width).sum(-1, dtype=np.float64)
+    if whole * width == size:
+        return sums
+    rest = probs[:, whole * width :]
+    return np.concatenate([sums, rest.sum(-1, keepdims=True, dtype=np.float64)], axis=-1)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -214,6 +214,37 @@ def _invert_one(cumulative: list[float], share: float) -> int:
     """`_invert` for one row."""
     total = cumulative[-1]
     return min(bisect_right(cumulative, share * total), bisect_left(cumulative, total))
+
+
+def _draw_many(probs: Any, sums: Any, uniforms: list[float], width: int) -> list[int]:
+    """`_draw_one` for many rows at once, step by step the same.
+
+    Args:
+        probs: ``[R, V]`` of NumPy.
+        sums: ``[R, blocks]`` float64, of each `width` entries of a row.
+        uniforms: R in [0, 1).
+        width: of a block.
+    """
+    size, each = probs.shape[-1], np.arange(len(probs))
+    ends = sums.cumsum(-1)
+    left = np.array(uniforms) * ends[:, -1]
+    block = _invert_many(ends, left)
+    before = np.where(block > 0, ends[each, block - 1], 0.0)
+    mass = ends[each, block] - before
+    share = np.divide(left - before, mass, out=np.zeros_like(mass), where=mass != 0)
+    inside = block[:, None] * width + np.arange(width)
+    weights = probs[each[:, None], np.minimum(inside, size - 1)].astype(np.float64)
+    if size % width:
+        weights[inside >= size] = 0.0
+    weights = weights.cumsum(-1)
+    drawn: list[int] = (block * width + _invert_many(weights, share * weights[:, -1])).tolist()
+    return drawn
+
+
+def _invert_many(cumulative: Any, left: Any) -> Any:
+    """`_invert` for ``[R, W]`` of NumPy and shares ``[R]`` that are multiplied by the totals already: ``[R]``."""
+    index = (cumulative <= left[:, None]).sum(-1)
+    return np.minimum(index, (cumulative < cumulative[:, -1:]).sum(-1))
 
 
 def draw_distinct(probs: Tensor, uniforms: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
