@@ -132,6 +132,7 @@ SMALL = Limits(
     verify_entries=40 * VOCAB_SIZE,
     one_thread_logits=1,
     scalar_uniforms=1,
+    scalar_rows=1,
     noise_blocks=30,
     noise_numbers=30 * VOCAB_SIZE,
     block=3,

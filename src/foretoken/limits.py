@@ -27,8 +27,8 @@ class Limits:
         verify_entries: most probabilities (rows × nodes × vocabulary) that are verified at once on a CPU. A few rows at
             a time fit in the processor's cache, and the allocator reuses their memory.
         one_thread_logits: most logits of a round for which one thread is about as fast as several.
-        scalar_uniforms: most uniforms that are computed as plain integers, and most rows that tokens are drawn from,
-            one after another.
+        scalar_uniforms: most uniforms that are computed as plain integers, one after another.
+        scalar_rows: most rows that tokens are drawn from one after another.
         noise_blocks: most blocks of Philox (four words of noise each) that are computed at once on a CPU.
         noise_numbers: values of shared noise that are generated at a time before they are added to scores and freed.
         block: entries of a vocabulary whose sum or maximum is computed together.
@@ -47,7 +47,8 @@ class Limits:
     shortest_shared_prefix: int = 32
     verify_entries: int = 1 << 20
     one_thread_logits: int = 4_000_000
-    scalar_uniforms: int = 8
+    scalar_uniforms: int = 24
+    scalar_rows: int = 4
     noise_blocks: int = 1 << 13
     noise_numbers: int = 1 << 17
     block: int = 256

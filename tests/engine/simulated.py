@@ -42,6 +42,7 @@ SMALL = Limits(
     verify_entries=3 * VOCAB,
     one_thread_logits=1,
     scalar_uniforms=2,
+    scalar_rows=2,
     noise_blocks=4,
     noise_numbers=40,
     block=8,

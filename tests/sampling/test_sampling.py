@@ -435,7 +435,7 @@ def test_draw_inverts_the_distribution(size, monkeypatch):
         assert ((ends - probs.double() / probs.double().sum())[drawn] <= u + 1e-14).all()
         assert drawn[u == 0].unique().tolist() == [int(possible[0])]
         assert drawn[-2:].tolist() == [int(possible[-1])] * 2
-        with use_limits(Limits(scalar_uniforms=len(u))):  # the same row by row
+        with use_limits(Limits(scalar_rows=len(u))):  # the same row by row
             assert torch.equal(draw(probs.expand(len(u), size), u), drawn)
         with monkeypatch.context() as patch:  # the same with torch's calls, as on a GPU
             patch.setattr("foretoken.sampling.vocabulary._is_plain", lambda _: False)

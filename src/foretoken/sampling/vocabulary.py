@@ -170,7 +170,7 @@ def draw_rows(probs: Tensor, uniforms: list[float]) -> list[int]:
         return drawn
     rows = probs.detach().numpy().reshape(-1, size)
     sums = _block_sums(rows, limits.block)
-    if len(uniforms) > limits.scalar_uniforms:
+    if len(uniforms) > limits.scalar_rows:
         return _draw_many(rows, sums, uniforms, limits.block)
     return [_draw_one(row, own, u, limits.block) for row, own, u in zip(rows, sums, uniforms, strict=True)]
 
