@@ -91,3 +91,13 @@ def test_lines_may_have_predictions(call, tmp_path):
     assert "'prediction'" in refused.stderr
     file.write_text(json.dumps({"prompt": "hello", "prediction": 5}))
     assert "its prediction is 5" in call(*fields).stderr
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b"])
+def test_strings_may_hold_what_ends_lines_elsewhere(end, call, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    line = json.dumps({"prompt": f"a{end}b"}, ensure_ascii=end < " ")
+    file.write_bytes(f"{line}\r\n{line}\n".encode())
+    result = call("generate", "--prompt-file", file, "-t", 0, "-n", 2)
+    assert result.exit_code == 0, result.stderr
+    assert [json.loads(line)["line"] for line in result.stdout.splitlines()] == [1, 2]

@@ -199,3 +199,13 @@ def test_a_killed_run_goes_on(models, files, jobs):
     with start(models, files, *options) as running:
         assert running.wait(240) == 0
     assert set(answers(files[1])) == {line["custom_id"] for line in lines}
+
+
+def test_a_file_of_answers_may_end_without_a_newline(batch, files):
+    """As another program leaves it, which may write JSON with spaces."""
+    assert batch([request("a"), request("b")]).exit_code == 0
+    told = [json.loads(line) for line in files[1].read_text().splitlines()]
+    files[1].write_text("\n".join(map(json.dumps, told)))
+    assert batch([request("a"), request("b"), request("c")]).exit_code == 0
+    assert set(answers(files[1])) == {"a", "b", "c"}
+    assert Results(files[1]).done == {"a", "b", "c"}

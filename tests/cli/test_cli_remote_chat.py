@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from foretoken.cli.remote_chat import _lines
 from serve_harness import MODEL, Running, serving, tiny_engine
 
 
@@ -183,3 +184,11 @@ def test_a_server_without_a_list_of_models(chat):
         result = chat("hello", url=url, options=["--model", "x"])
         assert result.stdout == "hi\x1b[2J\n"  # a program gets it as it is
         assert bodies[0]["model"] == "x"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_only_ends_of_lines_end_events(size):
+    texts = ["aéb", "a\u2028b", "a\u2029b", "a\x85b", "a\x0bb"]
+    body = "".join(f"data: {text}\r\n\r\n" for text in texts).encode() + b"data: x\ndata: y\rdata: z"
+    parts = [body[start : start + size] for start in range(0, len(body), size)]
+    assert [line for line in _lines(parts) if line] == [f"data: {text}" for text in [*texts, "x", "y", "z"]]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from foretoken import Engine, SamplingParams, beam_search, load
+from foretoken import AsyncEngine, Engine, SamplingParams, beam_search, load
 from foretoken.drafters import SharedTokens
 from tiny import tiny_llama
 from tiny_tokenizers import byte_bpe
@@ -75,3 +76,24 @@ def test_threads_get_what_they_would_get_alone(runner, engines):
                 enumerate(PROMPTS),
             )
             assert list(found) == expected
+
+
+@pytest.mark.parametrize("tokens", [3, 600])
+def test_scores_of_a_prompt_have_the_model_to_themselves(tokens, monkeypatch):
+    target = load(tiny_llama(max_position_embeddings=1024), runner="hf")
+    seen, forward = [], target.forward
+
+    def watched(*args, **options):
+        seen.append(is_free(target))
+        return forward(*args, **options)
+
+    monkeypatch.setattr(target, "forward", watched)
+
+    async def score():
+        async with AsyncEngine(Engine(target, None)) as engine:
+            return await engine.score([1 + i % 30 for i in range(tokens)])
+
+    assert len(asyncio.run(score())) == tokens - 1
+    assert seen
+    assert not any(seen)
+    assert is_free(target)

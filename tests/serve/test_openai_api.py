@@ -8,8 +8,10 @@ from itertools import pairwise
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from foretoken.engine.outputs import TokenLogprob
 from foretoken.limits import Limits
 from foretoken.sampling import SamplingParams
+from foretoken.serve.logprobs import completion_logprobs
 from serve_harness import END, MODEL, Running, serving, tiny_engine
 
 PROMPT = "the cat sat on"
@@ -408,3 +410,11 @@ def test_what_a_request_does_not_say(whose):
             for fields in ({}, {"temperature": 0} if whose == "model" else {"temperature": 1, "top_p": 1})
         )
         assert silent == said
+
+
+def test_tokens_with_one_string_do_not_hide_the_tokens_own_logprob():
+    """As the bytes of a character that is not complete have one."""
+    entry = TokenLogprob(3, -2.0, {7: -0.5, 3: -2.0, 8: -2.5, 9: -3.0})
+    told = completion_logprobs([entry], lambda token: "x" if token == 9 else "\ufffd" if token in (3, 8) else "y", 0)
+    assert told["token_logprobs"] == [-2.0]
+    assert told["top_logprobs"] == [{"\ufffd": -2.0, "y": -0.5, "x": -3.0}]

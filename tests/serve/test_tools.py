@@ -391,3 +391,12 @@ def test_a_whole_answer_is_parsed_while_others_are_answered(path, body, monkeypa
         return answers
 
     assert [answer.status for answer in asyncio.run(main())] == [200, 200]
+
+
+@pytest.mark.parametrize("name", [r"get\_weather", r"get\u12"])
+@pytest.mark.parametrize("form", ["hermes", "llama"])
+def test_a_name_that_is_no_json_is_told_as_it_is(form, name):
+    call = f'{{"name": "{name}", "arguments": {{"city": "Oslo"}}}}'
+    parser = CallParser(form)
+    parser.feed(f"<tool_call>{call}</tool_call>" if form == "hermes" else call, last=True)
+    assert [(one.name, one.arguments) for one in parser.calls] == [(name, '{"city": "Oslo"}')]

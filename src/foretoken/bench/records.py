@@ -93,7 +93,7 @@ def read(file: Path) -> list[Record]:
         BenchError: it can't be read, or holds something else.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BenchError(f"{str(file)!r} can't be read: {error}") from error
     records = []

@@ -138,7 +138,7 @@ class Results:
             raise
 
     def _read(self, file: Path) -> set[str]:
-        done, end = set(), 0
+        done, end, line = set(), 0, b"\n"
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n") and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
@@ -153,6 +153,9 @@ class Results:
                 done.add(name)
                 self.errors += is_error
                 end += len(line)
+            else:
+                if not line.endswith(b"\n"):  # whole, but another program wrote it
+                    self._file.write(b"\n")
         return done
 
     def add(self, item: Item, answer: Answer) -> None:

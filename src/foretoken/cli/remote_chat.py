@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from time import perf_counter
 from typing import Any
@@ -106,7 +106,7 @@ class Server:
             with self._client.stream("POST", f"{self.url}/chat/completions", json=asked) as response:
                 if response.status_code >= 400:
                     _check(response, response.read())
-                for line in response.iter_lines():
+                for line in _lines(response.iter_bytes()):
                     name, _, data = line.partition(":")
                     if name != "data" or not data.strip():
                         continue
@@ -115,6 +115,16 @@ class Server:
                     yield _chunk(data)
         except httpx2.HTTPError as error:
             raise ForetokenError(f"the connection to {self.url} has failed ({error}): ask again") from None
+
+
+def _lines(parts: Iterable[bytes]) -> Iterator[str]:
+    """The lines of server-sent events. httpx ends lines at U+2028 and other characters, too, which JSON may hold."""
+    rest = b""
+    for part in parts:
+        *lines, rest = re.split(rb"\r\n|\n|\r", rest + part)
+        for line in lines:
+            yield line.decode("utf-8", "replace")
+    yield rest.decode("utf-8", "replace")
 
 
 def _chunk(data: str) -> dict[str, Any]:

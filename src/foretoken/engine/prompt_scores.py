@@ -11,6 +11,7 @@ import torch
 from foretoken.engine.outputs import TokenLogprob
 from foretoken.engine.recording import token_logprobs
 from foretoken.models.base import LanguageModel
+from foretoken.models.threads import taking_turns
 
 _MOST_LOGITS = 2**23
 """Logits of one pass: 32 MiB of them."""
@@ -81,10 +82,11 @@ class Scoring:
         if self.result.cancelled():
             return True
         try:
-            if self._scores is None:
-                self._scores = PromptScores(model, self._tokens, self._top)
-            if not self._scores.done:
-                self._scores.step()
+            with taking_turns([model]):  # other engines may have the same model
+                if self._scores is None:
+                    self._scores = PromptScores(model, self._tokens, self._top)
+                if not self._scores.done:
+                    self._scores.step()
         except Exception as error:
             self.fail(error)
             return True

@@ -120,7 +120,7 @@ class CallParser:
     def _head(self, added: dict[int, Call]) -> str:
         found = _HEAD.match(self._buffer)
         if found:
-            self._begin(json.loads(f'"{found[1]}"', strict=False), added)
+            self._begin(_unescaped(found[1]), added)
             self._take(found.end())
             self._mode, self._depth = "arguments", 0
             return ""
@@ -199,6 +199,14 @@ class CallParser:
         if self._mode == "head":
             return (_OPEN if self._hermes else "") + rest
         return rest if self._mode in ("text", "plain") and (rest.strip() or not self.calls) else ""
+
+
+def _unescaped(name: str) -> str:
+    """What a string of JSON stands for; as the model wrote it where it is none."""
+    try:
+        return str(json.loads(f'"{name}"', strict=False))
+    except ValueError:
+        return name
 
 
 def chat_call(call: Call) -> dict[str, Any]:

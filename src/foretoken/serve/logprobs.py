@@ -33,7 +33,10 @@ def completion_logprobs(
         told["tokens"].append(token)
         told["token_logprobs"].append(_finite(entry.logprob))
         tops = {entry.token_id: entry.logprob, **entry.top}
-        told["top_logprobs"].append({name(other): _finite(value) for other, value in tops.items()})
+        named: dict[str, float] = {}
+        for other, value in tops.items():  # of several with one string the token's own, or the most probable one's
+            named.setdefault(name(other), _finite(value))
+        told["top_logprobs"].append(named)
         told["text_offset"].append(offset)
         offset += len(token)
     return told

@@ -57,7 +57,7 @@ def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterato
     if file.suffix not in (".jsonl", ".json", ".ndjson"):
         yield from _pieces(model, text, prompt_tokens)
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

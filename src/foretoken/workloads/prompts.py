@@ -72,7 +72,7 @@ def load(name: str, data: Path | None = None) -> list[Item]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
         raise ParameterError(f"{str(data)!r} can't be read ({reason}): name a file of UTF-8 text") from error
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.split("\n") if line.strip()]  # strings of JSON may hold other ends of lines
     items = list(_READERS[name](lines, data))
     if not items:
         raise ParameterError(f"{str(data)!r} holds no prompts: give at least one line")

@@ -314,7 +314,7 @@ def joins_mlp(dtype: torch.dtype, quantize: Quantize | None) -> bool:
 
     It rounds otherwise than several do, so that all graphs of a model have it or none: with a seed, no output may
     depend on which of them runs. Milliseconds of a pass over 1, 16, 64 and 128 tokens without it, and with it: of a 10M
-    model 1.4, 1.9, 3.7, 4.3 and 1.3, 1.9, 3.8, 4.4; of a 500M model 43, 45, 71, 103 and 39, 43, 93, 160.
+    model 1.5, 1.9, 3.7, 4.2 and 1.4, 1.9, 3.7, 4.2; of a 500M model 43, 45, 71, 103 and 39, 43, 93, 160.
 
     Args:
         dtype: of keys and values.
