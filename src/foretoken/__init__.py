@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foretoken.engine.engine import Engine
     from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
     from foretoken.integrations.transformers import custom_generate
+    from foretoken.limits import Limits
     from foretoken.models import load
     from foretoken.models.tiny_pair import tiny_pair, tiny_pair_path
     from foretoken.sampling import Grammar, GrammarLimits, SamplingParams
@@ -28,6 +29,7 @@ __all__ = [
     "Engine",
     "Grammar",
     "GrammarLimits",
+    "Limits",
     "SamplingParams",
     "StreamEvent",
     "__version__",
@@ -47,6 +49,7 @@ _HOMES = {
     "Engine": "engine.engine",
     "Grammar": "sampling",
     "GrammarLimits": "sampling",
+    "Limits": "limits",
     "SamplingParams": "sampling",
     "StreamEvent": "engine.outputs",
     "beam_search": "engine.beam",
@@ -55,7 +58,7 @@ _HOMES = {
     "tiny_pair": "models.tiny_pair",
     "tiny_pair_path": "models.tiny_pair",
 }
-_MODULES = ("drafters", "verify")
+_MODULES = ("drafters", "errors", "verify")
 
 
 def _version() -> str:

@@ -22,6 +22,10 @@ class PromptError(ForetokenError, ValueError):
     """A prompt can't be used: empty, too long, or with tokens outside the vocabulary."""
 
 
+class PromptTooLong(PromptError):
+    """A prompt does not fit into the model's context."""
+
+
 class ModelError(ForetokenError):
     """A model can't be loaded, or two models don't fit together."""
 

@@ -14,6 +14,7 @@ from foretoken.bench.errors import BenchError
 from foretoken.bench.plan import BenchPlan, cases
 from foretoken.bench.records import Store, read
 from foretoken.bench.run import measure
+from foretoken.bench.summary import BenchResults
 from foretoken.models import machine
 from foretoken.peers.kinds import EngineKind
 from foretoken.workloads import Item, Prompt
@@ -96,7 +97,7 @@ def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
         Store(file, {**SETTINGS, "max_new_tokens": 64})
 
 
-@pytest.mark.parametrize("text", ["hello\n{}", '{"kind": "dog"}\n', '{"kind": "run"}\n'])
+@pytest.mark.parametrize("text", ["hello\n{}", '{"kind": "dog"}\n', '{"kind": "run"}\n', "[" * 100_000 + "\n"])
 def test_files_that_hold_something_else_are_left_alone(tmp_path: Path, text: str) -> None:
     file = tmp_path / "notes.txt"
     file.write_text(text)
@@ -152,3 +153,15 @@ def test_the_machine_is_described() -> None:
     told = machine.describe()
     assert told["cores"] >= 1
     assert set(told["versions"]) == {"foretoken", "torch", "transformers"}
+
+
+def test_a_run_without_its_fields_is_no_result(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    Store(file, SETTINGS).add({"kind": "machine"})
+    with file.open("a") as opened:
+        opened.write('{"kind": "run", "engine": "x"}\n')
+    store = Store(file, SETTINGS)
+    with pytest.raises(BenchError, match=r"damaged or none of a benchmark's \('batch'\)"):
+        store.done()
+    with pytest.raises(BenchError, match="damaged or none"):
+        BenchResults(store.records)

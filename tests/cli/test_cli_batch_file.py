@@ -87,14 +87,15 @@ def test_bad_lines_are_told_by_their_number(batch, files):
         request("e", stream=True),
         request("a", max_tokens=1),
         "[" * 100_000,
+        request("deep", prompt=json.loads("[" * 900 + "]" * 900)),
         request("g"),
     ]
     result = batch(lines)
     assert result.exit_code == 1
     assert set(answers(files[1])) == {"a", "g"}
     told = [line.partition(" of ")[0] for line in result.output.splitlines() if line.startswith("error: line")]
-    assert told == [f"error: line {number}" for number in (2, 4, 5, 6, 7, 8, 9, 10, 11, 12)]
-    assert "2 requests answered, 0 of them with an error; 10 bad lines" in result.output
+    assert told == [f"error: line {number}" for number in (2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)]
+    assert "2 requests answered, 0 of them with an error; 11 bad lines" in result.output
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
@@ -209,3 +210,16 @@ def test_a_file_of_answers_may_end_without_a_newline(batch, files):
     assert batch([request("a"), request("b"), request("c")]).exit_code == 0
     assert set(answers(files[1])) == {"a", "b", "c"}
     assert Results(files[1]).done == {"a", "b", "c"}
+
+
+def test_a_full_disk_names_the_file_and_the_cure(call, models, files):
+    files[0].write_text(json.dumps(request("a")) + "\n")
+    result = call("batch", files[0], "-o", "/dev/full", "--target", models.target, "-k", "0")
+    assert result.exit_code == 2
+    assert "'/dev/full' can't be written (No space left on device): free some space" in " ".join(result.output.split())
+
+
+def test_a_device_has_no_answers_of_earlier_runs(call, models, files):
+    files[0].write_text(json.dumps(request("a")) + "\n")
+    result = call("batch", files[0], "-o", os.devnull, "--target", models.target, "-k", "0")
+    assert result.exit_code == 0, result.output

@@ -31,6 +31,23 @@ def test_help_is_quick_and_loads_no_torch():
     assert "--num-speculative-tokens" in done.stdout
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"]])
+def test_help_in_a_terminal_of_few_characters(arguments):
+    done = subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, env=environment(PYTHONIOENCODING="latin-1"), check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"--help" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"]])
+def test_help_that_can_not_be_written(arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment())
+    assert done.returncode == 2
+    assert done.stderr == b"error: the output can't be written: No space left on device\n"
+
+
 def test_ctrl_c_leaves_the_text_so_far(models):
     process = subprocess.Popen(
         [*COMMAND, "generate", "hello", "--raw", "--target", models.native, "--drafter", "prompt-lookup", "--eager",

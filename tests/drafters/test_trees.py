@@ -419,6 +419,7 @@ def test_shapes_are_kept_in_files(tmp_path):
     ("content", "message"),
     [
         ("{", "neither a tree shape nor an acceptance table"),
+        ("[" * 100_000, "neither a tree shape nor an acceptance table"),
         ("[]", "neither a tree shape nor an acceptance table"),
         ('{"parents": [0, 2]}', "node 2 has parent 2"),
         ('{"parents": [0, 1, 0]}', "breadth first, so from 1 to 2"),

@@ -61,9 +61,10 @@ class GatedEngine(Engine):
         self._let.release()
 
     def open(self):
-        """All rounds to come, and the one that waits."""
+        """All rounds to come, and the one that waits; a task that is at the gate waits no longer, either."""
         self.gated = False
         self._let.release()
+        self._begun.release()
 
 
 def make(kind=Engine, k=3, **options):
@@ -653,3 +654,18 @@ def test_the_interpreter_exits():
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * LONGEST)
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout == ("idle\nbusy\n" if hasattr(os, "fork") else "idle\n")
+
+
+def test_an_engine_has_one_that_is_open():
+    engine = make()
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            with pytest.raises(ParameterError, match="has an AsyncEngine already: close that one"):
+                AsyncEngine(engine)
+            first = await served.generate([5], sampling(1))
+        async with AsyncEngine(engine) as again:
+            second = await again.generate([5], sampling(1))
+        return first.token_ids == second.token_ids
+
+    assert run(main())

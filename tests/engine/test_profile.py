@@ -116,6 +116,7 @@ def test_another_machine_is_noted(profile, tmp_path):
         (None, r"can't be read \(No such file"),
         ("", "is no profile"),
         ("{", "is no profile"),
+        ("[" * 100_000, "is no profile"),
         ("[]", "is no profile: name a file"),
         ('{"target": null}', "is no profile: name a file"),
         ('{"foretoken_profile": 2}', "version 2, this is version 1: make it anew"),

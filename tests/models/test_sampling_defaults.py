@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, SamplingParams
+from foretoken.errors import ModelError
 from foretoken.models import load
 from tiny import tiny_llama
 
@@ -85,3 +87,23 @@ def test_a_byte_order_mark_does_no_harm(tmp_path):
     folder = checkpoint(tmp_path)
     (folder / "generation_config.json").write_text(json.dumps(WANTED), encoding="utf-8-sig")
     assert dict(load(folder).sampling_defaults) == WANTED
+
+
+@pytest.mark.parametrize("runner", ["auto", "hf"])
+def test_what_changes_the_distribution_and_is_not_used_is_told(tmp_path, runner):
+    asked = {"suppress_tokens": [3], "min_length": 5, "no_repeat_ngram_size": 2, "bad_words_ids": [[4]]}
+    with pytest.warns(UserWarning, match="suppress_tokens, bad_words_ids, min_length, no_repeat_ngram_size, which"):
+        load(checkpoint(tmp_path, **asked), runner=runner)
+
+
+def test_what_changes_nothing_is_not_told(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(checkpoint(tmp_path, suppress_tokens=None, min_length=0, no_repeat_ngram_size=0, typical_p=1.0))
+
+
+@pytest.mark.parametrize("value", ["25", "</s>", True, [3, "4"], [None], {"a": 1}, 2.5])
+@pytest.mark.parametrize("runner", ["auto", "hf"])
+def test_end_tokens_that_are_none_are_refused(tmp_path, value, runner):
+    with pytest.raises(ModelError, match=r"eos_token_id"):
+        load(checkpoint(tmp_path, eos_token_id=value), runner=runner)

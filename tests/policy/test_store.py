@@ -24,9 +24,10 @@ def test_what_was_written_is_read():
     assert store.read("c") == {}
 
 
-def test_a_damaged_file_counts_as_empty(folder):
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_a_damaged_file_counts_as_empty(folder, text):
     (folder / "foretoken").mkdir()
-    (folder / "foretoken" / "costs.json").write_text("{")
+    (folder / "foretoken" / "costs.json").write_text(text)
     assert store.read("a") == {}
     store.write("a", {"x": 1})
     assert store.read("a") == {"x": 1}

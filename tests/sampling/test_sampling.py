@@ -19,6 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from foretoken import Engine
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
 from foretoken.limits import Limits, use_limits
@@ -27,6 +28,7 @@ from foretoken.sampling import Sampler, SamplingParams, check_finite, draw
 from foretoken.sampling.params import DEFAULT_MAX_NEW_TOKENS
 from foretoken.sampling.vocabulary import argmax, topk
 from foretoken.sequence import Sequence
+from tiny import tiny_llama
 
 EOS = (2,)
 
@@ -552,3 +554,16 @@ def test_max_tokens_is_another_name():
     assert params == SamplingParams(max_new_tokens=5) == SamplingParams(max_tokens=5, max_new_tokens=5)
     assert dataclasses.replace(params, seed=3).max_new_tokens == 5
     assert pickle.loads(pickle.dumps(params)) == copy.copy(params) == params
+
+
+@pytest.mark.parametrize("verifier", ["token", "block", "coupled"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bias_and_a_penalty_do_not_overflow_together(verifier, temperature):
+    """Each is within its limits, and their product is not within float32's."""
+    engine = Engine(tiny_llama(vocab_size=8, seed=1), tiny_llama(vocab_size=8, seed=2), verifier, 3)
+    common = {"temperature": temperature, "seed": 1, "max_new_tokens": 8, "ignore_eos": True}
+    up = SamplingParams(repetition_penalty=1e-10, logit_bias={5: 1e30}, **common)
+    assert engine.generate([5, 2], up).token_ids == [5] * 8
+    down = SamplingParams(repetition_penalty=1e10, logit_bias={one: -1e30 for one in range(8) if one != 3}, **common)
+    assert engine.generate(list(range(8)), down).token_ids == [3] * 8
+    assert engine.generate([3, 3], dataclasses.replace(down, logit_bias={3: -1e30, 0: -math.inf})).error is None

@@ -117,6 +117,8 @@ def test_a_grace_time_ends_what_still_runs(target):
     [
         (["--host", "no.such.host.invalid"], "can't listen"),
         (["--tls-key", "x"], "--tls-cert"),
+        (["--tls-cert", os.devnull, "--tls-key", "/no/such/key"], "/no/such/key"),
+        (["--tls-cert", os.devnull], os.devnull),
         (["--api-key", "a b\n"], "API key"),
         (["--api-key-file", "/nowhere"], "API keys"),
         (["--api-key-file", os.devnull], "no API key"),

@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from byte_tokenizer import byte_tokenizer
 from foretoken.engine.outputs import TokenLogprob
 from foretoken.limits import Limits
 from foretoken.sampling import SamplingParams
-from foretoken.serve.logprobs import completion_logprobs
+from foretoken.serve.logprobs import Offsets, completion_logprobs
 from serve_harness import END, MODEL, Running, serving, tiny_engine
 
 PROMPT = "the cat sat on"
@@ -171,7 +172,8 @@ def test_logprobs_are_the_engines_whole_and_streamed(server, engine):
     assert told["tokens"] == [f"token_id:{entry.token_id}" for entry in wanted]
     assert told["token_logprobs"] == pytest.approx([entry.logprob for entry in wanted], abs=1e-5)
     assert {len(top) for top in told["top_logprobs"]} <= {2, 3}
-    assert all(before < after for before, after in pairwise(told["text_offset"]))
+    assert told["text_offset"][0] == 0
+    assert all(before <= after for before, after in pairwise(told["text_offset"]))
     streamed = chunks(server.complete(**fields, stream=True))
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
     for name in ("tokens", "text_offset"):
@@ -219,7 +221,7 @@ def test_chat_logprobs(client):
     entries = answer.choices[0].logprobs.content
     assert len(entries) == answer.usage.completion_tokens
     assert all(len(entry.top_logprobs) == 3 for entry in entries)
-    assert all(bytes(entry.bytes).decode() == entry.token for entry in entries)
+    assert all(bytes(entry.bytes).decode(errors="replace") == entry.token for entry in entries)
 
 
 def test_parts_of_text_are_joined_and_developer_is_system(server):
@@ -415,6 +417,62 @@ def test_what_a_request_does_not_say(whose):
 def test_tokens_with_one_string_do_not_hide_the_tokens_own_logprob():
     """As the bytes of a character that is not complete have one."""
     entry = TokenLogprob(3, -2.0, {7: -0.5, 3: -2.0, 8: -2.5, 9: -3.0})
-    told = completion_logprobs([entry], lambda token: "x" if token == 9 else "\ufffd" if token in (3, 8) else "y", 0)
+    told = completion_logprobs(
+        [entry],
+        lambda token: "x" if token == 9 else "\ufffd" if token in (3, 8) else "y",
+        Offsets(None, 0, [], skip_special=True),
+    )
     assert told["token_logprobs"] == [-2.0]
     assert told["top_logprobs"] == [{"\ufffd": -2.0, "y": -0.5, "x": -3.0}]
+
+
+def test_offsets_are_those_of_the_text():
+    """Of a character of several tokens, of special tokens that the text leaves out, of names that are no text."""
+    text, special = "a😀b你c", END
+    tokenizer = byte_tokenizer()
+    tokens = [*tokenizer.encode(text, add_special_tokens=False), special]
+    tokens += tokenizer.encode("d", add_special_tokens=False)
+    begins = [0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 5, 5]
+    entries = [TokenLogprob(token, -1.0, {}) for token in tokens]
+    for before in (0, 7):
+        offsets = Offsets(tokenizer, before, [], skip_special=True)
+        told = completion_logprobs(entries, lambda token: f"token_id:{token}", offsets)
+        assert told["text_offset"] == [before + one for one in begins]
+    offsets = Offsets(tokenizer, 0, [], skip_special=True)
+    told = completion_logprobs(entries[1:], str, offsets, first=tokens[0])
+    assert told["text_offset"] == begins
+
+
+def test_an_echoed_prompt_has_its_offsets_and_the_output_goes_on(server):
+    fields = {"prompt": "a😀b", "max_tokens": 6, "seed": 3, "logprobs": 0, "ignore_eos": True}
+    for options, first in (({"echo": True}, 0), ({}, 0)):
+        choice = server.complete(**fields, **options).json["choices"][0]
+        told = choice["logprobs"]
+        assert told["text_offset"][0] == first
+        assert max(told["text_offset"]) <= len(choice["text"])
+        if options:
+            assert told["text_offset"][:6] == [0, 1, 1, 1, 1, 2]
+            assert told["text_offset"][6] == 3
+
+
+def test_the_bytes_of_chat_logprobs_make_the_text(server):
+    fields = {"messages": MESSAGES, "max_tokens": 40, "ignore_eos": True, "logprobs": True, "seed": 5}
+    message = server.chat(**fields).json["choices"][0]
+    made = b"".join(bytes(entry["bytes"]) for entry in message["logprobs"]["content"])
+    assert made.decode(errors="replace") == message["message"]["content"]
+    assert any(entry["token"] == "\ufffd" for entry in message["logprobs"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": "x" * 600}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+        ("/v1/responses", {"input": "x" * 600}, "input"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x" * 600}], "max_tokens": 5}, "messages"),
+    ],
+)
+def test_a_prompt_beyond_the_context_names_its_field(server, path, fields, param):
+    answer = server.post(path, {"model": MODEL, **fields})
+    error = answer.json["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, param, "context_length_exceeded")

@@ -106,6 +106,14 @@ def test_a_response_in_a_format(client):
             "response_format",
             "Invalid type: foo",
         ),
+        ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema", "not served"),
+        ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x", "not served"),
+        ({"response_format": {"type": "json_object", "schema": 1}}, "response_format.schema", "no object"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "strict": True}},
+            "response_format.strict",
+            "not served",
+        ),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed group"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "at least one character"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "regex and choice"),
@@ -124,6 +132,14 @@ def test_wrong_grammars_are_refused(server, fields, param, word):
     error = answer.json["error"]
     assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert word in error["message"]
+
+
+def test_a_schema_beside_json_object_is_followed(server):
+    """As llama.cpp's server and others take it."""
+    schema = {**Animal.model_json_schema(), "x-guidance": {"whitespace_flexible": False}}
+    form = {"type": "json_object", "schema": schema}
+    answer = server.chat(messages=USER, response_format=form, seed=0)
+    assert Animal.model_validate_json(answer.json["choices"][0]["message"]["content"])
 
 
 def test_wrong_schemas_are_the_clients_errors(client):

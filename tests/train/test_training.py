@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 
 from foretoken import Engine, SamplingParams
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
+from foretoken.models import load
 from foretoken.train import Corpus, Course, DrafterShape, TrainingError, storage, train
 from foretoken.train.acceptance import expected_rounds
 from foretoken.train.data import Features, schedule, split
 from foretoken.train.learners import DraftLearner, draft_config, eagle3_config, make_eagle3
 from foretoken.train.measure import loss_of
-from foretoken.train.samples import TargetSample
+from foretoken.train.samples import TargetSample, write_samples
 from foretoken.train.teacher import Teacher
 from tiny import tiny_llama
 
@@ -352,3 +353,15 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         temporary.write_text(f"half {1 / 0}")
     assert json.loads(file.read_text()) == [1]
     assert [path.name for path in file.parent.iterdir()] == ["file.json"]
+
+
+@pytest.mark.parametrize("size", [0, 100, -40])
+def test_a_file_of_samples_that_is_cut_off_is_named(tmp_path, size):
+    model = load(tiny_llama(32))
+    made = [write_samples(model, [[1, 2]], 3, 4, [0.0, 1.0], 1, tmp_path, lambda *_: None) for _ in range(2)]
+    assert all(np.array_equal(one.tokens, other.tokens) for one, other in zip(*made, strict=True))
+    (file,) = tmp_path.iterdir()
+    with file.open("r+b") as opened:
+        opened.truncate(size % file.stat().st_size)
+    with pytest.raises(TrainingError, match=r"00000\.npz is broken .*: remove it"):
+        write_samples(model, [[1, 2]], 3, 4, [0.0, 1.0], 1, tmp_path, lambda *_: None)

@@ -11,6 +11,7 @@ from foretoken.bench.errors import BenchError
 
 Record = dict[str, Any]
 KINDS = ("settings", "machine", "bandwidth", "run", "skipped", "acceptance")
+_KEY = ("engine", "batch", "temperature", "repeat", "items")
 
 
 class Store:
@@ -50,7 +51,12 @@ class Store:
         # A line that was being written when the run was interrupted would spoil the next one.
         text = "".join(json.dumps(record) + "\n" for record in self.records)
         if file.read_text(encoding="utf-8") != text:
-            file.write_text(text, encoding="utf-8")
+            whole = file.with_name(f"{file.name}.tmp")
+            try:
+                whole.write_text(text, encoding="utf-8")
+                whole.replace(file)  # a process that is ended here leaves the old one
+            except OSError as error:
+                raise BenchError(f"{str(file)!r} can't be written ({error.strerror}): free some space") from error
 
     def add(self, record: Record) -> None:
         """Keep a record; it is in the file when this returns.
@@ -81,9 +87,18 @@ class Store:
 
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes a run the same as another."""
-    items = tuple(record["items"])
-    return record["engine"], record["batch"], record["temperature"], record["repeat"], items
+    """What makes a run the same as another.
+
+    Raises:
+        BenchError: it is no run of a benchmark.
+    """
+    try:
+        *others, items = (record[name] for name in _KEY)
+        return *others, tuple(items)
+    except (KeyError, TypeError) as error:
+        raise BenchError(
+            f"a run among the results is damaged or none of a benchmark's ({error}): name a file of results"
+        ) from error
 
 
 def read(file: Path) -> list[Record]:
@@ -100,7 +115,7 @@ def read(file: Path) -> list[Record]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
             raise BenchError(f"line {number} of {str(file)!r} is no JSON: name a file of results") from error

@@ -8,7 +8,7 @@ from itertools import takewhile
 from statistics import median
 from typing import Any
 
-from foretoken.bench.records import Record
+from foretoken.bench.records import Record, key
 from foretoken.bench.turns import Spread
 
 
@@ -60,6 +60,9 @@ class BenchResults:
     """
 
     def __init__(self, records: Sequence[Record], reference: str | None = None) -> None:
+        for one in records:
+            if one["kind"] == "run":
+                key(one)  # raises where it is damaged
         self.settings: Record = next((one for one in records if one["kind"] == "settings"), {})
         self.machines = [one for one in records if one["kind"] == "machine"]
         last = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _FIELDS = ("custom_id", "method", "url", "body")
+_DEEPEST = 200
+"""Levels of a body: requests go to other processes, which thousands of levels don't."""
+
 _BEGINNING = b'{"id":"batch_req_'
 
 
@@ -98,7 +103,24 @@ def _item(number: int, line: bytes) -> Item:
         raise PromptError("its body is no object: give what would be sent to the url")
     if body.get("stream"):
         raise PromptError("its body asks for a stream: leave it out")
+    if _is_deep(body):
+        raise PromptError(f"its body is nested more than {_DEEPEST} levels deep: send flat objects")
     return Item(number, name, url, body)
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether JSON is nested more than `_DEEPEST` levels deep."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 class Results:
@@ -130,9 +152,10 @@ class Results:
             raise ForetokenError(
                 f"another process writes to {str(file)!r}: wait for it, or give another file"
             ) from None
-        self.errors = 0
+        self.errors, self._name = 0, str(file)
+        is_kept = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)  # a device has no answers of earlier runs
         try:
-            self.done = self._read(file)
+            self.done = self._read(file) if is_kept else set()
         except ForetokenError:
             self._file.close()
             raise
@@ -159,12 +182,21 @@ class Results:
         return done
 
     def add(self, item: Item, answer: Answer) -> None:
-        """Append an answer."""
+        """Append an answer.
+
+        Raises:
+            ForetokenError: the file can't be written.
+        """
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
         told = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": item.custom_id, "response": response, "error": None}
         line = json.dumps(told, separators=(",", ":")).encode() + b"\n"
-        while line:  # at once, but where the disk is full
-            line = line[self._file.write(line) or 0 :]
+        try:
+            while line:  # at once, but where the disk is full
+                line = line[self._file.write(line) or 0 :]
+        except OSError as error:
+            raise ForetokenError(
+                f"{self._name!r} can't be written ({error.strerror}): free some space; the same command then goes on"
+            ) from error
         self.done.add(item.custom_id)
 
     def close(self) -> None:

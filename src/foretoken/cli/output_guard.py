@@ -21,6 +21,11 @@ CLOSED_PIPE = 141  # exit status of a process that SIGPIPE ended
 class OutputGuard(TyperGroup):
     """Ends any command whose output can't be written with a message, or silently where the reader is gone."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Read the command's arguments; asked for help, print it."""
+        with _output():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         with _output():
@@ -30,9 +35,12 @@ class OutputGuard(TyperGroup):
 @contextmanager
 def _output() -> Iterator[None]:
     try:
-        yield
-        if sys.stdout is not None:
-            sys.stdout.flush()  # here, so that errors of writing are handled below
+        try:
+            yield
+        except typer.Exit:
+            _flush()
+            raise
+        _flush()
     except BrokenPipeError:
         # The reader of the pipe, such as head, has closed it: not an error.
         _drop_output()
@@ -43,6 +51,12 @@ def _output() -> Iterator[None]:
         Screen().error(f"the output can't be written: {error.strerror}")
         _drop_output()
         raise typer.Exit(BAD_INPUT) from None
+
+
+def _flush() -> None:
+    """Write what is left, so that errors of writing are met while they are handled."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def _drop_output() -> None:

@@ -175,6 +175,10 @@ def check_options(options: ServeOptions) -> tuple[str, ...]:
     keys = _keys(options)
     if options.tls_key is not None and options.tls_cert is None:
         raise ParameterError("--tls-key needs --tls-cert: give the certificate, too")
+    if options.tls_cert is not None:
+        from foretoken.serve.lifecycle import check_tls
+
+        check_tls(options.tls_cert, options.tls_key)
     check_choice("log_format", options.log_format, ("text", "json"))
     check_choice("sampling_defaults", options.sampling_defaults, ("model", "openai"))
     serve_settings(options, keys, "model")

@@ -215,7 +215,7 @@ def load(path: str | os.PathLike[str]) -> TreeShape | AcceptanceTable:
         ) from error
     except ParameterError as error:
         raise ParameterError(f"tree file {os.fspath(path)}: {error}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ParameterError(
             f"tree file {os.fspath(path)}: neither a tree shape nor an acceptance table ({error}): give a file that "
             "TreeShape.save, AcceptanceTable.save or foretoken tune has written"

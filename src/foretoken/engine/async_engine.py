@@ -17,7 +17,8 @@ from foretoken.engine.outputs import Completion, Occupancy, StreamEvent, TokenLo
 from foretoken.engine.prompt_scores import Scoring
 from foretoken.engine.prompts import Prompt
 from foretoken.engine.scheduler import Request
-from foretoken.errors import ForetokenError, ParameterError, QueueTimeout, SlowConsumer
+from foretoken.engine.taken import give_back, take
+from foretoken.errors import ForetokenError, QueueTimeout, SlowConsumer
 from foretoken.policy.report import report
 from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer, check_number
@@ -38,19 +39,16 @@ class AsyncEngine:
         max_events: that a consumer may be behind; then its request fails with `SlowConsumer`. None sets no limit.
 
     Raises:
-        ParameterError: it is no engine, or a limit is not above 0.
+        ParameterError: it is no engine, another `AsyncEngine` that is open has it, or a limit is not above 0.
     """
 
     def __init__(self, engine: Engine, *, queue_seconds: float | None = None, max_events: int | None = None) -> None:
-        if not isinstance(engine, Engine):
-            raise ParameterError(
-                f"AsyncEngine takes an Engine, not {type(engine).__name__}: AsyncEngine(Engine(target, drafter))"
-            )
         if queue_seconds is not None:
             check_number("queue_seconds", queue_seconds, 0.0, above=True, cure="use None for no limit")
         if max_events is not None:
             check_integer("max_events", max_events, 1, cure="use None for no limit")
         self._max_events = max_events
+        take(engine)
         self._worker = _Worker(engine, queue_seconds)
         # Also runs at the interpreter's exit, where a thread that is killed within a pass may crash the process.
         weakref.finalize(self, self._worker.stop)
@@ -286,6 +284,7 @@ class _Worker:
             thread = self._thread
         if thread is not None and thread is not current_thread():
             thread.join()
+        give_back(self.engine)
 
     def _run(self) -> None:
         try:

@@ -142,7 +142,7 @@ def read(file: str | Path) -> Profile:
         raise ProfileError(
             f"profile {shown(str(file))} can't be read ({error.strerror}): name a file that foretoken tune -o wrote"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProfileError(
             f"{shown(str(file))} is no profile ({error}): name a file that foretoken tune -o has written"
         ) from error

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
-from foretoken.errors import ParameterError, PromptError, shown
+from foretoken.errors import ParameterError, PromptError, PromptTooLong, shown
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models.base import LanguageModel
 from foretoken.randomness import fresh_seed
@@ -96,7 +96,7 @@ def make_sequence(
     if model.decoder_start_token_id is not None:
         return Sequence([model.decoder_start_token_id], 1, params, seed, tokens, predicted)
     if len(tokens) >= model.max_length:
-        raise PromptError(
+        raise PromptTooLong(
             f"prompt has {len(tokens):,} tokens, the model {model.name} takes {model.max_length:,}, and at least one "
             "must be left for the output: shorten the prompt or use a model with a longer context"
         )

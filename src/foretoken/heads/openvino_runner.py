@@ -18,7 +18,6 @@ from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import LayerWeights, Matrix, Weights
 from foretoken.models.native.compilation import GraphKey
-from foretoken.models.native.graph_nodes import integers
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.loader import rounding
 from foretoken.models.native.openvino_backend import OpenVinoBackend
@@ -112,9 +111,9 @@ class HeadGraph(DecoderGraph):
 
     def next_inputs(self, token: Any, state: Any) -> dict[str, Any]:
         """Draft tokens in the target's numbering (any token where a logit was NaN), and the outputs."""
-        token = ops.minimum(token, integers(self.spec.vocab_size - 1))
+        token = ops.minimum(token, self.constants.i32(self.spec.vocab_size - 1))
         if self._draft_tokens is not None:
-            token = ops.gather(integers(self._draft_tokens), token, integers(0))
+            token = ops.gather(self.constants.i32(self._draft_tokens), token, self.constants.i32(0))
         return {"tokens": token, "states": state}
 
     def carried(self, state: Any) -> list[Any]:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
+from foretoken.integrations.kept_engines import kept_engines
+from foretoken.integrations.refusals import refuse_engine_options
 from foretoken.integrations.transformers import generate_with
 from foretoken.policy.request import AUTO
 from foretoken.verify import AnyVerifier
@@ -67,19 +69,6 @@ def write_folder(path: str | Path) -> Path:
     return folder
 
 
-class _Kept(dict[Any, dict[Any, Engine]]):
-    """Engines of a model by their settings. Copies of the model begin without any."""
-
-    def __deepcopy__(self, memo: Any) -> _Kept:
-        return _Kept()
-
-    def __reduce__(self) -> Any:
-        return _Kept, ()
-
-
-_ATTRIBUTE = "_foretoken_engines"
-
-
 def generate(
     inputs: Any = None,
     *,
@@ -115,14 +104,14 @@ def generate(
         raise ParameterError("drafter and assistant_model: give one of them, both are what drafts")
     drafter = drafter if drafter is not None else AUTO if assistant_model is None else assistant_model
     options = dict(engine_options or {})
-    kept = model.__dict__.setdefault(_ATTRIBUTE, _Kept())
+    refuse_engine_options(options)
     # Engines keep what they were made with, so that an id stays that of the same object.
     settings = tuple(
         one if isinstance(one, str | int | float | bool | None) else id(one)
         for one in (drafter, verifier, num_speculative_tokens, *(x for item in sorted(options.items()) for x in item))
     )
     speculate = generate_with(
-        kept.setdefault(settings, {}),
+        kept_engines(model).owner(settings),
         lambda one: Engine(one, drafter, verifier, num_speculative_tokens, **options),
         seed=seed,
         streamer=streamer,

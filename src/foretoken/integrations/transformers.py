@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+import warnings
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
 from contextlib import contextmanager
 from inspect import currentframe
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,8 +16,11 @@ from foretoken.engine.engine import Engine
 from foretoken.engine.prompts import encode
 from foretoken.engine.row import Row
 from foretoken.errors import ParameterError, PromptError
+from foretoken.integrations.kept_engines import Owner, kept_engines
 from foretoken.integrations.processors import ProcessorSampler, RowSteps, for_row
 from foretoken.integrations.refusals import (
+    refuse_engine_options,
+    refuse_other_inputs,
     refuse_stateful,
     refuse_what_is_not_sampling,
     refuse_what_transformers_drops,
@@ -46,32 +49,34 @@ def custom_generate(
 
     The arguments of ``generate`` keep their effect: its logits processors run at every drafted position, on the tokens
     up to that position and in their own order, and its stopping criteria are called after every token (with
-    ``scores=None``: speculation keeps none). transformers does not pass three arguments of ``generate`` on to a
-    custom_generate function; give them here instead: `streamer`, and `stop_strings` with `tokenizer`. `drafter`
-    replaces ``assistant_model`` and ``prompt_lookup_num_tokens``.
+    ``scores=None``: speculation keeps none). Both get one row at a time, and processors must depend on nothing but
+    their arguments. transformers does not pass three arguments of ``generate`` on to a custom_generate function; give
+    them here instead: `streamer`, and `stop_strings` with `tokenizer`. `drafter` replaces ``assistant_model`` and
+    ``prompt_lookup_num_tokens``. A model that is being trained is in evaluation mode for as long as this takes.
 
     Args:
         drafter: as for `Engine`.
         verifier: as for `Engine`.
         num_speculative_tokens: as for `Engine`.
-        seed: key of all randomness; row b of the batch uses ``seed + b``. None takes a fresh one at every call:
-            transformers' ``set_seed`` has no effect, since no global generator is used.
+        seed: key of all randomness; row b of the batch uses ``seed + b`` modulo 2^63. None takes a fresh one at every
+            call: transformers' ``set_seed`` has no effect, since no global generator is used.
         streamer: gets the prompt, then every token as soon as it is verified, as from ``generate``; for one row.
         stop_strings: strings that end the output, as for ``generate``; needs `tokenizer`.
         tokenizer: the model's tokenizer.
-        engine_options: further options of `Engine`.
+        engine_options: further options of `Engine`; not `cache_memory`.
 
     Returns:
-        The function to pass to ``generate``. It keeps the drafter between calls, and one engine for each model.
+        The function to pass to ``generate``. It keeps the drafter between calls; each model keeps an engine for it.
 
     Raises:
-        ParameterError: by a call of ``generate`` with options other than those of sampling and greedy search (beams,
-            scores to return, an assistant, …), with logits processors that keep a state between calls, or with a
-            `streamer` given to ``generate`` itself, which would wait for ever.
+        ParameterError: for `cache_memory`; or by a call of ``generate`` with options other than those of sampling and
+            greedy search (beams, scores to return, an assistant, …), with inputs of the model other than tokens and
+            their mask (images, positions, a KV cache, …), with logits processors that keep a state between calls, or
+            with a `streamer` given to ``generate`` itself, which would wait for ever.
     """
-    engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
+    refuse_engine_options(engine_options)
     return generate_with(
-        engines,
+        Owner(),
         lambda model: Engine(model, drafter, verifier, num_speculative_tokens, **engine_options),
         seed=seed,
         streamer=streamer,
@@ -81,7 +86,7 @@ def custom_generate(
 
 
 def generate_with(
-    engines: MutableMapping[Any, Engine],
+    owner: Owner,
     make_engine: Callable[[Any], Engine],
     *,
     seed: int | None,
@@ -89,10 +94,10 @@ def generate_with(
     stop_strings: str | AbstractSequence[str] | None,
     tokenizer: Any,
 ) -> Callable[..., Any]:
-    """`custom_generate` with engines that are kept elsewhere.
+    """`custom_generate` for an owner of engines.
 
     Args:
-        engines: by model; what is missing is made and put in.
+        owner: of the engines, which models keep.
         make_engine: makes one for a model.
         seed, streamer, stop_strings, tokenizer: see `custom_generate`.
     """
@@ -109,28 +114,31 @@ def generate_with(
         inputs_tensor: Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        refuse_what_transformers_drops(currentframe())
-        refuse_what_is_not_sampling(generation_config, model_kwargs)
-        refuse_stateful(logits_processor)
-        if not len(input_ids):
-            raise PromptError("input_ids has no rows: give at least one prompt")
-        if streamer is not None and len(input_ids) > 1:
-            raise ParameterError(f"streamer takes one row, but input_ids has {len(input_ids):,}: leave it out")
-        engine = engines.get(model)
-        if engine is None:
-            engine = engines[model] = make_engine(model)
-        rows = _rows(
-            engine,
-            input_ids,
-            inputs_tensor if model.config.is_encoder_decoder else None,
-            model_kwargs.get("attention_mask"),
-            generation_config,
-            seed=seed,
-            stop=_Stop([*stopping_criteria, *further_criteria], streamer),
-        )
-        with _streaming(streamer, input_ids):
-            _run(engine, rows, logits_processor)
-        pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else 0
+        with _ending(streamer):  # whatever happens: another thread may be waiting for it
+            refuse_what_transformers_drops(currentframe())
+            refuse_what_is_not_sampling(generation_config)
+            refuse_other_inputs(currentframe(), generation_config, model_kwargs, inputs_tensor)
+            refuse_stateful(logits_processor)
+            if not len(input_ids):
+                raise PromptError("input_ids has no rows: give at least one prompt")
+            if streamer is not None and len(input_ids) > 1:
+                raise ParameterError(f"streamer takes one row, but input_ids has {len(input_ids):,}: leave it out")
+            with _evaluating(model):
+                engine = kept_engines(model).of(model, owner, make_engine)
+                rows = _rows(
+                    engine,
+                    input_ids,
+                    inputs_tensor if model.config.is_encoder_decoder else None,
+                    model_kwargs.get("attention_mask"),
+                    generation_config,
+                    seed=seed,
+                    stop=_Stop([*stopping_criteria, *further_criteria], streamer),
+                )
+                if streamer is not None:
+                    streamer.put(input_ids.cpu())
+                _run(engine, rows, logits_processor)
+        _warn_of_context(engine, rows)
+        pad = _padding_token(generation_config)
         outputs = [row.sequence.output for row in rows]
         longest = max(map(len, outputs))
         padded = torch.tensor([output + [pad] * (longest - len(output)) for output in outputs], device=input_ids.device)
@@ -161,16 +169,21 @@ def _rows(
         engine: the engine that decodes the rows.
         input_ids: the decoder's tokens.
         encoder_ids: the encoder's tokens, for encoder-decoder models.
-        attention_mask: 0 on the prompt's padding; None or a mask of another shape means no padding.
+        attention_mask: 0 on the prompt's padding; None means no padding.
         config: transformers' generation config.
         seed: seed of the first row; None for a fresh one, which promises no output.
         stop: called after each token.
     """
     prompts = input_ids if encoder_ids is None else encoder_ids
-    if attention_mask is None or attention_mask.shape != prompts.shape:
-        attention_mask = torch.ones_like(prompts)
+    prompts = _one_for_each(input_ids, prompts)
+    mask_of = torch.ones_like(prompts) if attention_mask is None else _one_for_each(input_ids, attention_mask)
+    if mask_of.shape != prompts.shape:
+        raise ParameterError(
+            f"attention_mask has shape {tuple(mask_of.shape)}, but its tokens {tuple(prompts.shape)}: give one number "
+            "for each token"
+        )
     first, rows = fresh_seed() if seed is None else seed, []
-    for number, (given, prompt, mask) in enumerate(zip(input_ids, prompts, attention_mask, strict=True)):
+    for number, (given, prompt, mask) in enumerate(zip(input_ids, prompts, mask_of, strict=True)):
         given_tokens, tokens = given.tolist(), prompt[mask.bool()].tolist()
         _check_prompt(engine.target, number, tokens)
         key = (first + number) % 2**63
@@ -190,6 +203,12 @@ def _rows(
     return rows
 
 
+def _one_for_each(rows: Tensor, given: Tensor) -> Tensor:
+    """What was given for each row, where it was given for each source: several rows may follow one another for one."""
+    copies = len(rows) // max(len(given), 1)
+    return given.repeat_interleave(copies, 0) if copies > 1 else given
+
+
 def _run(engine: Engine, rows: list[_BatchRow], processors: Any) -> None:
     """Decode all rows to their ends.
 
@@ -197,8 +216,11 @@ def _run(engine: Engine, rows: list[_BatchRow], processors: Any) -> None:
         ForetokenError: a row failed.
     """
     loop = engine.decode_loop(lambda sequences: _processor_sampler(sequences, rows, processors, engine))
-    loop.join(rows)
-    while loop.rows:
+    waiting = list(rows)
+    while waiting or loop.rows:
+        free = engine.max_batch_size - len(loop.rows)
+        loop.join(waiting[:free])
+        del waiting[:free]
         loop.step()
     for row in rows:
         if row.error is not None:
@@ -206,16 +228,48 @@ def _run(engine: Engine, rows: list[_BatchRow], processors: Any) -> None:
 
 
 @contextmanager
-def _streaming(streamer: Any, input_ids: Tensor) -> Iterator[None]:
-    """Give the prompt to a streamer, and end it whatever happens: another thread may be waiting for it."""
-    if streamer is None:
-        yield
-        return
+def _ending(streamer: Any) -> Iterator[None]:
+    """End a streamer with the block."""
     try:
-        streamer.put(input_ids.cpu())
         yield
     finally:
-        streamer.end()
+        if streamer is not None:
+            streamer.end()
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Have a model in evaluation mode: one that drops out units at random has no distribution of its own."""
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _padding_token(config: Any) -> int:
+    """What rows that ended earlier are filled with: as in ``generate``, an end token where there is no other."""
+    if config.pad_token_id is not None:
+        return int(config.pad_token_id)
+    ends = config.eos_token_id
+    return 0 if ends is None else int(torch.as_tensor(ends).flatten()[0])
+
+
+def _warn_of_context(engine: Engine, rows: list[_BatchRow]) -> None:
+    """Say so where outputs are shorter than was asked for; ``generate`` itself goes on behind a model's context."""
+    most = engine.target.max_length
+    if any(
+        len(row.sequence.tokens) >= most and len(row.sequence.output) < row.sequence.params.max_new_tokens
+        for row in rows
+    ):
+        warnings.warn(
+            f"an output ended at the {most:,} tokens that the model {engine.target.name} takes: "
+            "lower max_new_tokens, or shorten the prompt",
+            stacklevel=3,
+        )
 
 
 def _stop_string_criteria(stop_strings: Any, tokenizer: Any) -> list[Any]:
@@ -256,7 +310,17 @@ class _Stop:
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token]))
         # All are called, even after one returned True: some count their calls.
-        return any([bool(torch.as_tensor(criterion(tokens, None)).any()) for criterion in self._criteria])
+        return any([_says_stop(criterion, tokens) for criterion in self._criteria])
+
+
+def _says_stop(criterion: Any, tokens: Tensor) -> bool:
+    found = torch.as_tensor(criterion(tokens, None))
+    if found.numel() != 1:
+        raise ParameterError(
+            f"{type(criterion).__name__} returned {found.numel()} values for one row: a stopping criterion gets one "
+            "row at a time here, whatever the batch: return one"
+        )
+    return bool(found)
 
 
 class _BatchRow(Row):

@@ -45,6 +45,33 @@ def checked(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     return result
 
 
+_UNUSED = (
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
+"""What a checkpoint may ask for besides, and does not get."""
+
+
+def _without_unused(found: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The fields, with a warning where some change the distribution and are not used."""
+    names = [name for name in _UNUSED if found.get(name) not in (None, 0, [], 1.0 if name == "typical_p" else None)]
+    if names:
+        warnings.warn(
+            f"{where} asks for {', '.join(names)}, which is not used: say what you need of it in each request",
+            stacklevel=4,
+        )
+    return found
+
+
 def of_folder(folder: Path) -> dict[str, Any]:
     """What a checkpoint's folder says."""
     path = folder / "generation_config.json"
@@ -53,7 +80,7 @@ def of_folder(folder: Path) -> dict[str, Any]:
     found = read_json(path)
     if found is None:
         warnings.warn(f"{path} is not used, for it holds no JSON object: mend it, or remove it", stacklevel=2)
-    return checked(found or {}, str(path))
+    return checked(_without_unused(found or {}, str(path)), str(path))
 
 
 def of_module(module: Any, name: str) -> dict[str, Any]:
@@ -61,7 +88,8 @@ def of_module(module: Any, name: str) -> dict[str, Any]:
     config = getattr(module, "generation_config", None)
     if config is None or not hasattr(config, "to_diff_dict"):
         return {}
-    return checked(config.to_diff_dict(), f"the generation_config of {name}")
+    where = f"the generation_config of {name}"
+    return checked(_without_unused(config.to_diff_dict(), where), where)
 
 
 def of_gguf(read: Callable[[str], Any], name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import copy
+from threading import RLock, get_ident
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from foretoken.errors import ModelError
 from foretoken.models.base import Keep, LanguageModel
+from foretoken.models.threads import turn_of
 
 NO_LIMIT = 1 << 30
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
@@ -33,12 +35,22 @@ def max_length(config: Any) -> int:
 
 
 def eos_token_ids(module: Any) -> tuple[int, ...]:
-    """The end tokens, as `generate` uses them."""
+    """The end tokens, as `generate` uses them.
+
+    Raises:
+        ModelError: a config has something else there.
+    """
     for holder in (getattr(module, "generation_config", None), module.config, text_config(module)):
         value = getattr(holder, "eos_token_id", None)
         if value is not None:
+            tokens = value.tolist() if isinstance(value, Tensor) else value
+            tokens = tokens if isinstance(tokens, list | tuple) else [tokens]
+            if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+                raise ModelError(
+                    f"eos_token_id of {type(module).__name__} is {value!r} in its {type(holder).__name__} "
+                    "(generation_config.json or config.json): give a token id, or a list of them"
+                )
             # Some configs say -1 where there is none, which as an index would be another token.
-            tokens = (int(token) for token in ((value,) if isinstance(value, int) else value))
             return tuple(token for token in tokens if token >= 0)
     return ()
 
@@ -160,6 +172,11 @@ class Wrapped(LanguageModel):
         self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in module.parameters())
 
     @property
+    def turn(self) -> RLock:
+        """See `LanguageModel`: one for all wrappers of a module, which share what their passes hook into."""
+        return turn_of(self.module)
+
+    @property
     def hidden_size(self) -> int:
         """See `LanguageModel`."""
         return int(text_config(self.module).hidden_size)
@@ -210,11 +227,11 @@ class OutputLayer:
         Returns:
             What the model returned, and the logits of the chosen nodes.
         """
-        applied = False
+        applied, thread = False, get_ident()
 
         def hook(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
             nonlocal applied
-            if given[0].dim() != 3:
+            if given[0].dim() != 3 or get_ident() != thread:  # others may use the same module meanwhile
                 return None
             applied = True
             return (pick(given[0]), *given[1:])

@@ -84,6 +84,7 @@ def load_module(
             f"such as {unused[0]}: if the model should have them, config.json is not the checkpoint's",
             stacklevel=3,
         )
+    module.requires_grad_(False)  # nobody else has it
     model = wrap(module, tokenizer_for(tokenizer, source, hub), name)
     model.sampling_defaults = sampling_defaults.of_module(module, name)
     return model

@@ -12,6 +12,7 @@ from foretoken.models.hf import HFModel
 from foretoken.models.probe import refusal
 from foretoken.models.recompute import RecomputeModel
 from foretoken.models.seq2seq import RecomputeSeq2SeqModel, Seq2SeqModel
+from foretoken.models.threads import turn_of
 
 _EXACT_ATTENTION = ("eager", "sdpa", attention.NAME)
 
@@ -29,7 +30,12 @@ def wrap(module: Any, tokenizer: Any | None = None, name: str | None = None) -> 
     if not hasattr(module, "config"):
         raise ModelError(f"{name or 'the model'} is a {type(module).__name__}: give a transformers language model")
     name = name or getattr(module.config, "name_or_path", "") or type(module).__name__
-    module.eval().requires_grad_(False)
+    with turn_of(module):  # another engine may be running it
+        return _wrapped(module, tokenizer, name)
+
+
+def _wrapped(module: Any, tokenizer: Any, name: str) -> LanguageModel:
+    module.eval()
     if not hasattr(module, "get_output_embeddings") or not module.can_generate():
         raise ModelError(
             f"{name} is a {type(module).__name__}, which generates no tokens: "
@@ -66,6 +72,6 @@ def _slow(wrapper: type[RecomputeModel], module: Any, tokenizer: Any, name: str,
     warnings.warn(
         f"{name} ({kind}) is slow here: each pass recomputes the whole sequence, because {reason}",
         SlowModelWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
     return wrapper(module, tokenizer, name)

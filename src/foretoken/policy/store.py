@@ -48,7 +48,7 @@ def write(key: str, value: dict[str, Any]) -> None:
 
 
 def _content() -> dict[str, Any]:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(cache_folder("costs.json").read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return found

@@ -67,6 +67,13 @@ class GrammarCompiler:
                     self._compiled.popitem(last=False)
         return GrammarMatcher(compiled, grammar, frozenset(self._ends))
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes that a token stands for; None where they can't be known."""
+        try:
+            return bytes(self._llguidance_tokenizer().decode_bytes([token]))
+        except GrammarError:
+            return None
+
     def _compile(self, grammar: Grammar) -> Any:
         llguidance = _llguidance()
         tokens = self._llguidance_tokenizer()

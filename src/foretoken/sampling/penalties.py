@@ -12,6 +12,9 @@ from foretoken.draft import Draft
 from foretoken.sampling.params import SamplingParams
 from foretoken.sequence import Sequence
 
+_LARGEST = 1e38
+"""Of scores that are changed: float32 ends at 3.4e38."""
+
 
 class _Entries:
     """A sparse ``[B, V]`` tensor: (row, token id, value) triples."""
@@ -122,6 +125,8 @@ class Penalties:
         index = (rows[:, None, None], torch.arange(scores.shape[1], device=self._device)[:, None], ids[:, None])
         values = scores[index]  # [P, M, U]
         repeated = torch.where(values < 0, values * self._repetition, values / self._repetition)
+        # A bias and a penalty may overflow together: what was finite stays so.
+        repeated = torch.where(values.isfinite(), repeated.clamp(-_LARGEST, _LARGEST), repeated)
         values = torch.where(occurs, repeated, values)
         scores[index] = values - self._frequency * count - self._presence * (count > 0)
 

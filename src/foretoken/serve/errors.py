@@ -14,6 +14,7 @@ from foretoken.errors import (
     OutOfMemory,
     ParameterError,
     PromptError,
+    PromptTooLong,
     QueueTimeout,
     RequestTooLarge,
     SlowConsumer,
@@ -63,6 +64,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.of_engine = False  # the engine found fault with what it was given as its prompt
 
     @property
     def type(self) -> str:
@@ -71,8 +73,15 @@ class ApiError(Exception):
 
     def body(self, path: str = "") -> dict[str, Any]:
         """The response's body, in the form of the API that `path` belongs to."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        param = self.param
+        if self.of_engine:
+            param = next((field for prefix, field in _PROMPT_FIELDS if path.startswith(prefix)), param)
+        error = {"message": self.message, "type": self.type, "param": param, "code": self.code}
         return {"type": "error", "error": error} if path.startswith(_ANTHROPIC_PATH) else {"error": error}
+
+
+_PROMPT_FIELDS = (("/v1/chat", "messages"), (_ANTHROPIC_PATH, "messages"), ("/v1/responses", "input"))
+"""The field that holds the prompt, by the beginning of the path where that is not `prompt`."""
 
 
 class ClientGone(Exception):
@@ -91,7 +100,10 @@ def api_error(error: Exception, target: str, model: str) -> ApiError:
         return error
     message = str(error).replace(target, model)
     if isinstance(error, PromptError):
-        return ApiError(400, message, "prompt")
+        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
+        told = ApiError(400, message, "prompt", code)
+        told.of_engine = True
+        return told
     if isinstance(error, GrammarError):
         return ApiError(400, message, None, "invalid_grammar")
     if isinstance(error, ParameterError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -92,15 +93,36 @@ def serve(
         ssl_keyfile=tls_key,
     )
     with closing(listener):
-        try:
+        with _tls_errors(tls_cert, tls_key):
             config.load()
-        except OSError as error:  # an ssl.SSLError is one
-            raise ForetokenError(
-                f"the TLS certificate or its key can't be used ({error.strerror or error}): give PEM files"
-            ) from error
         server = app.state.server = _Server(config, service)
         asyncio.run(server.serve(sockets=[listener]))
     return service.engine.failure is None
+
+
+def check_tls(cert: Path, key: Path | None) -> None:
+    """See to it that a certificate can be used.
+
+    Args:
+        cert, key: as for `serve`.
+
+    Raises:
+        ForetokenError: it can't.
+    """
+    with _tls_errors(cert, key):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+
+
+@contextmanager
+def _tls_errors(cert: Path | None, key: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # an ssl.SSLError is one
+        files = " and ".join(repr(str(file)) for file in (cert, key) if file is not None)
+        raise ForetokenError(
+            f"the TLS certificate can't be used ({error.strerror or error}): give PEM files of a certificate and its "
+            f"key in place of {files}"
+        ) from error
 
 
 class _Server(uvicorn.Server):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from foretoken.engine.detokenizer import Detokenizer
 from foretoken.engine.outputs import TokenLogprob
 
 LOWEST = -9999.0
@@ -13,21 +14,44 @@ LOWEST = -9999.0
 TokenName = Callable[[int], str]
 
 
+class Offsets:
+    """Where the tokens of a text begin, in characters. Those that end a character of several begin where it does.
+
+    Args:
+        tokenizer: the target's; None where it has none: its text is empty.
+        before: characters of text before the first token.
+        context: tokens before it, which its decoding may depend on.
+        skip_special: special tokens are left out of the text.
+    """
+
+    def __init__(self, tokenizer: Any, before: int, context: Sequence[int], *, skip_special: bool) -> None:
+        self._before = before
+        self._text = None if tokenizer is None else Detokenizer(tokenizer, (), context, skip_special)
+
+    def add(self, token: int) -> int:
+        """Where the text's next token begins."""
+        if self._text is None:
+            return self._before
+        begins = self._before + len(self._text.text)
+        self._text.add(token)
+        return begins
+
+
 def completion_logprobs(
-    entries: Iterable[TokenLogprob], name: TokenName, offset: int, first: int | None = None
+    entries: Iterable[TokenLogprob], name: TokenName, offsets: Offsets, first: int | None = None
 ) -> dict[str, Any]:
     """As ``/v1/completions`` tells them.
 
     Args:
         entries: one a token.
         name: the string that stands for a token.
-        offset: characters of the text before them.
+        offsets: of the text, up to them.
         first: a prompt's first token, which has no log-probability and comes before them.
     """
     told: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     if first is not None:
-        told = {"tokens": [name(first)], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [offset]}
-        offset += len(name(first))
+        begins = [offsets.add(first)]
+        told = {"tokens": [name(first)], "token_logprobs": [None], "top_logprobs": [None], "text_offset": begins}
     for entry in entries:
         token = name(entry.token_id)
         told["tokens"].append(token)
@@ -37,25 +61,32 @@ def completion_logprobs(
         for other, value in tops.items():  # of several with one string the token's own, or the most probable one's
             named.setdefault(name(other), _finite(value))
         told["top_logprobs"].append(named)
-        told["text_offset"].append(offset)
-        offset += len(token)
+        told["text_offset"].append(offsets.add(entry.token_id))
     return told
 
 
-def chat_logprobs(entries: Iterable[TokenLogprob], name: TokenName) -> dict[str, Any]:
-    """As ``/v1/chat/completions`` tells them."""
+def chat_logprobs(
+    entries: Iterable[TokenLogprob], name: TokenName, token_bytes: Callable[[int], bytes]
+) -> dict[str, Any]:
+    """As ``/v1/chat/completions`` tells them.
+
+    Args:
+        entries: one a token.
+        name: the string that stands for a token.
+        token_bytes: what a token adds to the text, which may be a part of a character.
+    """
+
+    def told(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": name(token), "logprob": _finite(logprob), "bytes": list(token_bytes(token))}
+
     content = [
         {
-            **_token(name(entry.token_id), entry.logprob),
-            "top_logprobs": [_token(name(other), value) for other, value in entry.top.items()],
+            **told(entry.token_id, entry.logprob),
+            "top_logprobs": [told(other, value) for other, value in entry.top.items()],
         }
         for entry in entries
     ]
     return {"content": content, "refusal": None}
-
-
-def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
 
 
 def _finite(value: float) -> float:

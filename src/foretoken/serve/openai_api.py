@@ -17,7 +17,7 @@ from foretoken.serve import body as bodies
 from foretoken.serve.calls import OutputParser, chat_call
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, dump, json_response
-from foretoken.serve.logprobs import chat_logprobs, completion_logprobs
+from foretoken.serve.logprobs import Offsets, chat_logprobs, completion_logprobs
 from foretoken.serve.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -177,7 +177,7 @@ class _CompletionAnswer(_Answer):
         super().__init__(batch, request)
         self._echoes = echoes
         self._scores = scores
-        self._offsets = [0 if scores else len(self._echo(index)) for index in range(batch.size)]
+        self._offsets = [self._offsets_of(index) for index in range(batch.size)] if request.logprobs is not None else []
 
     async def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         echo = self._echo(index)
@@ -197,19 +197,20 @@ class _CompletionAnswer(_Answer):
         """Those of an echoed prompt, whose first token has none."""
         if not self._scores:
             return None
-        told = completion_logprobs(self._scores[index // self.batch.n], self.name, 0, self.batch.prompt(index)[0])
-        self._offsets[index] = sum(map(len, told["tokens"]))
-        return told
+        first = self.batch.prompt(index)[0]
+        return completion_logprobs(self._scores[index // self.batch.n], self.name, self._offsets[index], first)
+
+    def _offsets_of(self, index: int) -> Offsets:
+        """Of a choice's text, which begins with the prompt where that is echoed."""
+        before, context = (0, []) if self._scores else (len(self._echo(index)), self.batch.prompt(index))
+        skip_special = self.batch.params.skip_special_tokens
+        return Offsets(self.batch.service.tokenizer, before, context, skip_special=skip_special)
 
     def _echo(self, index: int) -> str:
         return self._echoes[index // self.batch.n] if self._echoes else ""
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-        if entries is None:
-            return None
-        told = completion_logprobs(entries, self.name, self._offsets[index])
-        self._offsets[index] += sum(map(len, told["tokens"]))
-        return told
+        return None if entries is None else completion_logprobs(entries, self.name, self._offsets[index])
 
 
 class _ChatAnswer(_Answer):
@@ -253,7 +254,7 @@ class _ChatAnswer(_Answer):
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-        return None if entries is None else chat_logprobs(entries, self.name)
+        return None if entries is None else chat_logprobs(entries, self.name, self.batch.service.token_bytes)
 
 
 def openai_routes(service: Service) -> APIRouter:

@@ -25,6 +25,9 @@ from foretoken.serve.settings import ServeSettings
 from foretoken.serve.streaming import WritePart
 from foretoken.serve.tokenizing import Tokenizing
 
+_REPLACEMENT = "\ufffd"
+"""Stands in a text for bytes that are no character."""
+
 
 class Service:
     """One engine that many requests share.
@@ -60,11 +63,20 @@ class Service:
             "max_batch_size": engine.max_batch_size,
         }
         """The engine's settings that requests may ask for."""
-        tokenizer = copy.deepcopy(self.target.tokenizer)  # the event loop's own
+        self.tokenizer = tokenizer = copy.deepcopy(self.target.tokenizer)
+        """The event loop's own, of the target; None for one without."""
+        self._grammars = engine.grammars
         self.token_text = lru_cache(maxsize=self.target.vocab_size)(
             lambda token: "" if tokenizer is None else str(tokenizer.decode([token]))
         )
         """The string of one token; empty for a target without a tokenizer."""
+        self.token_bytes = lru_cache(maxsize=self.target.vocab_size)(self._bytes_of)
+        """The bytes that one token adds to the text."""
+
+    def _bytes_of(self, token: int) -> bytes:
+        text = self.token_text(token)
+        known = self._grammars.token_bytes(token) if _REPLACEMENT in text else None  # bytes of a part of a character
+        return text.encode() if known is None else known
 
     @property
     def has_chat(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,6 +58,10 @@ class StructuredOutputs(BaseModel):
             raise ApiError(400, f"{param}: {error}", param, "invalid_grammar") from None
 
 
+_FORMAT_FIELDS: dict[Any, tuple[str, ...]] = {"text": (), "json_object": ("schema",)}
+"""Fields of a format besides its type; a schema beside ``json_object`` is llama.cpp's form of ``json_schema``."""
+
+
 def format_grammar(value: Any, param: str, nested: bool = True) -> Grammar | None:
     """The grammar of a ``response_format``.
 
@@ -71,19 +76,28 @@ def format_grammar(value: Any, param: str, nested: bool = True) -> Grammar | Non
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in (*_FORMAT_FIELDS, "json_schema"):
+        raise ApiError(400, f"{param}.type is none of text, json_object, json_schema: use one", f"{param}.type")
+    if nested or kind != "json_schema":
+        _refuse_others(value, ("type", *_FORMAT_FIELDS.get(kind, ("json_schema",))), param)
     if kind == "text":
         return None
     if kind == "json_object":
-        return Grammar.json_object()
-    if kind != "json_schema":
-        raise ApiError(400, f"{param}.type is none of text, json_object, json_schema: use one", f"{param}.type")
+        return _schema(value["schema"], f"{param}.schema") if value.get("schema") is not None else Grammar.json_object()
     inner, where = (value.get("json_schema"), f"{param}.json_schema") if nested else (value, param)
     if not isinstance(inner, dict):
         raise ApiError(400, f"{where} is no object: give {{name, schema}}", where)
-    for name in inner.keys() - {"type", "name", "description", "schema", "strict"}:
+    _refuse_others(inner, ("type", "name", "description", "schema", "strict"), where)
+    return _schema(inner.get("schema"), f"{where}.schema")
+
+
+def _refuse_others(value: dict[str, Any], known: Sequence[str], where: str) -> None:
+    for name in value.keys() - set(known):
         field = f"{where}.{name[:100]}"
         raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
-    schema, where = inner.get("schema"), f"{where}.schema"
+
+
+def _schema(schema: Any, where: str) -> Grammar:
     if not isinstance(schema, dict):
         raise ApiError(400, f"{where} is no object: give a JSON schema", where)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,5 +115,5 @@ def _read(file: Path, prompts: Sequence[int]) -> list[TargetSample]:
                 TargetSample(tokens, int(start), float(temperature), prompt)
                 for tokens, start, temperature, prompt in fields
             ]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise TrainingError(f"{file} is broken ({error}): remove it, and its sequences are generated again") from error

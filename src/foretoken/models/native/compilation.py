@@ -134,8 +134,8 @@ class CompiledGraph:
 class CompiledGraphs:
     """A model's graphs, each compiled once, when it is first used.
 
-    Compiled graphs are not kept on disk. OpenVINO's own cache (``CACHE_DIR``) was tried: a second run found none of the
-    cached graphs again.
+    Compiled graphs are not kept on disk. OpenVINO 2026.4.1 exports them (``CACHE_DIR``, `export_model`), but does not
+    import them again: what its paged attention has to know of its heads (``k_head_size``) is not written.
 
     Args:
         build: makes the graph of a key.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,47 @@ from foretoken.models.native.linear import Quantize, quantised
 from foretoken.models.native.packed import Packed
 
 
+class Constants:
+    """Small constants of one graph. Equal ones are one node: with a third fewer nodes it compiles in three quarters of
+    the time."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
+
+    def i32(self, values: int | Sequence[int]) -> Any:
+        """Of integers."""
+        return self.array(np.array(values, dtype=np.int32))
+
+    def f32(self, value: float) -> Any:
+        """Of a number."""
+        return self.array(np.array(value, dtype=np.float32))
+
+    def empty(self, dtype: Any, dimensions: int) -> Any:
+        """Without elements."""
+        return self.array(np.zeros((0,) * dimensions, dtype=dtype))
+
+    def array(self, values: np.ndarray) -> Any:
+        """Of an array's type and shape."""
+        key = values.dtype.str, values.shape, values.tobytes()
+        if key not in self._nodes:
+            self._nodes[key] = ops.constant(values)
+        return self._nodes[key]
+
+    def forget(self) -> None:
+        """Drop the nodes, once the graph is complete."""
+        self._nodes.clear()
+
+
 class WeightNodes:
     """Weights as float32 nodes; the runtime multiplies in the type that lies below them.
 
     Args:
         quantize: None to leave matrices that are not packed as they are; else they get eight bits.
+        constants: of the graph.
     """
 
-    def __init__(self, quantize: Quantize | None) -> None:
-        self._quantize = quantize
+    def __init__(self, quantize: Quantize | None, constants: Constants) -> None:
+        self._quantize, self._constants = quantize, constants
         self._memory: list[Any] = []  # constants don't keep the memory that they lie in
         self._nodes: dict[tuple[int, str], Any] = {}
 
@@ -42,27 +74,30 @@ class WeightNodes:
         product = ops.matmul(x, self._packed(weight), False, True)
         if weight.offsets is None:
             return product
-        grouped = ops.reshape(x, integers([-1, weight.scales.shape[1], weight.group]), False)
-        sums = ops.reduce_sum(grouped, integers([2]))
+        grouped = ops.reshape(x, self._constants.i32([-1, weight.scales.shape[1], weight.group]), False)
+        sums = ops.reduce_sum(grouped, self._constants.i32([2]))
         return ops.add(product, ops.matmul(sums, self.vector(weight.offsets), False, True))
 
     def rows(self, weight: Tensor | Packed, index: Any) -> Any:
         """``[T, in]``: rows of a matrix of which the T numbers are given."""
         if isinstance(weight, Tensor):
-            return ops.gather(self.vector(weight), index, integers(0))
+            return ops.gather(self.vector(weight), index, self._constants.i32(0))
         (_, width), groups = weight.shape, weight.scales.shape[1]
-        found = ops.convert(ops.gather(self._constant(weight.integers), index, integers(0)), "f32")
+        found = ops.convert(ops.gather(self._constant(weight.integers), index, self._constants.i32(0)), "f32")
         if weight.bits == 4:
-            high = ops.floor(ops.divide(found, floats(16.0)))
-            both = [ops.subtract(found, ops.multiply(high, floats(16.0))), high]
-            pairs = ops.concat([ops.unsqueeze(half, integers(2)) for half in both], 2)
-            found = ops.subtract(ops.floor_mod(ops.add(pairs, floats(8.0)), floats(16.0)), floats(8.0))
-        found = ops.reshape(found, integers([-1, groups, width // groups]), False)
+            high = ops.floor(ops.divide(found, self._constants.f32(16.0)))
+            both = [ops.subtract(found, ops.multiply(high, self._constants.f32(16.0))), high]
+            pairs = ops.concat([ops.unsqueeze(half, self._constants.i32(2)) for half in both], 2)
+            found = ops.subtract(
+                ops.floor_mod(ops.add(pairs, self._constants.f32(8.0)), self._constants.f32(16.0)),
+                self._constants.f32(8.0),
+            )
+        found = ops.reshape(found, self._constants.i32([-1, groups, width // groups]), False)
         for operation, factors in ((ops.multiply, weight.scales), (ops.add, weight.offsets)):
             if factors is not None:
-                its = ops.gather(self._constant(factors), index, integers(0))
-                found = operation(found, ops.unsqueeze(its, integers(2)))
-        return ops.reshape(found, integers([-1, width]), False)
+                its = ops.gather(self._constant(factors), index, self._constants.i32(0))
+                found = operation(found, ops.unsqueeze(its, self._constants.i32(2)))
+        return ops.reshape(found, self._constants.i32([-1, width]), False)
 
     def matrix(self, weight: Tensor) -> Any:
         """``[out, in]``, quantised to eight bits if `quantize` is set."""
@@ -89,7 +124,7 @@ class WeightNodes:
         self._memory.append((tensor, memory))
         integers_ = ops.convert(ops.constant(tensor, shared_memory=True), "f32")
         product = ops.multiply(integers_, self._constant(weight.scales.view(rows, groups, 1)))
-        return ops.reshape(product, integers([rows, width]), False)
+        return ops.reshape(product, self._constants.i32([rows, width]), False)
 
     def _once(self, values: Tensor, kind: str, make: Callable[[Tensor], Any]) -> Any:
         """The node that `make` gives for these values, made at the first call."""
@@ -137,21 +172,6 @@ def parameter(name: str, kind: Any, shape: list[int]) -> Any:
     parameter = ops.parameter(shape, kind, name)
     parameter.output(0).get_tensor().set_names({name})
     return parameter
-
-
-def integers(values: int | list[int]) -> Any:
-    """An int32 constant."""
-    return ops.constant(np.array(values, dtype=np.int32))
-
-
-def floats(value: float) -> Any:
-    """A float32 constant."""
-    return ops.constant(np.array(value, dtype=np.float32))
-
-
-def empty(dtype: Any, dimensions: int) -> Any:
-    """A constant without elements."""
-    return ops.constant(np.zeros((0,) * dimensions, dtype=dtype))
 
 
 def output(node: Any) -> Any:

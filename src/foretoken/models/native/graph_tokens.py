@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from openvino import opset13 as ops
 
-from foretoken.models.native.graph_nodes import floats, integers
+from foretoken.models.native.graph_nodes import Constants
 
 UNITS = 2**24
 """Probabilities of a graph that draws are multiples of ``1 / UNITS``: float32 holds all whole numbers up to it."""
 
 
-def best_tokens(x: Any, logits: Any, vocab_size: int) -> Any:
+def best_tokens(x: Any, logits: Any, vocab_size: int, constants: Constants) -> Any:
     """``[S]`` int32: the tokens of the highest logits, the lowest id of equal ones; `vocab_size` where any is NaN.
 
     OpenVINO's own operation for this (TopK) uses one thread and no vector instructions.
@@ -22,16 +22,19 @@ def best_tokens(x: Any, logits: Any, vocab_size: int) -> Any:
         x: ``[S, hidden]``, what the logits were computed from: NaN there means NaN in the logits.
         logits: ``[S, V]``.
         vocab_size: V.
+        constants: of the graph.
     """
-    is_best = ops.equal(logits, ops.reduce_max(logits, integers([1]), True))
-    countdown = ops.constant(np.arange(vocab_size, 0, -1, dtype=np.float32)[None])  # exact up to 2 ** 24
-    rank = ops.reduce_max(ops.select(is_best, countdown, floats(0.0)), integers([1]), False)
-    total = ops.reduce_sum(x, integers([1]), False)
-    rank = ops.select(ops.equal(total, total), rank, floats(0.0))
-    return ops.convert(ops.subtract(floats(float(vocab_size)), rank), "i32")
+    is_best = ops.equal(logits, ops.reduce_max(logits, constants.i32([1]), True))
+    countdown = constants.array(np.arange(vocab_size, 0, -1, dtype=np.float32)[None])  # exact up to 2 ** 24
+    rank = ops.reduce_max(ops.select(is_best, countdown, constants.f32(0.0)), constants.i32([1]), False)
+    total = ops.reduce_sum(x, constants.i32([1]), False)
+    rank = ops.select(ops.equal(total, total), rank, constants.f32(0.0))
+    return ops.convert(ops.subtract(constants.f32(float(vocab_size)), rank), "i32")
 
 
-def draw_tokens(logits: Any, inverse_temperatures: Any, uniforms: Any, vocab_size: int) -> tuple[Any, Any]:
+def draw_tokens(
+    logits: Any, inverse_temperatures: Any, uniforms: Any, vocab_size: int, constants: Constants
+) -> tuple[Any, Any]:
     """Draw from the softmax of logits over temperature, by inverting its cumulative distribution.
 
     Sums of float32 are rounded, and their differences are not the probabilities that were summed. So the cumulative
@@ -43,24 +46,25 @@ def draw_tokens(logits: Any, inverse_temperatures: Any, uniforms: Any, vocab_siz
         inverse_temperatures: ``[S, 1]``.
         uniforms: ``[S, 1]``, whole numbers from 0 to `UNITS` - 1.
         vocab_size: V.
+        constants: of the graph.
 
     Returns:
         ``[S]`` int32, the tokens, `vocab_size` where a logit is NaN; and ``[S, V]`` float32, the cumulative
         distribution in whole units.
     """
-    over = ops.subtract(logits, ops.reduce_max(logits, integers([1]), True))
-    sums = ops.cum_sum(ops.exp(ops.multiply(over, inverse_temperatures)), integers(1))
-    total = ops.gather(sums, integers([vocab_size - 1]), integers(1))
+    over = ops.subtract(logits, ops.reduce_max(logits, constants.i32([1]), True))
+    sums = ops.cum_sum(ops.exp(ops.multiply(over, inverse_temperatures)), constants.i32(1))
+    total = ops.gather(sums, constants.i32([vocab_size - 1]), constants.i32(1))
     # A product of a sequence that never falls with a positive number never falls either.
-    cumulative = ops.floor(ops.multiply(sums, ops.divide(floats(float(UNITS)), total)))
+    cumulative = ops.floor(ops.multiply(sums, ops.divide(constants.f32(float(UNITS)), total)))
     # It ends with all units, which rounding may have missed by one or two.
-    end = ops.constant(np.array([[0.0] * (vocab_size - 1) + [float(UNITS)]], dtype=np.float32))
-    cumulative = ops.minimum(ops.maximum(cumulative, end), floats(float(UNITS)))
+    end = constants.array(np.array([[0.0] * (vocab_size - 1) + [float(UNITS)]], dtype=np.float32))
+    cumulative = ops.minimum(ops.maximum(cumulative, end), constants.f32(float(UNITS)))
     # The runtime's exponential may make numbers of NaN.
-    differences = ops.reduce_sum(over, integers([1]), True)
+    differences = ops.reduce_sum(over, constants.i32([1]), True)
     sound = ops.equal(differences, differences)
     cumulative = ops.select(sound, cumulative, end)
     below = ops.convert(ops.less_equal(cumulative, uniforms), "f32")
-    drawn = ops.reduce_sum(below, integers([1]), False)
-    token = ops.select(ops.squeeze(sound, integers([1])), drawn, floats(float(vocab_size)))
+    drawn = ops.reduce_sum(below, constants.i32([1]), False)
+    token = ops.select(ops.squeeze(sound, constants.i32([1])), drawn, constants.f32(float(vocab_size)))
     return ops.convert(token, "i32"), cumulative

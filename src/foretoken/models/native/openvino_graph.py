@@ -17,7 +17,7 @@ from openvino.op import _PagedAttentionExtension
 from torch import Tensor
 
 from foretoken.models.native.checkpoint import AnyMatrix, LayerWeights, Matrix, Parts, Weights
-from foretoken.models.native.graph_nodes import WeightNodes, empty, floats, integers, output, parameter
+from foretoken.models.native.graph_nodes import Constants, WeightNodes, output, parameter
 from foretoken.models.native.graph_tokens import best_tokens, draw_tokens
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.packed import PackedMatrix
@@ -103,7 +103,8 @@ class DecoderGraph:
         joins_mlp: bool = False,
     ) -> None:
         self.spec, self.release = weights.spec, weights.release
-        self.weights = WeightNodes(quantize)
+        self.constants = Constants()
+        self.weights = WeightNodes(quantize, self.constants)
         self._draws, self._steps, self._joins_mlp = draws, steps, joins_mlp
         count = layers or self.spec.layers
         described = self._inputs_of(steps)
@@ -124,6 +125,7 @@ class DecoderGraph:
         # Tensors that the graph's constants don't lie in may go: matrices that were quantised, above all.
         self.layers.clear()
         self.weights.forget()
+        self.constants.forget()
         del self.table, self.last_norm, self._head
 
     def extra_inputs(self) -> dict[str, tuple[Any, list[int]]]:
@@ -141,7 +143,7 @@ class DecoderGraph:
             token: ``[S]``, the tokens that were chosen, the vocabulary's size where a logit was NaN.
             state: the last states ``[S, hidden]`` that they were chosen by.
         """
-        return {"tokens": ops.minimum(token, integers(self.spec.vocab_size - 1))}
+        return {"tokens": ops.minimum(token, self.constants.i32(self.spec.vocab_size - 1))}
 
     def carried(self, state: Any) -> list[Any]:
         """Outputs of the graph after all others, of the last states of the picked tokens; none."""
@@ -149,7 +151,7 @@ class DecoderGraph:
 
     def pick(self, x: Any) -> Any:
         """``[P, …]``: the rows of ``[T, …]`` whose results are wanted."""
-        return ops.gather(x, self.now["picks"], integers(0))
+        return ops.gather(x, self.now["picks"], self.constants.i32(0))
 
     def run(self) -> list[Any]:
         """One pass over `now`: hidden states ``[T, hidden]``, embeddings first, then after each layer, the last normed.
@@ -169,12 +171,12 @@ class DecoderGraph:
         """A layer's second half: ``[T, hidden]``, `x` included."""
         normalised = self.norm(x, layer.mlp_norm)
         if self._joins_mlp:  # the form that the runtime recognises: three axes, and a product with the sigmoid
-            normalised = ops.unsqueeze(normalised, integers(0))
+            normalised = ops.unsqueeze(normalised, self.constants.i32(0))
         # Two products: a split of one, and the activation apart from it, would cost more than reading `x` twice.
         gates, values = (self.weights.linear(normalised, half) for half in _halves(layer.gate_up))
         activated = ops.multiply(gates, ops.sigmoid(gates)) if self._joins_mlp else ops.swish(gates)
         added = self.weights.linear(ops.multiply(activated, values), layer.down)
-        return ops.add(x, ops.squeeze(added, integers(0)) if self._joins_mlp else added)
+        return ops.add(x, ops.squeeze(added, self.constants.i32(0)) if self._joins_mlp else added)
 
     def attention(self, x: Any, layer: LayerWeights, number: int) -> Any:
         """Paged attention of layer `number` over normed states ``[T, …]``, `x` not included: ``[T, hidden]``."""
@@ -184,12 +186,12 @@ class DecoderGraph:
             query, key, value = (self.weights.linear(x, part) for part in layer.qkv.matrices)
         else:
             whole = self.weights.linear(x, layer.qkv)
-            query, key, value = ops.variadic_split(whole, integers(1), integers(widths)).outputs()
+            query, key, value = ops.variadic_split(whole, self.constants.i32(1), self.constants.i32(widths)).outputs()
         query = self._rotate(query, spec.heads, layer.query_norm)
         key = self._rotate(key, spec.groups, layer.key_norm)
         caches = self._caches[2 * number : 2 * number + 2]
         inputs = self.now
-        nothing, no_floats = empty(np.int32, 1), empty(np.float32, 1)
+        nothing, no_floats = self.constants.empty(np.int32, 1), self.constants.empty(np.float32, 1)
         attention = _PagedAttentionExtension(
             [
                 output(node)
@@ -200,15 +202,15 @@ class DecoderGraph:
                     *caches,
                     *(inputs[name] for name in ("past_lens", "subsequence_begins")),
                     *(inputs[name] for name in ("block_indices", "block_indices_begins")),
-                    floats(size**-0.5),
-                    integers(spec.windows[number] or 0),
+                    self.constants.f32(size**-0.5),
+                    self.constants.i32(spec.windows[number] or 0),
                     no_floats,  # ALiBi slopes
                     inputs["max_context_len"],
                     nothing,  # score aggregation window
                     *(nothing, nothing, no_floats),  # rotation of cached keys
-                    *(no_floats, integers(0), integers(0)),  # sparse attention
-                    empty(np.float32, 4),  # sinks
-                    *(integers(0), nothing, nothing, nothing),  # eviction from the cache
+                    *(no_floats, self.constants.i32(0), self.constants.i32(0)),  # sparse attention
+                    self.constants.empty(np.float32, 4),  # sinks
+                    *(self.constants.i32(0), nothing, nothing, nothing),  # eviction from the cache
                     nothing,  # token types
                     inputs["tree"],
                     inputs["tree_begins"],
@@ -223,25 +225,29 @@ class DecoderGraph:
     def _rotate(self, x: Any, heads: int, norm: Tensor | None) -> Any:
         """``[T, heads · D]``, normalised head by head, the first R features of each head turned."""
         size, rotated = self.spec.head_dim, self.spec.rotary_dim
-        x = ops.reshape(x, integers([-1, heads, 1, size]), False)
+        x = ops.reshape(x, self.constants.i32([-1, heads, 1, size]), False)
         if norm is not None:
             x = self.norm(x, norm)
         turned, rest = x, None
         if rotated < size:
-            turned, rest = ops.variadic_split(x, integers(3), integers([rotated, size - rotated])).outputs()
+            turned, rest = ops.variadic_split(
+                x, self.constants.i32(3), self.constants.i32([rotated, size - rotated])
+            ).outputs()
         # The runtime recognises exactly this form and fuses it into one operation.
-        first, second = ops.variadic_split(turned, integers(3), integers([rotated // 2, rotated // 2])).outputs()
-        minus = ops.constant(np.full((1, 1, 1, 1), -1.0, dtype=np.float32))
+        first, second = ops.variadic_split(
+            turned, self.constants.i32(3), self.constants.i32([rotated // 2, rotated // 2])
+        ).outputs()
+        minus = self.constants.array(np.full((1, 1, 1, 1), -1.0, dtype=np.float32))
         swapped = ops.concat([ops.multiply(second, minus), first], -1)
         turned = ops.add(ops.multiply(turned, self.now["cosines"]), ops.multiply(swapped, self.now["sines"]))
         x = turned if rest is None else ops.concat([turned, rest], -1)
-        return ops.reshape(x, integers([-1, heads * size]), False)
+        return ops.reshape(x, self.constants.i32([-1, heads * size]), False)
 
     def norm(self, x: Any, scale: Tensor) -> Any:
         """Root-mean-square norm over the last axis."""
-        square = ops.reduce_mean(ops.power(x, floats(2.0)), integers([-1]), True)
-        root = ops.sqrt(ops.add(square, floats(self.spec.norm_epsilon)))
-        return ops.multiply(ops.multiply(x, ops.divide(floats(1.0), root)), self.weights.vector(scale))
+        square = ops.reduce_mean(ops.power(x, self.constants.f32(2.0)), self.constants.i32([-1]), True)
+        root = ops.sqrt(ops.add(square, self.constants.f32(self.spec.norm_epsilon)))
+        return ops.multiply(ops.divide(x, root), self.weights.vector(scale))
 
     def _inputs_of(self, steps: int | None) -> dict[str, tuple[Any, list[int]]]:
         """Types and shapes of all inputs of a graph of so many steps."""
@@ -263,8 +269,8 @@ class DecoderGraph:
             self.now |= {**self.next_inputs(chosen[-1][0], state), **turn}
             state = self.run()[-1]
             chosen.append(self._choose(state, step))
-        tokens = ops.concat([ops.unsqueeze(token, integers(0)) for token, _ in chosen], 0)
-        drawn = [ops.unsqueeze(cumulative, integers(1)) for _, cumulative in chosen if cumulative is not None]
+        tokens = ops.concat([ops.unsqueeze(token, self.constants.i32(0)) for token, _ in chosen], 0)
+        drawn = [ops.unsqueeze(cumulative, self.constants.i32(1)) for _, cumulative in chosen if cumulative is not None]
         return [tokens, *([ops.concat(drawn, 1)] if drawn else []), *self.carried(state)]
 
     def _choose(self, state: Any, step: int) -> tuple[Any, Any | None]:
@@ -272,25 +278,28 @@ class DecoderGraph:
         x = self.scored(state)
         logits = self._logits(x)
         if not self._draws:
-            return best_tokens(x, logits, self.spec.vocab_size), None
+            return best_tokens(x, logits, self.spec.vocab_size, self.constants), None
         temperatures = self.now["inverse_temperatures"]
-        return draw_tokens(logits, temperatures, self._uniforms[step], self.spec.vocab_size)
+        return draw_tokens(logits, temperatures, self._uniforms[step], self.spec.vocab_size, self.constants)
 
     def _turns(self, steps: int) -> list[dict[str, Any]]:
         """Of each pass after the first: the inputs that change from step to step, the tokens aside."""
         given = self._inputs
         if self._draws:
-            self._uniforms = ops.split(given["uniforms"], integers(0), steps).outputs()
+            self._uniforms = ops.split(given["uniforms"], self.constants.i32(0), steps).outputs()
         if steps == 1:
             return []
-        turns = [ops.split(given[name], integers(0), steps - 1).outputs() for name in ("next_cosines", "next_sines")]
+        turns = [
+            ops.split(given[name], self.constants.i32(0), steps - 1).outputs()
+            for name in ("next_cosines", "next_sines")
+        ]
         return [
             {
                 "cosines": cosines,
                 "sines": sines,
                 "subsequence_begins": given["next_begins"],
-                "past_lens": ops.add(given["next_lens"], integers(step)),
-                "max_context_len": ops.add(given["max_context_len"], integers(step + 1)),
+                "past_lens": ops.add(given["next_lens"], self.constants.i32(step)),
+                "max_context_len": ops.add(given["max_context_len"], self.constants.i32(step + 1)),
             }
             for step, (cosines, sines) in enumerate(zip(*turns, strict=True))
         ]
