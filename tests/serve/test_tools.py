@@ -289,6 +289,12 @@ def test_wrong_tools_of_responses_are_refused(server, fields, param):
         ("hermes", "<tool_call>nonsense</tool_call>!", "<tool_call>nonsense</tool_call>!", []),
         ("hermes", "<tool_call>cut", "<tool_call>cut", []),
         ("hermes", "a <tool_", "a <tool_", []),
+        ("hermes", "a  <tool_call> is a tag", "a  <tool_call> is a tag", []),
+        ("hermes", "a <tool_call>b</tool_call> c", "a <tool_call>b</tool_call> c", []),
+        ("hermes", f"Hi {CALL} bye", "Hi bye", [("legs_of", ARGUMENTS)]),
+        ("llama", '{"name": "a", "parameters": {}}  more text', "more text", [("a", {})]),
+        ("llama", '{"type": "function", "name": "a", "parameters": {"b": 1}}', "", [("a", {"b": 1})]),
+        ("llama", '{"type": "text", "name": "a"}', '{"type": "text", "name": "a"}', []),
         ("llama", '{"name": "a", "parameters": {"b": "}"}}', "", [("a", {"b": "}"})]),
         ("llama", '<|python_tag|>{"name": "a", "parameters": {}}', "", [("a", {})]),
         ("llama", '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}', "", [("a", {}), ("b", {})]),
@@ -302,9 +308,11 @@ def test_calls_are_found_however_the_text_is_cut(form, text, content, calls):
     for _ in range(20):
         at = sorted(generator.randrange(len(text) + 1) for _ in range(3))
         cuts.append([text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)])
+    texts = set()
     for parts in cuts:
         parser = CallParser(form)
         parsed = [parser.feed(part) for part in parts] + [parser.feed("", last=True)]
+        texts.add("".join(one.text for one in parsed))
         assert "".join(one.text for one in parsed).strip() == content.strip()
         assert [(call.name, json.loads(call.arguments)) for call in parser.calls] == calls
         added: dict[int, str] = {}
@@ -312,6 +320,7 @@ def test_calls_are_found_however_the_text_is_cut(form, text, content, calls):
             assert call.begins == (call.index not in added)
             added[call.index] = added.get(call.index, "") + call.arguments
         assert [json.loads(arguments) for arguments in added.values()] == [arguments for _, arguments in calls]
+    assert len(texts) == 1
 
 
 def test_a_call_that_was_cut_off_keeps_what_came():

@@ -50,7 +50,7 @@ def load(
 
     Args:
         model: a folder, a hub id, a GGUF file (or the folder that holds it alone), a transformers model, or a
-            `LanguageModel` (returned as it is).
+            `LanguageModel` (returned as it is). A transformers model is put in evaluation mode.
         dtype: of the weights, as torch or transformers name it. "auto" is the checkpoint's, but on a CPU that
             doesn't multiply 16-bit numbers float32 in its place, and bfloat16 for float16 on one that does.
         device: where the model runs; None means a CUDA device where there is one, else the CPU. A transformers model

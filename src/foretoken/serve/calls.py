@@ -12,8 +12,12 @@ from foretoken.serve.tools import CallForm
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL)
-_BEGINNING = '{"name":'
+_HEAD = re.compile(
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)',
+    re.DOTALL,
+)
+_BEGINNINGS = ('{"name":', '{"type":"function","name":')
 
 
 @dataclass
@@ -72,7 +76,7 @@ class CallParser:
 
     def __init__(self, form: CallForm) -> None:
         self._hermes = form == "hermes"
-        self._buffer = ""
+        self._buffer, self._blank = "", ""  # the latter before a mark
         self._mode = "text"  # then head, arguments, tail, text again; llama: plain, for the rest of the text
         self._depth, self._in_string, self._escaped = 0, False, False
         self.calls: list[Call] = []
@@ -105,17 +109,17 @@ class CallParser:
             if stripped.startswith("{"):
                 self._buffer, self._mode = stripped, "head"
             elif stripped and not _PYTHON_TAG.startswith(stripped):
-                self._mode = "plain"
+                self._buffer, self._mode = stripped if self.calls else self._buffer, "plain"
             return ""
         at = self._buffer.find(_OPEN)
         if at >= 0:
             text = self._take(at)
             self._take(len(_OPEN))
-            self._mode = "head"
-            return text if text.strip() else ""
+            self._mode, self._blank = "head", text[len(text.rstrip()) :]  # spaces before a call are none of the text
+            return text.rstrip()
         held = next((n for n in range(len(_OPEN) - 1, 0, -1) if self._buffer.endswith(_OPEN[:n])), 0)
         blank = len(self._buffer) - held - len(self._buffer[: len(self._buffer) - held].rstrip())
-        return self._take(len(self._buffer) - held - blank)  # spaces before a call are none of the text
+        return self._take(len(self._buffer) - held - blank)  # which may be before a call
 
     def _head(self, added: dict[int, Call]) -> str:
         found = _HEAD.match(self._buffer)
@@ -126,9 +130,9 @@ class CallParser:
             return ""
         if self._hermes:
             at = self._buffer.find(_CLOSE)
-            return self._whole(self._take(at), _OPEN, self._take(len(_CLOSE)), added) if at >= 0 else ""
+            return self._whole(self._take(at), self._blank + _OPEN, self._take(len(_CLOSE)), added) if at >= 0 else ""
         beginning = re.sub(r"\s", "", self._buffer)
-        if not (beginning.startswith(_BEGINNING) or _BEGINNING.startswith(beginning)):
+        if not any(beginning.startswith(one) or one.startswith(beginning) for one in _BEGINNINGS):
             self._mode = "plain"
         return ""
 
@@ -197,7 +201,7 @@ class CallParser:
         """What is left at the end: text, unless it belongs to a call."""
         rest = self._take(len(self._buffer))
         if self._mode == "head":
-            return (_OPEN if self._hermes else "") + rest
+            return (self._blank + _OPEN if self._hermes else "") + rest
         return rest if self._mode in ("text", "plain") and (rest.strip() or not self.calls) else ""
 
 
