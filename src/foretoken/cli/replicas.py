@@ -159,14 +159,13 @@ def run_replicas(models: ModelOptions, options: ServeOptions, scaling: ReplicaOp
     keys = check_options(options)
 
     from foretoken.serve.replicas.application import build
-    from foretoken.serve.replicas.cluster import LOCAL, Door, cluster, fitting, free_port, runs, served, wait_for_signal
+    from foretoken.serve.replicas.cluster import LOCAL, Door, cluster, fitting, held_port, runs, served, wait_for_signal
     from foretoken.serve.replicas.scaling import AUTO, replica_range
 
     text = AUTO if scaling.replicas is None else scaling.replicas
     asked = replica_range(text, 1)
-    port = free_port(options.host, options.port)
     address = LOCAL if scaling.ray is None else scaling.ray
-    with cluster(address, asked.low * scaling.replica_cpus):
+    with held_port(options.host, options.port) as port, cluster(address, asked.low * scaling.replica_cpus):
         limits = replica_range(text, fitting(scaling.replica_cpus, scaling.replica_gpus))
         how = _deployment(models, options, scaling, keys, limits)
         door = Door(host=options.host, port=port, tls_cert=options.tls_cert, tls_key=options.tls_key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from foretoken.errors import ForetokenError, ParameterError
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-from foretoken.serve.replicas.cluster import check_address, cluster
+from foretoken.serve.replicas.cluster import check_address, cluster, held_port
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "replicas.yaml"
 
@@ -195,3 +196,55 @@ def test_a_latest_cluster_that_has_ended_is_told_before_ray_tries(monkeypatch, t
         monkeypatch.delenv("RAY_ADDRESS")
         bound.listen()
         check_address("auto")
+
+
+def bound(port: int, *options: int) -> socket.socket:
+    one = socket.socket()
+    for option in options:
+        one.setsockopt(socket.SOL_SOCKET, option, 1)
+    try:
+        one.bind(("127.0.0.1", port))
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+@pytest.mark.parametrize("asked", ["any", "given"])
+def test_a_port_is_kept_for_the_proxies_while_a_cluster_starts(asked):
+    """Ray's processes take ports of their own meanwhile: one of them had taken the door's."""
+    with bound(0) as free:
+        port = 0 if asked == "any" else free.getsockname()[1]
+    with held_port("127.0.0.1", port) as held:
+        assert held == port or port == 0
+        with pytest.raises(OSError, match="in use"):
+            bound(held, socket.SO_REUSEADDR)
+        with bound(held, socket.SO_REUSEADDR, socket.SO_REUSEPORT) as proxy:
+            proxy.listen()
+            for _ in range(8):  # all connections are the proxy's
+                with socket.create_connection(("127.0.0.1", held), timeout=60):
+                    proxy.accept()[0].close()
+    bound(held, socket.SO_REUSEADDR).close()
+
+
+def test_a_port_of_another_server_is_not_shared():
+    with bound(0, socket.SO_REUSEPORT) as other:
+        other.listen()
+        with pytest.raises(ForetokenError, match="can't listen on port"), held_port(*other.getsockname()):
+            pass
+
+
+def test_a_port_that_is_taken_at_the_last_moment_is_told(monkeypatch):
+    with socket.socket() as other:
+
+        @contextmanager
+        def listens(host: str, port: int):
+            with bound(port) as listener:
+                yield listener
+            other.bind((host, port))
+
+        with bound(0) as free:
+            port = free.getsockname()[1]
+        monkeypatch.setattr("foretoken.serve.replicas.cluster.listen", listens)
+        with pytest.raises(ForetokenError, match=f"can't have port {port}.*try again"), held_port("127.0.0.1", port):
+            pass

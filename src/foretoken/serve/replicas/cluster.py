@@ -59,15 +59,31 @@ class Door:
     tls_key: Path | None = None
 
 
-def free_port(host: str, port: int) -> int:
-    """The port, or a free one for 0; it is free at this moment.
+@contextmanager
+def held_port(host: str, port: int) -> Iterator[int]:
+    """The port, or a free one for 0, which no other program gets until the block ends, but the cluster's proxies do.
+
+    A cluster starts some ten processes, which take free ports themselves. Proxies share a port (SO_REUSEPORT) with what
+    holds it here, and have all its connections, since nothing listens here.
 
     Raises:
         ForetokenError: it is taken.
     """
-    with listen(host, port) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return int(listener.getsockname()[1])
+    with listen(host, port) as listener:  # shares with nobody: a port that another server has is taken
+        family, address = listener.family, listener.getsockname()
+    if not hasattr(socket, "SO_REUSEPORT"):
+        yield int(address[1])
+        return
+    with socket.socket(family, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            holder.bind(address if port else (address[0], 0, *address[2:]))
+        except OSError as error:
+            raise ForetokenError(
+                f"can't have port {port} of {host!r} ({error.strerror}): another program has just taken it; try again, "
+                "or give a free port"
+            ) from error
+        yield int(holder.getsockname()[1])
 
 
 def check_address(address: str, seconds: float = _REACH_SECONDS) -> None:
