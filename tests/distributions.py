@@ -53,15 +53,15 @@ def next_distributions(
     With `allowed` ``[R, V]`` bool, of the tokens that are allowed, as if the model knew no others.
     """
     rows = prefixes.shape[0]
-    given = torch.tensor([list(prompt)]).expand(rows, -1)
+    given, there = torch.tensor([list(prompt)]).expand(rows, -1), model.device
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
             start = torch.full((rows, 1), model.config.decoder_start_token_id)
             tokens = torch.cat([start, prefixes], dim=1)
-            logits = model(input_ids=given, decoder_input_ids=tokens).logits[:, -1]
+            logits = model(input_ids=given.to(there), decoder_input_ids=tokens.to(there)).logits[:, -1].cpu()
         else:
             tokens = torch.cat([given, prefixes], dim=1)
-            logits = model(tokens).logits[:, -1]
+            logits = model(tokens.to(there)).logits[:, -1].cpu()
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
     scores = _processors(params)(tokens, logits.double())

@@ -131,6 +131,7 @@ SMALL = Limits(
     shortest_shared_prefix=4,
     verify_entries=40 * VOCAB_SIZE,
     one_thread_logits=1,
+    host_logits=1,
     scalar_uniforms=1,
     scalar_rows=1,
     noise_blocks=30,

@@ -6,11 +6,15 @@ Every function takes `vocab_size`, `seed` and any field of the config. The globa
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import torch
 import transformers as tf
 from transformers import PreTrainedModel
+
+DEVICE = torch.device(os.environ.get("FORETOKEN_TEST_DEVICE", "cpu"))
+"""Where tests run models that they make in memory; ``make test-gpu`` says cuda."""
 
 NO_SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
@@ -37,7 +41,7 @@ def randomize(model: PreTrainedModel, seed: int, scale: float = 1.0, logit_scale
                 parameter.copy_(noise * 0.1)
             else:
                 parameter.add_(noise * 0.1)
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False).to(DEVICE)
 
 
 def _owner(model: PreTrainedModel, parameter_name: str) -> str:

@@ -35,7 +35,8 @@ def tiny_medusa(model, seed: int = 0, num_heads: int = 3, num_layers: int = 1) -
 def hidden_states(model, tokens: list[int]) -> list[torch.Tensor]:
     """Each layer's hidden states ``[n, H]``, embeddings first, from one pass over all tokens."""
     with torch.inference_mode():
-        return [layer[0] for layer in model(torch.tensor([tokens]), output_hidden_states=True).hidden_states]
+        given = torch.tensor([tokens], device=model.device)
+        return [layer[0].cpu() for layer in model(given, output_hidden_states=True).hidden_states]
 
 
 def slow_eagle3(head: Eagle3Head, model, tokens: list[int], drafted: list[int]) -> np.ndarray:

@@ -119,6 +119,18 @@ class Draft:
             predicted=(),
         )
 
+    def to(self, device: torch.device) -> Draft:
+        """The draft on a device; itself where it is there."""
+        if self.tokens.device == device:
+            return self
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            parents=self.parents.to(device),
+            counts=self.counts.to(device),
+            probs=None if self.probs is None else self.probs.to(device),
+        )
+
     def chains(self) -> Draft:
         """The same draft for rows of which none branches, as wide as the longest of them."""
         width = int(self.counts.max()) if self.batch_size else 0

@@ -1,7 +1,8 @@
 """Limits: the sizes at which work is split, or another code path is taken.
 
-None of them changes the output: each chooses between code paths that give the same tokens, by time or memory. They are
-in one place so that tests can make them so small that every code path runs.
+None of them changes the output: each chooses between code paths that give the same tokens, by time or memory (with
+`host_logits`, as far as a GPU rounds as the CPU does). They are in one place so that tests can make them so small that
+every code path runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Limits:
         verify_entries: most probabilities (rows × nodes × vocabulary) that are verified at once on a CPU. A few rows at
             a time fit in the processor's cache, and the allocator reuses their memory.
         one_thread_logits: most logits of a round for which one thread is about as fast as several.
+        host_logits: most logits of a round that are brought to the CPU where a GPU runs the target. What is done with
+            them there takes less time than a GPU's operators take to be called.
         scalar_uniforms: most uniforms that are computed as plain integers, one after another.
         scalar_rows: most rows that tokens are drawn from one after another.
         noise_blocks: most blocks of Philox (four words of noise each) that are computed at once on a CPU.
@@ -47,6 +50,7 @@ class Limits:
     shortest_shared_prefix: int = 32
     verify_entries: int = 1 << 20
     one_thread_logits: int = 4_000_000
+    host_logits: int = 1_000_000
     scalar_uniforms: int = 24
     scalar_rows: int = 4
     noise_blocks: int = 1 << 13

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from simulated import PAIRS, SMALL, VERIFIERS, Ask, Use, make_drafter, model, reference
@@ -23,10 +24,12 @@ KINDS = {"generate": 4, "stream": 4, "read": 12, "cancel": 2, "close": 2, "turn"
 Operation = tuple[Any, ...]
 
 
-def make_schedule(seed: int, operations: int = 30) -> tuple[Use, int, list[Operation]]:
+def make_schedule(
+    seed: int, operations: int = 30, pairs: Sequence[tuple[str, str]] = PAIRS
+) -> tuple[Use, int, list[Operation]]:
     """With what requests are decoded, `max_batch_size`, and operations, as a function of a seed."""
     chance = random.Random(seed)
-    target, drafter = PAIRS[seed % len(PAIRS)]
+    target, drafter = pairs[seed % len(pairs)]
     use = Use(target, drafter, chance.choice(VERIFIERS), chance.choice((1, 3, 5)))
     bases = [chance.randrange(4) for _ in range(2)]
     done: list[Operation] = []
@@ -138,12 +141,12 @@ def _settings(ask: Ask) -> dict[str, Any]:
     return {"verifier": ask.verifier, "num_speculative_tokens": ask.k}
 
 
-def run_schedule(seed: int) -> int:
+def run_schedule(seed: int, pairs: Sequence[tuple[str, str]] = PAIRS) -> int:
     """Run a schedule; how many operations it had."""
 
     async def run() -> None:
         await AsyncLife(use, max_batch_size).run(operations)
 
-    use, max_batch_size, operations = make_schedule(seed)
+    use, max_batch_size, operations = make_schedule(seed, pairs=pairs)
     asyncio.run(run())
     return len(operations)

@@ -31,6 +31,7 @@ from foretoken.models import load
 from foretoken.sampling import Sampler, SamplingParams
 from foretoken.sequence import Sequence
 from foretoken.verify import get
+from models.native.checkpoints import in_rooms
 from number_tokenizer import NumberTokenizer
 from tiny import tiny_gpt2, tiny_llama, tiny_mamba, tiny_t5
 from tiny_heads import tiny_eagle3, tiny_medusa
@@ -65,6 +66,7 @@ TARGETS: dict[str, Callable[[int], Any]] = {
     "gpt2": lambda seed: load(tiny_gpt2(seed=seed, vocab_size=VOCAB, n_embd=16, n_head=2, n_layer=1)),
     "native": lambda seed: load(_llama(seed), runner="native"),
     "native-torch": lambda seed: load(_llama(seed), runner="native", backend="torch", eager=True),
+    "rooms": lambda seed: in_rooms(_llama(seed), widths=(1, 3, 4)),
     "seq2seq": lambda seed: load(tiny_t5(seed=seed, vocab_size=VOCAB, d_model=16, num_layers=1)),
     "recompute": lambda seed: load(tiny_mamba(seed=seed, vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1)),
 }
@@ -169,11 +171,12 @@ class Ask:
 def fits(target: str, drafter: str) -> bool:
     """Whether the drafter can draft for the target."""
     if drafter in INSIDE:
-        return target in ("hf", "native", "native-torch")
+        return target in ("hf", "native", "native-torch", "rooms")
     return drafter not in ("draft-tree", "lookahead") or target not in ("recompute", "seq2seq")
 
 
-PAIRS = [(target, drafter) for target in TARGETS for drafter in DRAFTERS if fits(target, drafter)]
+PAIRS = [(target, drafter) for target in TARGETS for drafter in DRAFTERS if target != "rooms" and fits(target, drafter)]
+ROOMS = [("rooms", drafter) for drafter in DRAFTERS]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -105,10 +106,10 @@ KINDS = {
 }
 
 
-def make_history(seed: int, operations: int = 40) -> History:
-    """A history, as a function of its seed."""
+def make_history(seed: int, operations: int = 40, pairs: AbstractSequence[tuple[str, str]] = PAIRS) -> History:
+    """A history, as a function of its seed, with one of these pairs of target and drafter."""
     chance = random.Random(seed)
-    target, drafter = PAIRS[seed % len(PAIRS)]
+    target, drafter = pairs[seed % len(pairs)]
     setting = Setting(
         target,
         drafter,

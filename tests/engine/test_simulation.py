@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from async_simulation import run_schedule
-from simulated import PAIRS
+from simulated import PAIRS, ROOMS
 from simulation import copied_prefix_is_spoilt, donor_leaves, donors_have_left, fault, make_history, shrink
 
 from foretoken.engine import calibration
@@ -29,9 +29,9 @@ def _short_calibration(monkeypatch):
     monkeypatch.setattr(calibration, "SECONDS", 0.0)
 
 
-def check(first: int, last: int, operations: int = OPERATIONS) -> None:
+def check(first: int, last: int, operations: int = OPERATIONS, pairs: list[tuple[str, str]] = PAIRS) -> None:
     for seed in range(first, last):
-        history = make_history(seed, operations)
+        history = make_history(seed, operations, pairs)
         found = fault(history)
         if found is not None:
             setting, operations = shrink(history)
@@ -45,6 +45,17 @@ def test_every_request_gets_what_it_gets_alone(part):
     check(part * size, (part + 1) * size, 30)
 
 
+def test_every_request_gets_what_it_gets_alone_on_the_backend_of_gpus():
+    check(0, len(ROOMS), 30, ROOMS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(4))
+def test_every_request_gets_what_it_gets_alone_on_the_backend_of_gpus_in_long_lives(part):
+    size = FULL // 40
+    check(1_000_000 + part * size, 1_000_000 + (part + 1) * size, pairs=ROOMS)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_request_gets_what_it_gets_alone_in_long_lives(part):
@@ -52,16 +63,17 @@ def test_every_request_gets_what_it_gets_alone_in_long_lives(part):
     check(1_000_000 + part * size, 1_000_000 + (part + 1) * size)
 
 
-def check_schedules(first: int, last: int) -> None:
+def check_schedules(first: int, last: int, pairs: list[tuple[str, str]] = PAIRS) -> None:
     for seed in range(first, last):
         try:
-            run_schedule(seed)
+            run_schedule(seed, pairs)
         except Exception as error:
             raise AssertionError(f"schedule {seed}: {error!r}") from error
 
 
 def test_tasks_get_what_their_requests_get_alone():
     check_schedules(0, QUICK_SCHEDULES)
+    check_schedules(0, 4, ROOMS)
 
 
 @pytest.mark.full

@@ -14,14 +14,18 @@ def plain_logits(module: Any, text: list[int], source: list[int] | None = None) 
     """`[V]`: what transformers alone says after `text`."""
     with torch.inference_mode():
         if source is None:
-            return module(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
-        ids = torch.tensor([source])
-        return module(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            decoder_input_ids=torch.tensor([text]),
-            use_cache=False,
-        ).logits[0, -1]
+            return module(input_ids=torch.tensor([text], device=module.device), use_cache=False).logits[0, -1].cpu()
+        ids = torch.tensor([source], device=module.device)
+        return (
+            module(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                decoder_input_ids=torch.tensor([text], device=module.device),
+                use_cache=False,
+            )
+            .logits[0, -1]
+            .cpu()
+        )
 
 
 class Walk:
@@ -83,6 +87,7 @@ class Walk:
         if logits is None:
             assert keep == "none"
             return
+        logits = logits.cpu()
         assert logits.shape == (size, width if keep == "all" else 1, self.model.vocab_size)
         for row, count in enumerate(counts):
             for i in range(count) if keep == "all" else range(max(0, count - 1), count):

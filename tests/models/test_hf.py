@@ -84,7 +84,7 @@ def test_long_rows_outgrow_pages_and_templates():
         counts = torch.tensor([len(part) for part in parts])
         tokens = torch.tensor([part + [0] * (100 - len(part)) for part in parts])
         steps = torch.arange(100).expand(2, 100)
-        logits = model.forward(tokens, steps - 1, counts, cache, keep="last").logits
+        logits = model.forward(tokens, steps - 1, counts, cache, keep="last").logits.cpu()
         cache.commit(steps, counts)
         for row, text in enumerate(texts):
             if start + 100 <= len(text):
@@ -100,7 +100,7 @@ def test_padding_stops_at_the_last_position():
     model.forward(steps, steps - 1, torch.tensor([10, 8]), cache)
     cache.commit(steps, torch.tensor([10, 8]))
     one = torch.arange(4).expand(2, 4)
-    logits = model.forward(one, one - 1, torch.tensor([1, 4]), cache).logits
+    logits = model.forward(one, one - 1, torch.tensor([1, 4]), cache).logits.cpu()
     assert torch.allclose(logits[0, 0], plain_logits(module, [*range(10), 0]), atol=1e-4)
     assert torch.allclose(logits[1, 3], plain_logits(module, [*range(8), *range(4)]), atol=1e-4)
 
@@ -116,7 +116,7 @@ def test_nan_of_a_row_that_left_is_gone():
     assert bad.isnan().all()
     cache.commit(chain + 1, torch.tensor([2]))
     cache.select([-1])
-    good = model.forward(torch.tensor([[3, 4]]), chain, torch.tensor([2]), cache).logits
+    good = model.forward(torch.tensor([[3, 4]]), chain, torch.tensor([2]), cache).logits.cpu()
     assert torch.allclose(good[0, 1], plain_logits(module, [3, 4]), atol=1e-4)
 
 
@@ -126,7 +126,7 @@ def test_hidden_states(name):
     model = quiet_load(module)
     cache = model.open(1)
     text = [3, 5, 7, 11]
-    arguments = {"input_ids": torch.tensor([text])}
+    arguments = {"input_ids": torch.tensor([text], device=module.device)}
     if model.decoder_start_token_id is not None:
         cache.encode(0, text)
         arguments["decoder_input_ids"] = arguments["input_ids"]

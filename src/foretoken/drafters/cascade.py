@@ -22,7 +22,7 @@ from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.models.widths import PassWidths
 from foretoken.policy import store
-from foretoken.policy.copying import ASKED_BYTES
+from foretoken.policy.copying import ASKED_SECONDS
 from foretoken.policy.costs import Costs
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Row
@@ -94,7 +94,7 @@ class Cascade(Drafter):
         self._sleep = Sleep()
         self._steady: SteadyRounds | None = None
         self._learning = 0.0  # seconds that learning from a round takes
-        self._bytes = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
+        self._shares = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self._position: float | None = None
         self._asking = 0.0  # passes of the target that asking free drafters counts as
         self.policy = self._new_policy(None)
@@ -114,12 +114,12 @@ class Cascade(Drafter):
         self._widths, self._position = target.pass_widths, target.position_share
         for drafter in self.drafters:
             drafter.check_target(target)
-        if target.weight_bytes:
-            self._asking = ASKED_BYTES / target.weight_bytes
+        if target.assumed_seconds:
+            self._asking = ASKED_SECONDS / target.assumed_seconds
             for at, drafter in enumerate(self.drafters):
-                own = sum(model.weight_bytes for model in drafter.models)
+                own = sum(model.assumed_seconds for model in drafter.models)
                 if own:
-                    self._bytes[at] = own / target.weight_bytes
+                    self._shares[at] = own / target.assumed_seconds
         self.policy = self._new_policy(None)
 
     def keep_costs(self, key: str) -> None:
@@ -388,7 +388,7 @@ class Cascade(Drafter):
         return state
 
     def _new_policy(self, costs: Costs | None, rates: dict[str, list[list[float]]] | None = None) -> Policy:
-        given = self._bytes if self._given is None else self._given
+        given = self._shares if self._given is None else self._given
         kinds = kinds_of(self.drafters, self.free, self.trees)
         fixed = Costs.by_bytes(1.0, given, self._position, self._asking)
         costs = costs or Costs.by_bytes(1.0, given, self._position)

@@ -12,6 +12,7 @@ from torch import Tensor
 from foretoken.draft import Draft, int_tensor, no_draft
 from foretoken.drafters.base import Batch
 from foretoken.models.chain import Chains, Draws
+from foretoken.models.placement import moved
 from foretoken.randomness import Stream, uniforms_of_rows
 from foretoken.sampling.vocabulary import all_finite, check_finite, draw
 
@@ -140,7 +141,7 @@ def _draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.devic
     tokens = [chain[:limit] for chain, limit in zip(chains.tokens, limits, strict=True)]
     draft = Draft.from_lists(tokens, device)
     if chains.probs is not None:
-        draft = replace(draft, probs=chains.probs[:, : draft.width].to(device))
+        draft = replace(draft, probs=moved(chains.probs[:, : draft.width], device))
     return draft, [len(chain) for chain in tokens] == list(limits)
 
 
@@ -166,7 +167,7 @@ def draw_chains(
     probs: list[Tensor] = []
     uniform = None if chosen else _uniforms(batch, width).to(device)
     for step in range(width):
-        scores = logits[:, None].to(device)
+        scores = moved(logits[:, None], device)
         if not all_finite(scores):
             bad = check_finite(scores)
             sound = sound and not bool((bad & (counts > step)).any())

@@ -157,7 +157,6 @@ class DraftModel(Drafter):
         counts = [int(limit > 0) for limit in limits]
 
         def score(token: Tensor, step: int) -> Tensor:
-            token = token.to(self.model.device)
             parents = torch.full_like(token, step - 1)
             scores = self.model.forward(token, parents, torch.tensor(counts), state.cache).logits
             assert scores is not None
@@ -183,8 +182,7 @@ class DraftModel(Drafter):
 
         def score(frontier: Frontier) -> Tensor:
             state.add(frontier.counts.tolist())
-            tokens, parents = frontier.tokens.to(self.model.device), frontier.parents.to(self.model.device)
-            scores = self.model.forward(tokens, parents, frontier.counts, state.cache).logits
+            scores = self.model.forward(frontier.tokens, frontier.parents, frontier.counts, state.cache).logits
             assert scores is not None
             return scores
 

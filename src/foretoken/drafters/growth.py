@@ -31,6 +31,7 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
 from foretoken.drafters.shapes import AcceptanceTable, TreeShape
 from foretoken.drafters.tree_plan import TreePlan
+from foretoken.models.placement import moved
 from foretoken.randomness import Stream, uniforms
 from foretoken.sampling import all_finite, check_finite, draw_distinct
 from foretoken.verify.base import Verdict
@@ -106,7 +107,7 @@ def grow(plan: TreePlan, batch: Batch, limits: AbstractSequence[int], root: Tens
         counts = [len(nodes) for nodes in frontiers]
         if depth:
             logits = score(_frontier(trees, counts, depth, device))
-        logits = logits[..., : batch.vocab_size].to(device)
+        logits = moved(logits[..., : batch.vocab_size], device)
         if not all_finite(logits):
             used = torch.arange(logits.shape[1], device=device) < torch.tensor(counts, device=device)[:, None]
             bad = check_finite(logits.masked_fill(~used[..., None], 0.0))

@@ -23,9 +23,11 @@ from foretoken.engine.verification import Verified, check_draft, verify_round
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.limits import DEFAULT_LIMITS, Limits, use_limits
 from foretoken.models.base import LanguageModel, Scores
+from foretoken.models.placement import moved
 from foretoken.models.threads import one_thread, taking_turns
 from foretoken.sequence import Sequence
 
+_CPU = torch.device("cpu")
 _USUAL_WIDTH = 6  # positions of a row's pass, to tell about how many logits a round has
 
 
@@ -160,12 +162,14 @@ class DecodeLoop:
         members = self._members
         if members is not None and members.holds(rows, slots, len(self.rows)):
             return members
-        return Membership.of(rows, slots, len(self.rows), self.target, self.lengths, self._make_sampler)
+        logits = len(rows) * _USUAL_WIDTH * self.target.vocab_size
+        device = _CPU if logits <= self.limits.host_logits else self.target.device
+        return Membership.of(rows, slots, len(self.rows), self.target, self.lengths, self._make_sampler, device)
 
     def _propose(self, drafter: Drafter, members: Membership, batch: Batch, limits: list[int]) -> Draft:
         if not any(limits):
             return no_draft(len(limits), batch.device)
-        draft = drafter.propose(batch, limits)
+        draft = drafter.propose(batch, limits).to(batch.device)
         if not draft.is_chain:
             if not self.target.supports_trees and not draft.has_chains():
                 raise ParameterError(
@@ -186,7 +190,10 @@ class DecodeLoop:
             hidden_layers=self.drafter.hidden_layers,
         )
         assert scores.logits is not None
-        return members.from_slots(scores.logits), tuple(map(members.from_slots, scores.hidden))
+        logits = members.from_slots(scores.logits)
+        if logits.device.type != members.sampler.device.type:
+            logits = moved(logits.float(), members.sampler.device)
+        return logits, tuple(map(members.from_slots, scores.hidden))
 
     def _commit(self, members: Membership, verified: Verified) -> Tensor:
         """Keep root and accepted nodes in the target's KV cache: ``[B, D+1]`` int64, those nodes of each row."""

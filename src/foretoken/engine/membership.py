@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Batch
@@ -61,11 +62,22 @@ class Membership:
         target: LanguageModel,
         lengths: DraftLengths,
         make_sampler: MakeSampler | None = None,
+        device: torch.device | None = None,
     ) -> Membership:
-        """The membership of these rows; `make_sampler` None takes their sampling parameters."""
+        """The membership of these rows.
+
+        Args:
+            rows: the requests.
+            slots: of each, its row of the target's KV cache.
+            num_slots: rows of that cache.
+            target: the model.
+            lengths: draft lengths.
+            make_sampler: None takes the rows' sampling parameters.
+            device: where logits are looked at; None for the target's own.
+        """
         sequences = [row.sequence for row in rows]
         fixed = tuple(map(lengths.fixed, rows))
-        sampler = make_sampler(sequences) if make_sampler is not None else _own_sampler(sequences, target)
+        sampler = make_sampler(sequences) if make_sampler is not None else _own_sampler(sequences, target, device)
         return cls(
             rows=tuple(rows),
             slots=tuple(slots),
@@ -124,11 +136,11 @@ class Membership:
         return values if len(self.slots) == self.num_slots else values[list(self.slots)]
 
 
-def _own_sampler(sequences: AbstractSequence[Sequence], target: LanguageModel) -> Sampler:
+def _own_sampler(sequences: AbstractSequence[Sequence], target: LanguageModel, device: torch.device | None) -> Sampler:
     return Sampler(
         [sequence.params for sequence in sequences],
         [sequence.seed for sequence in sequences],
         vocab_size=target.vocab_size,
         eos_token_ids=target.eos_token_ids,
-        device=target.device,
+        device=device or target.device,
     )

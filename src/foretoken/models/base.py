@@ -112,6 +112,13 @@ def cut_rows(rows: Sequence[int], keep: Sequence[int | None] | None) -> list[int
     return [index for index, most in enumerate(keep or ()) if most is not None and rows[index] >= 0]
 
 
+_CPU_BYTES, _GPU_BYTES = 7.5e9, 2e12
+"""Bytes of weights that are read in a second."""
+
+_FURTHER_LAYERS = 2
+"""What a pass does besides its layers on a GPU, choosing a token included, counted in layers."""
+
+
 class LanguageModel(ABC):
     """A model that scores tokens. `foretoken.load` makes one from a path, a hub id or a transformers model.
 
@@ -144,6 +151,8 @@ class LanguageModel(ABC):
         weight_bytes: bytes of weights that a pass reads; 0 where that is not known.
         position_share: what a further token adds to a pass, as a share of a pass over one, where no clock may tell;
             None for next to nothing, as where reading the weights takes most of the time.
+        layer_seconds: on a GPU, what a layer takes at least, however few weights it has: the device is told of its
+            operations one by one.
         backend_name: what computes the passes, where there is a choice, such as ``"openvino"``.
     """
 
@@ -166,7 +175,19 @@ class LanguageModel(ABC):
     quantize: str | None = None
     weight_bytes: int = 0
     position_share: float | None = None
+    layer_seconds: float = 6e-4
     backend_name: str | None = None
+
+    @property
+    def assumed_seconds(self) -> float:
+        """What a pass over one token is assumed to take where no clock may tell; 0 where nothing is known.
+
+        From what was measured of small and medium models on four CPUs and an H100: but for the ratio of two models'
+        times, and of a model's to what `Drafter.propose` takes in Python, it need not be right.
+        """
+        if not self.weight_bytes or self.device.type == "cpu":
+            return self.weight_bytes / _CPU_BYTES
+        return self.weight_bytes / _GPU_BYTES + (self.num_layers + _FURTHER_LAYERS) * self.layer_seconds
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -195,7 +216,7 @@ class LanguageModel(ABC):
         length plus its depth.
 
         Args:
-            tokens: ``[B, N]`` int64; entries past a row's count are padding.
+            tokens: ``[B, N]`` int64, on the CPU or the model's device; entries past a row's count are padding.
             parents: ``[B, N]`` int64, tentative node number of each token's parent, counted over all passes since
                 the last commit; -1 for a node that follows the committed prefix directly.
             counts: ``[B]`` int64, nodes that each row appends; 0 is allowed. Rows whose count is smaller than

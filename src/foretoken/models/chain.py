@@ -8,6 +8,10 @@ from itertools import takewhile
 
 from torch import Tensor
 
+UNITS = 2**24
+"""Probabilities of tokens that are drawn in one call are multiples of ``1 / UNITS``: float32 holds all whole numbers up
+to it."""
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -44,7 +48,7 @@ class Chains:
     Attributes:
         tokens: of each row. A chain ends early where the scores were no numbers.
         probs: ``[B, steps, V]`` float32, the distribution q that each token was drawn from, each entry a multiple of
-            ``2**-24``, of total 1; None where all tokens are the best ones.
+            ``1 / UNITS``, of total 1; None where all tokens are the best ones.
     """
 
     tokens: list[list[int]]
@@ -57,6 +61,13 @@ class Chains:
     def of(self, rows: Sequence[int]) -> Chains:
         """Those of some rows, in this order."""
         return Chains([self.tokens[row] for row in rows], None if self.probs is None else self.probs[list(rows)])
+
+
+def probs_of(cumulative: Tensor) -> Tensor:
+    """Distributions ``[…, V]`` of cumulative ones in whole units. All of this is exact."""
+    probs = cumulative.clone()
+    probs[..., 1:] -= cumulative[..., :-1]
+    return probs.mul_(1 / UNITS)
 
 
 def placed(values: Tensor, rows: Sequence[int], total: int) -> Tensor:

@@ -43,8 +43,8 @@ def feed(
         parts = [list(row[start : start + chunk]) for row in rows]
         counts = torch.tensor([len(part) for part in parts])
         width = max(len(part) for part in parts)
-        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=model.device)
-        steps = torch.arange(width, device=model.device).expand(len(parts), width)
+        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts])
+        steps = torch.arange(width).expand(len(parts), width)
         before = cache.lengths.tolist() if on_hidden is not None else []
         scores = model.forward(tokens, steps - 1, counts, cache, keep=keep, hidden_layers=hidden_layers)
         logits = scores.logits

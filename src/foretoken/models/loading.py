@@ -124,7 +124,13 @@ def load(
         kwargs["attn_implementation"] = attn_implementation
     hub: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with translated_errors(name, source):
-        if Path(source).is_dir() and target.type == "cpu" and runner != "hf" and not kwargs and revision is None:
+        if (
+            Path(source).is_dir()
+            and target.type in ("cpu", "cuda")
+            and runner != "hf"
+            and not kwargs
+            and revision is None
+        ):
             found = _load_plain_folder(Path(source), name, dtype, target, tokenizer, options, hub)
             if found is not None:
                 return found
@@ -187,7 +193,7 @@ def _load_by_transformers_config(
     if runner != "hf" or options.quantize not in (None, "auto"):
         resolved = torch.float32 if config.is_encoder_decoder else resolve_dtype(dtype, config, device)
         folder = Path(source) if Path(source).is_dir() else None
-        reason = _refusal(config, folder, resolved, device, runner, kwargs)
+        reason = _refusal(config, folder, resolved, device, kwargs)
         if reason is None:
             folder = folder or _download(source, hub)
             reason = native.refusal(config, folder, resolved, device)
@@ -252,14 +258,11 @@ def _refusal(
     folder: Path | None,
     dtype: torch.dtype,
     device: torch.device,
-    runner: Runner,
     kwargs: dict[str, Any],
 ) -> str | None:
-    """Why a checkpoint should not run natively; None if it should."""
+    """Why a checkpoint can't run natively; None if it can."""
     if kwargs:
         return f"{next(iter(kwargs))}={shown(next(iter(kwargs.values())))} is an option of transformers"
-    if runner == "auto" and device.type != "cpu":
-        return f"on {device.type} it has not been shown to be faster"
     return native.refusal(config, folder, dtype, device)
 
 

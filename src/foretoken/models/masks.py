@@ -15,6 +15,9 @@ TEMPLATE_ROWS = 64
 """Chains of up to this many nodes under rows of one length read their mask from a stored one."""
 
 
+_ALIGNED = 8
+
+
 @dataclass(frozen=True)
 class Pattern:
     """Which positions a position of a layer attends to, itself included.
@@ -133,6 +136,8 @@ class MaskBuilder:
             template = hidden.to(self.dtype).mul_(self.lowest)
             self._templates[pattern] = template
         view = template[: plan.width, half - plan.start : half + plan.width]
+        if self.device.type != "cpu":
+            view = _aligned(view)
         return view.expand(len(plan.lengths), 1, plan.width, plan.end)
 
     def _tree(self, plan: Append, pattern: Pattern) -> Tensor:
@@ -165,6 +170,17 @@ class MaskBuilder:
         column = self._columns(plan)
         positions = np.pad(plan.depths(), ((0, 0), (1, 1))) + np.asarray(plan.lengths)[:, None]
         return torch.where(column == 0, keys, torch.from_numpy(positions).to(self.device).gather(1, column))
+
+
+def _aligned(view: Tensor) -> Tensor:
+    """A copy of a mask ``[N, K]`` that begins where a GPU's attention kernels may read it.
+
+    They read `_ALIGNED` numbers at once. Torch copies masks whose rows lie otherwise, but takes no account of where the
+    first one begins (2.11: "misaligned address", and no call to the device works any more).
+    """
+    rows, columns = view.shape
+    room = view.new_empty((rows, -(-columns // _ALIGNED) * _ALIGNED))
+    return room[:, :columns].copy_(view)
 
 
 def _outside(keys: Tensor, queries: Tensor, pattern: Pattern) -> Tensor:

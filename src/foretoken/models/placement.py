@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foretoken.errors import ModelError, shown
 from foretoken.models.processor import multiplies_bfloat16
@@ -29,6 +30,16 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             + (f", or cuda:0 to cuda:{torch.cuda.device_count() - 1}" if torch.cuda.is_available() else "")
         ) from error
     return found
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device; from a GPU to the CPU into memory that the GPU itself can write to."""
+    if not values.is_cuda or device.type != "cpu":
+        return values.to(device)
+    there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    there.copy_(values, non_blocking=True)
+    torch.cuda.current_stream(values.device).synchronize()
+    return there
 
 
 def resolve_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) -> torch.dtype:

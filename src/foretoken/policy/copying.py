@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from foretoken.policy.account import PACE, SHARE, Pace
 
-ASKED_BYTES = 3_000_000
-"""Bytes of the target's weights that are read while free drafters are asked for a row, for requests whose costs may
-depend on no clock. Asking took 0.4 ms, a quarter of a round with 10.5 MB of weights and a sixth of one with 20 MB."""
+ASKED_SECONDS = 4e-4
+"""What it takes to ask free drafters for a row, for requests whose costs may depend on no clock: a quarter of a round
+with 10.5 MB of weights on a CPU, and a sixth of one with 20 MB."""
 
 _START = 1.0
 """Tokens that the drafts of a round gain before any were made in this process: more than they cost, so they are made.

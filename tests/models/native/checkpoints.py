@@ -10,7 +10,11 @@ import transformers as tf
 from transformers import PreTrainedModel
 
 import tiny
+from foretoken.models.native import NativeModel
+from foretoken.models.native.checkpoint import Module, Weights
 from foretoken.models.native.loader import openvino_refusal
+from foretoken.models.native.room_backend import RoomBackend
+from foretoken.models.native.spec import spec_of
 
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
@@ -88,4 +92,13 @@ def skip_unless_usable(backend: str, dtype: torch.dtype = torch.float32) -> None
 def plain(module: PreTrainedModel, text: list[int]) -> torch.Tensor:
     """`[n, V]`: what transformers says after each token of a text."""
     with torch.inference_mode():
-        return module(torch.tensor([text]), use_cache=False).logits[0].float()
+        return module(torch.tensor([text], device=module.device), use_cache=False).logits[0].float().cpu()
+
+
+def in_rooms(module, **options) -> NativeModel:
+    """A model on the backend of GPUs, which computes the same on a CPU."""
+    weights = Weights(spec_of(module.config), Module(module), "rooms", module.dtype)
+    backend = RoomBackend(weights, module.device, module.dtype, **options)
+    model = NativeModel(backend, "rooms", module.dtype, module.device)
+    model.module = module  # what `walk` compares with
+    return model

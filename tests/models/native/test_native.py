@@ -69,7 +69,7 @@ def scores(model, text, chunk=16):
     for start in range(0, len(text), chunk):
         tokens = torch.tensor([text[start : start + chunk]])
         steps = torch.arange(tokens.shape[1])[None]
-        parts.append(model.forward(tokens, steps - 1, torch.tensor([tokens.shape[1]]), cache).logits[0].float())
+        parts.append(model.forward(tokens, steps - 1, torch.tensor([tokens.shape[1]]), cache).logits[0].float().cpu())
         cache.commit(steps, torch.tensor([tokens.shape[1]]))
     return torch.cat(parts)
 
@@ -98,7 +98,7 @@ def test_hidden_states(name, keep, backend):
     steps = torch.arange(4).expand(2, 4)
     found = model.forward(tokens, steps - 1, counts, model.open(2), keep, hidden_layers=(0, 2, 1))
     for row, count in enumerate(counts.tolist()):
-        expected = module(tokens[row : row + 1, :count], output_hidden_states=True)
+        expected = module(tokens[row : row + 1, :count].to(module.device), output_hidden_states=True)
         for layer, states in zip((0, 2, 1), found.hidden, strict=True):
             assert torch.allclose(states[row, :count], expected.hidden_states[layer][0], atol=1e-4)
         if keep != "none":
@@ -117,7 +117,7 @@ def test_nan_of_a_row_that_left_is_gone(backend):
     assert model.forward(torch.tensor([[31, 31]]), chain, two, cache).logits.isnan().all()
     cache.commit(chain + 1, two)
     cache.select([-1])
-    good = model.forward(torch.tensor([[3, 4]]), chain, two, cache).logits
+    good = model.forward(torch.tensor([[3, 4]]), chain, two, cache).logits.cpu()
     assert torch.allclose(good[0, 1], plain(module, [3, 4])[-1], atol=1e-4)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from foretoken.models.chain import Draws
+from foretoken.models.chain import UNITS, Draws
 from foretoken.models.native.compilation import GraphKey
-from foretoken.models.native.graph_tokens import UNITS
 
 CHAIN_STEPS = (5, 3, 2, 1)
 """Steps that are compiled into one graph; any number of steps is made up of these, and steps beyond it are dropped."""
@@ -40,13 +39,6 @@ def draw_arrays(draws: Draws, steps: slice) -> dict[str, Any]:
     uniforms[: len(given)] = np.floor(given * UNITS)
     temperatures = draws.inverse_temperatures.numpy()[:, None]
     return {"inverse_temperatures": temperatures, "uniforms": uniforms.reshape(-1, 1)}
-
-
-def probs_of(cumulative: Tensor) -> Tensor:
-    """Distributions ``[…, V]`` of cumulative ones in whole units. All of this is exact."""
-    probs = cumulative.clone()
-    probs[..., 1:] -= cumulative[..., :-1]
-    return probs.mul_(1 / UNITS)
 
 
 def next_pass_arrays(rotations: Tensor, ends: list[int], steps: int) -> dict[str, Any]:

@@ -144,10 +144,13 @@ def begin(x: Tensor, cosines: Tensor, sines: Tensor, layer: Layer, spec: Spec) -
     """
     heads = layer.qkv(rms_norm(x, x.shape[-1:], layer.attention_norm, spec.norm_epsilon))
     heads = heads.view(x.shape[0], -1, spec.head_dim)
+    if layer.query_norm is None:
+        both, value = heads.split([spec.heads + spec.groups, spec.groups], dim=1)
+        query, key = rotate(both, cosines, sines).split([spec.heads, spec.groups], dim=1)
+        return query, key, value
     query, key, value = heads.split([spec.heads, spec.groups, spec.groups], dim=1)
-    if layer.query_norm is not None:
-        query = rms_norm(query, query.shape[-1:], layer.query_norm, spec.norm_epsilon)
-        key = rms_norm(key, key.shape[-1:], layer.key_norm, spec.norm_epsilon)
+    query = rms_norm(query, query.shape[-1:], layer.query_norm, spec.norm_epsilon)
+    key = rms_norm(key, key.shape[-1:], layer.key_norm, spec.norm_epsilon)
     return rotate(query, cosines, sines), rotate(key, cosines, sines), value
 
 
@@ -195,7 +198,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
     packed = query.reshape(batch_size, groups, size * width, -1)
     if mask is not None and width > 1:
         mask = mask.expand(-1, size, width, length).reshape(-1, 1, size * width, length)
-    return scaled_dot_product_attention(packed, key, value, attn_mask=mask).view(batch_size, heads, width, -1)
+    return scaled_dot_product_attention(packed, key, value, attn_mask=mask).reshape(batch_size, heads, width, -1)
 
 
 def _layer(weights: Weights, number: int, device: torch.device, quantize: Quantize | None) -> Layer:

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 from openvino import opset13 as ops
 
+from foretoken.models.chain import UNITS
 from foretoken.models.native.graph_nodes import Constants
-
-UNITS = 2**24
-"""Probabilities of a graph that draws are multiples of ``1 / UNITS``: float32 holds all whole numbers up to it."""
 
 
 def best_tokens(x: Any, logits: Any, vocab_size: int, constants: Constants) -> Any:

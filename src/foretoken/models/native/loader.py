@@ -18,6 +18,7 @@ from foretoken.models.native.checkpoint import Folder, Module, TensorSource, Wei
 from foretoken.models.native.compiled import compiled
 from foretoken.models.native.int4 import Int4Weights
 from foretoken.models.native.linear import FOUR_BITS, ROUNDED_INPUTS, Quantize, check_quantize
+from foretoken.models.native.room_backend import RoomBackend
 from foretoken.models.native.runner import Backend, NativeModel
 from foretoken.models.native.spec import refusal as refusal_of_config
 from foretoken.models.native.spec import spec_of
@@ -194,6 +195,8 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
         raise ModelError(
             f"{name} can't be quantised to {quantize}, which OpenVINO alone does ({reason}): use {instead!r}"
         )
+    if device.type == "cuda" and not options.eager:
+        return RoomBackend(weights, device, dtype, quantize)
     compiles = device.type == "cpu" and not options.eager and weights.spec.layers > 1
     return TorchBackend(weights, device, dtype, quantize, compiled(weights.spec, dtype) if compiles else None)
 

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.models.chain import Chains, Draws, placed
+from foretoken.models.chain import Chains, Draws, placed, probs_of
 from foretoken.models.native.cache import Feed, NativeCache, prefill_chunk
 from foretoken.models.native.chaining import (
     MOST_CHAINED,
     chain_keys,
     draw_arrays,
     next_pass_arrays,
-    probs_of,
     steps_of_call,
 )
 from foretoken.models.native.checkpoint import Weights
@@ -111,6 +110,7 @@ class OpenVinoBackend:
     name = "openvino"
     ragged = True
     own_threads = True
+    captures = False
 
     def __init__(
         self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None = None, network: Network | None = None

@@ -72,6 +72,7 @@ class TorchBackend:
     narrow: NarrowGraphs | None = None
     ragged = False
     own_threads = False
+    captures = False
     prefill_tokens: int | None = None
 
     def __init__(
