@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full test-clients test-vllm lint docs page install recipe clean
+.PHONY: demo test test-full test-gpu test-clients test-vllm lint docs page install recipe clean
 
 demo: $(VENV)/.installed
 	$(BIN)/foretoken demo
@@ -14,6 +14,10 @@ test: lint
 # Everything that `make test` leaves out for time: the whole grid of drafters, verifiers and sampling options.
 test-full: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "full or not full"
+
+# On a machine with a GPU, with a PYTHON that has PyTorch for it: what tests make in memory runs there.
+test-gpu:
+	FORETOKEN_TEST_DEVICE=cuda $(PYTHON) -m pytest -n 8 --dist worksteal tests/verify tests/sampling tests/models tests/heads tests/drafters tests/exactness tests/engine
 
 # The server with clients of other people, which go into an environment of their own.
 test-clients: $(VENV)/.installed

@@ -276,10 +276,10 @@ def test_warm_up_captures_what_a_request_needs(captures):
     model = in_rooms(tiny.tiny_llama(max_position_embeddings=512))
     model.warm_up(())
     gc.collect()
-    assert len(captures) == 16  # eight widths, over 256 and 512 slots
+    assert len(captures) == 24  # twelve widths, over 256 and 512 slots
     engine = Engine(model, "prompt-lookup", num_speculative_tokens=6, reuse_prefixes=False)
     engine.generate([3, 1, 4, 1, 5], SamplingParams(temperature=0, max_new_tokens=300))
-    assert len(captures) == 16
+    assert len(captures) == 24
 
 
 def chains_of(model, rows, steps, draws=None):

@@ -31,8 +31,8 @@ CHAIN_STEPS = (5, 3, 2, 1)
 _CHAIN_WIDTHS = (2, 8)
 """Tokens of a row that a captured chain begins with: two are left over where a whole draft was accepted."""
 
-_WARM_WIDTHS, _WARM_SLOTS = WIDTHS[:8], (256, 512, 1024)
-"""What is captured when a model is warmed up: one row's passes over few tokens after up to a thousand."""
+_WARM_WIDTHS, _WARM_SLOTS = WIDTHS[:12], (256, 512, 1024)
+"""What is captured when a model is warmed up: one row's passes over up to 24 tokens after up to a thousand."""
 
 
 @dataclass(frozen=True)

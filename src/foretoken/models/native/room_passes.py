@@ -50,6 +50,7 @@ class RoomPasses:
         self._rotary = Rotary(self.spec.config, self.spec.rotary_dim)
         self._rotations: Tensor | None = None
         self._pool = memory_pool(device)
+        self._zero = torch.zeros((), dtype=dtype, device=device)
 
     def replayed(
         self, room: Room, key: Hashable, told: list[Tensor], work: Callable[[list[Tensor]], list[Tensor]]
@@ -141,7 +142,7 @@ class RoomPasses:
         rows = torch.arange(room.rows, device=self._device)
         width = numbers.shape[1] // 2 - 1
         # Where the chain goes may be NaN, of one before, which no mask hides.
-        room.states[:, rows[:, None], :, numbers[:, :1] + torch.arange(width + steps, device=self._device)] = 0
+        room.states[:, rows[:, None], :, numbers[:, :1] + torch.arange(width + steps, device=self._device)] = self._zero
         states = self.run(room, None, [numbers], (), layers)[0].view(room.rows, width, -1)
         last = states[rows, counts - 1]
         starts, regimes = numbers[:, :1] + counts[:, None], numbers[:, 1:2]
