@@ -233,6 +233,28 @@ def test_rooms_follow_the_batch():
     assert room.states[0, 0, 0, :10, 0].tolist() == [7] * 4 + [0] * 6
 
 
+def test_the_largest_room_has_no_more_slots_than_the_longest_row_needs():
+    shape = RoomShape(1, 1, 2, torch.float32, tiny.DEVICE, most=2 * LEAST_SLOTS + 1)
+    assert [shape.slots(needed) for needed in (0, LEAST_SLOTS, LEAST_SLOTS + 1)] == [
+        LEAST_SLOTS,
+        LEAST_SLOTS,
+        2 * LEAST_SLOTS,
+    ]
+    assert shape.slots(2 * LEAST_SLOTS + 1) == shape.slots(3 * LEAST_SLOTS) == 3 * LEAST_SLOTS
+    assert shape.slots(3 * LEAST_SLOTS + 1) == 4 * LEAST_SLOTS
+
+
+def test_rows_come_to_the_end_of_the_context():
+    module = tiny.tiny_llama(max_position_embeddings=270)
+    model, text = in_rooms(module), [(7 * i) % 29 + 1 for i in range(270)]
+    assert torch.allclose(scores(model, text, 6), plain(module, text), atol=EXACT)
+    for drafter in ("prompt-lookup", in_rooms(tiny.tiny_qwen3(seed=2, max_position_embeddings=270))):
+        engine = Engine(model, drafter, num_speculative_tokens=7)
+        output = engine.generate(text[:250], SamplingParams(temperature=0, max_new_tokens=100)).token_ids
+        assert len(output) == 20
+        assert output == plain(module, [*text[:250], *output]).argmax(-1).tolist()[249:-1]
+
+
 @torch.inference_mode()
 def test_rooms_are_used_again_and_not_all_kept():
     shape = RoomShape(1, 1, 2, torch.float32, tiny.DEVICE)

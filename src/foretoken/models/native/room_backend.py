@@ -16,7 +16,7 @@ from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.room_passes import RoomPasses
-from foretoken.models.native.rooms import LEAST_SLOTS, Room, Rooms, RoomShape, RoomStore, doubled
+from foretoken.models.native.rooms import Room, Rooms, RoomShape, RoomStore
 
 if TYPE_CHECKING:  # it needs OpenVINO
     from foretoken.models.native.narrow import NarrowGraphs
@@ -100,7 +100,9 @@ class RoomBackend:
         self.quantize = quantize
         self._device, self._widths = device, tuple(widths)
         self._passes = RoomPasses(weights, device, dtype, quantize)
-        self._rooms = Rooms(RoomShape(spec.layers, spec.groups, spec.head_dim, dtype, device))
+        # Padding, and chains that end beyond what is wanted, are written behind the last token.
+        most = spec.max_length + self._widths[-1] + _CHAIN_WIDTHS[-1] + CHAIN_STEPS[0]
+        self._rooms = Rooms(RoomShape(spec.layers, spec.groups, spec.head_dim, dtype, device, most))
         self._layers: int | None = None  # that are run; all
 
     def exit_after(self, layers: int) -> RoomBackend:
@@ -266,7 +268,7 @@ class RoomBackend:
             return self._passes.replayed(room, ChainKey(width, steps, draws is not None, self._layers), told, work)
 
     def _warm_slots(self) -> list[int]:
-        return [slots for slots in _WARM_SLOTS if slots <= doubled(LEAST_SLOTS, self.spec.max_length)]
+        return [slots for slots in _WARM_SLOTS if slots <= self._rooms.shape.largest]
 
 
 def _store(cache: NativeCache) -> RoomStore:

@@ -157,9 +157,8 @@ class RoomPasses:
             chosen.append(token)
             if step + 1 < steps:
                 fed = token.clamp(max=self.spec.vocab_size - 1)[:, None]
-                last = self.run(
-                    room, None, [torch.cat([starts + step, regimes, fed, torch.zeros_like(fed)], 1)], (), layers
-                )[0]
+                following = torch.cat([starts + step, regimes, fed, torch.zeros_like(fed)], dim=1)
+                (last,) = self.run(room, None, [following], (), layers)
         return [torch.stack(chosen), *([torch.stack(drawn_from)] if drawn_from else [])]
 
     def _mask(self, starts: Tensor, depths: Tensor, above: Tensor | None, length: int, window: int | None) -> Tensor:

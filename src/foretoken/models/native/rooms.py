@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import RLock
@@ -36,6 +37,7 @@ class RoomShape:
         head_dim: D.
         dtype: of keys and values.
         device: where they are.
+        most: slots that the longest row needs; no room has many more.
     """
 
     layers: int
@@ -43,6 +45,7 @@ class RoomShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    most: int = sys.maxsize
 
     def bytes(self, rows: int, slots: int) -> int:
         """Of a room of such a size."""
@@ -50,7 +53,17 @@ class RoomShape:
 
     def for_lengths(self, lengths: Sequence[int]) -> tuple[int, int]:
         """Rows and slots of a room for rows of these lengths."""
-        return doubled(1, len(lengths)), doubled(LEAST_SLOTS, max(lengths, default=0))
+        return doubled(1, len(lengths)), self.slots(max(lengths, default=0))
+
+    def slots(self, needed: int) -> int:
+        """Of the smallest room that has so many."""
+        size = doubled(LEAST_SLOTS, needed)
+        return size if needed > self.largest else min(size, self.largest)
+
+    @property
+    def largest(self) -> int:
+        """Slots of the largest room that a row needs."""
+        return -(-self.most // LEAST_SLOTS) * LEAST_SLOTS
 
 
 class Room:
@@ -153,7 +166,7 @@ class RoomStore:
         """
         most, rows = max(end or 0 for end in ends), len(self._ends)
         if not self._held or self._held[0].slots < most:
-            self._change(doubled(1, rows), doubled(LEAST_SLOTS, most), list(range(rows)))
+            self._change(doubled(1, rows), self._rooms.shape.slots(most), list(range(rows)))
         room = self._held[0]
         room.used = max(room.used, most)
         for row, end in enumerate(ends):
@@ -176,7 +189,7 @@ class RoomStore:
         if not self._held:
             return
         # No larger than it has to be: so a request finds a room of one size, whatever was there before it.
-        room, wanted, slots = self._held[0], doubled(1, len(rows)), doubled(LEAST_SLOTS, max(kept, default=0))
+        room, (wanted, slots) = self._held[0], self._rooms.shape.for_lengths(kept)
         if (wanted, slots) != (room.rows, room.slots):
             self._change(wanted, slots, rows)
             room = self._held[0]
