@@ -197,11 +197,11 @@ class SharedModel(TranslatedModel):
         pairs = sorted(reader.shared.items())
         self._theirs = torch.tensor([token for token, _ in pairs], device=model.device)
         self._ours = torch.tensor([own for _, own in pairs], device=model.device)
-        self._own_ids = torch.zeros(target.vocab_size, dtype=torch.int64, device=model.device)
-        self._own_ids[self._theirs] = self._ours
+        self._own_ids = torch.zeros(target.vocab_size, dtype=torch.int64)
+        self._own_ids[self._theirs.cpu()] = self._ours.cpu()
 
     def _own(self, tokens: Tensor) -> Tensor:
-        return self._own_ids[tokens]
+        return self._own_ids[tokens.cpu()]
 
     def _scores(self, logits: Tensor) -> Tensor:
         spread = logits.new_full((*logits.shape[:-1], self.vocab_size), _MISSING, dtype=torch.float32)

@@ -61,7 +61,7 @@ def load(
         revision: branch, tag or commit on the hub.
         name: what messages call the model; None means what it was loaded from.
         runner: "native" runs popular architectures (Llama, Mistral, Qwen2, Qwen3, Phi-3) faster than transformers
-            does, "hf" runs any model with transformers, "auto" is "native" for checkpoints on the CPU where it can be.
+            does, "hf" runs any model with transformers, "auto" is "native" for checkpoints where it can be.
             GGUF files: "gguf" runs any on llama.cpp, "native" those of Llama, Qwen2 and Qwen3 on OpenVINO, and "auto"
             is "native" where it can be and is not slower without drafts, if no option is for llama.cpp.
             A transformers model runs on "hf" unless this is "native".

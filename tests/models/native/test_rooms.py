@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from functools import cache
 
 import pytest
@@ -24,8 +25,7 @@ from foretoken.limits import Limits, use_limits
 from foretoken.models import load
 from foretoken.models.chain import UNITS, Draws, probs_of
 from foretoken.models.feed import feed
-from foretoken.models.native import room_passes
-from foretoken.models.native.captured import Captured
+from foretoken.models.native.captured import Captures
 from foretoken.models.native.drawing import best_tokens, draw_tokens
 from foretoken.models.native.rooms import LEAST_SLOTS, Rooms, RoomShape, RoomStore
 from foretoken.sampling import SamplingParams
@@ -276,14 +276,51 @@ def test_rooms_are_used_again_and_not_all_kept():
 def captures(monkeypatch):
     """The captures that are made."""
     made = []
+    capture = Captures.capture
 
-    class Counted(Captured):
-        def __init__(self, *given):
-            super().__init__(*given)
-            made.append(self)
+    def counted(*given):
+        made.append(given)
+        return capture(*given)
 
-    monkeypatch.setattr(room_passes, "Captured", Counted)
+    monkeypatch.setattr(Captures, "capture", counted)
     return made
+
+
+def test_a_model_and_its_rooms_are_freed_when_nothing_uses_them():
+    model = in_rooms(tiny.tiny_llama())
+    rooms = model.backend._rooms
+    scores(model, [3, 1, 4], 1)
+    model.chain([[3]], 2, model.open(1))
+    gc.collect()
+    gc.disable()
+    try:
+        backend, room = weakref.ref(model.backend), weakref.ref(rooms._free[0])
+        rooms._free.clear()
+        assert room() is None
+        del model
+        assert backend() is None
+    finally:
+        gc.enable()
+
+
+def test_prompts_of_several_rows_are_one_pass_before_a_chain(monkeypatch):
+    module = tiny.tiny_llama()
+    model, rows = in_rooms(module), [[(7 * i + row) % 29 for i in range(20 + 9 * row)] for row in range(5)]
+    widths = []
+    states = type(model.backend)._states
+
+    def watched(backend, cache, begins, feeds, width, hidden_layers):
+        widths.append(width)
+        return states(backend, cache, begins, feeds, width, hidden_layers)
+
+    monkeypatch.setattr(type(model.backend), "_states", watched)
+    for most in (512, 8):
+        with use_limits(Limits(prefill_tokens=most)):
+            chains = model.chain(rows, 3, model.open(5))
+        for tokens, chain in zip(rows, chains.tokens, strict=True):
+            expected = plain(module, [*tokens, *chain]).argmax(-1).tolist()
+            assert chain == expected[len(tokens) - 1 : -1]
+    assert widths == [64, *[8] * 6]
 
 
 def test_what_is_captured_is_used_by_later_batches(captures):

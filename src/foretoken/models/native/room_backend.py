@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.limits import current_limits
 from foretoken.models.chain import UNITS, Chains, Draws, probs_of
-from foretoken.models.native.cache import Feed, NativeCache
+from foretoken.models.native.cache import Feed, NativeCache, prefill_chunk
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.room_passes import RoomPasses
@@ -120,9 +121,14 @@ class RoomBackend:
         return NativeCache(RoomStore(self._rooms, batch_size), batch_size)
 
     def cache_bytes(self, lengths: Sequence[int]) -> int:
-        """See `LanguageModel.cache_bytes`: a room, and the one of half its size that it is copied from."""
-        rows, slots = self._rooms.shape.for_lengths(lengths)
-        return self._rooms.shape.bytes(rows, slots + slots // 2)
+        """See `LanguageModel.cache_bytes`: a room, the one of half its size that it is copied from, and as much again
+        of rooms that are kept (`KEPT_BYTES` of which are not counted).
+
+        Where several rows share a prefill pass, the padding of the shorter ones takes slots, too.
+        """
+        shape, padding = self._rooms.shape, current_limits().prefill_tokens if len(lengths) > 1 else 0
+        rows, slots = shape.for_lengths([length + padding for length in lengths])
+        return shape.bytes(rows, 2 * slots + slots // 2)
 
     def score(
         self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
@@ -212,13 +218,14 @@ class RoomBackend:
         given = [list(tokens) for tokens in rows]
         for index in fed:
             begins[index] = cache.rows[index].kept
-            while len(given[index]) > _CHAIN_WIDTHS[-1]:
-                count = min(len(given[index]) - 1, self._widths[-1])
-                part, given[index] = given[index][:count], given[index][count:]
-                feeds = [Feed(index, begins[index], part, 0, None)]
-                with torch.inference_mode():
-                    self._states(cache, begins, feeds, self._width(feeds), ())
-                begins[index] += count
+        most = prefill_chunk(self.prefill_tokens)
+        while long := [index for index in fed if len(given[index]) > _CHAIN_WIDTHS[-1]]:
+            feeds = [Feed(index, begins[index], given[index][:-1][:most], 0, None) for index in long]
+            with torch.inference_mode():
+                self._states(cache, begins, feeds, self._width(feeds), ())
+            for feed in feeds:
+                begins[feed.row] += len(feed.tokens)
+                given[feed.row] = given[feed.row][len(feed.tokens) :]
         chains: list[list[int]] = [[] for _ in rows]
         probs: list[Tensor] = []
         done = 0

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.models.native.captured import Captured, memory_pool
+from foretoken.models.native.captured import Captures
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.decoder import Decoder
 from foretoken.models.native.drawing import best_tokens, draw_tokens
@@ -49,7 +49,7 @@ class RoomPasses:
         self._lowest = torch.finfo(dtype).min
         self._rotary = Rotary(self.spec.config, self.spec.rotary_dim)
         self._rotations: Tensor | None = None
-        self._pool = memory_pool(device)
+        self._captures = Captures(device)
         self._zero = torch.zeros((), dtype=dtype, device=device)
 
     def replayed(
@@ -67,12 +67,13 @@ class RoomPasses:
         if found is None:
             inputs = [one.to(self._device) for one in told]
             # What was captured keeps the table of rotations that it has.
-            captured = Captured(lambda: work(inputs), self._device, self._pool, self._table(room.slots))
-            found = room.captured[key] = inputs, captured
+            captured = self._captures.capture(lambda: work(inputs), self._table(room.slots))
+            room.captured[key] = inputs, captured
         else:
-            for held, one in zip(found[0], told, strict=True):
+            inputs, captured = found
+            for held, one in zip(inputs, told, strict=True):
                 held.copy_(one, non_blocking=True)  # from memory that may be written to as soon as this returns
-        return found[1].run()
+        return captured.run(lambda: work(inputs))
 
     def run(
         self,

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any
 from weakref import finalize
 
 import torch
+from torch import Tensor
+
+from foretoken.models.native.captured import Captured
 
 LEAST_SLOTS = 256
 """Slots of the smallest room; larger ones have twice as many, and so on."""
 
-_KEPT_SHARE, _KEPT_BYTES = 16, 2**30
-"""Rooms that no batch uses are kept for the next one, with what was captured over them, up to one in so many bytes of a
-GPU's memory, elsewhere up to so many bytes."""
+KEPT_BYTES = 2**28
+"""Rooms that no batch uses are kept for the next one, with what was captured over them, up to so many bytes in all, or
+as many as the largest room has had."""
 
 
 def doubled(least: int, needed: int) -> int:
@@ -78,14 +82,14 @@ class Room:
         states: ``[2 · layers, B, G, S, D]``: the keys, then the values of each layer in turn. Zeros where nothing has
             been written, since masked slots must be finite, too.
         used: no row has been written to from this slot on.
-        captured: passes over these buffers, by what they are.
+        captured: passes over these buffers, by what they are: what they are told, and what was captured.
     """
 
     def __init__(self, shape: RoomShape, rows: int, slots: int) -> None:
         size = (2 * shape.layers, rows, shape.groups, slots, shape.head_dim)
         self.states = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self.rows, self.slots, self.used = rows, slots, 0
-        self.captured: dict[Any, Any] = {}
+        self.captured: dict[Hashable, tuple[list[Tensor], Captured]] = {}
 
     @property
     def bytes(self) -> int:
@@ -98,32 +102,38 @@ class Rooms:
 
     Args:
         shape: of them.
-        kept_bytes: up to which rooms that are not used are kept; the latest one is in any case. None for what
-            the device has room for.
+        kept_bytes: up to which rooms that are not used are kept, if none of them was larger.
     """
 
-    def __init__(self, shape: RoomShape, kept_bytes: int | None = None) -> None:
+    def __init__(self, shape: RoomShape, kept_bytes: int = KEPT_BYTES) -> None:
         self.shape = shape
-        self._kept_bytes = _kept_bytes(shape.device) if kept_bytes is None else kept_bytes
+        self._kept_bytes = kept_bytes
         self._free: list[Room] = []  # the latest last
         self._lock = RLock()  # the garbage collector may give rooms back at any time, within `take` too
 
     def take(self, rows: int, slots: int) -> Room:
         """A room of zeros of that size."""
-        with self._lock:
-            found = next((room for room in reversed(self._free) if (room.rows, room.slots) == (rows, slots)), None)
-            if found is not None:
-                self._free.remove(found)
+        found = self._found(rows, slots)
         if found is None:
             return self._made(rows, slots)
         found.states[:, :, :, : found.used] = 0
         found.used = 0
         return found
 
+    def _found(self, rows: int, slots: int) -> Room | None:
+        with self._lock:
+            for room in reversed(self._free):
+                if (room.rows, room.slots) == (rows, slots):
+                    with suppress(ValueError):  # the collector came in between, and it is gone
+                        self._free.remove(room)
+                        return room
+        return None
+
     def give_back(self, rooms: list[Room]) -> None:
         """Return all rooms in a list, which is emptied."""
         with self._lock:
             while rooms:
+                self._kept_bytes = max(self._kept_bytes, rooms[-1].bytes)
                 self._free.append(rooms.pop())
             while len(self._free) > 1 and sum(room.bytes for room in self._free) > self._kept_bytes:
                 self._free.pop(0)
@@ -134,13 +144,8 @@ class Rooms:
         except torch.OutOfMemoryError:
             with self._lock:
                 self._free.clear()
+            gc.collect()
             return Room(self.shape, rows, slots)
-
-
-def _kept_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _KEPT_BYTES
-    return int(torch.cuda.get_device_properties(device).total_memory) // _KEPT_SHARE
 
 
 class RoomStore:

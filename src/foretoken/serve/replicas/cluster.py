@@ -76,14 +76,11 @@ def held_port(host: str, port: int) -> Iterator[int]:
         return
     with socket.socket(family, socket.SOCK_STREAM) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
+        # It fails for a port whose connections have just ended, which a server may have all the same.
+        with suppress(OSError):
             holder.bind(address if port else (address[0], 0, *address[2:]))
-        except OSError as error:
-            raise ForetokenError(
-                f"can't have port {port} of {host!r} ({error.strerror}): another program has just taken it; try again, "
-                "or give a free port"
-            ) from error
-        yield int(holder.getsockname()[1])
+            address = holder.getsockname()
+        yield int(address[1])
 
 
 def check_address(address: str, seconds: float = _REACH_SECONDS) -> None:
@@ -184,13 +181,20 @@ def served(application: serve.Application, door: Door, own: bool, grace: float) 
         grace: seconds that running requests have to end, as the application's deployments were told.
 
     Raises:
-        ForetokenError: the replicas did not start.
+        ForetokenError: the replicas did not start, or the port is taken.
     """
     http: dict[str, Any] = {"host": door.host, "port": door.port}
     if door.tls_cert is not None:
         http |= {"ssl_certfile": str(door.tls_cert), "ssl_keyfile": str(door.tls_key or door.tls_cert)}
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
-    serve.start(proxy_location="HeadOnly" if own else "EveryNode", http_options=http, logging_config=quiet)
+    try:
+        serve.start(proxy_location="HeadOnly" if own else "EveryNode", http_options=http, logging_config=quiet)
+    except RuntimeError as error:
+        reason = str(error).strip().rpartition("\n")[2] or type(error).__name__
+        raise ForetokenError(
+            f"can't serve at port {door.port} of {door.host!r} ({reason}): give a free port, and an address of this "
+            "machine"
+        ) from error
     try:
         try:
             serve.run(application, name=APPLICATION, route_prefix="/", logging_config=quiet)
