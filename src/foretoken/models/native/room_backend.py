@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,12 +13,10 @@ from foretoken.limits import current_limits
 from foretoken.models.chain import UNITS, Chains, Draws, probs_of
 from foretoken.models.native.cache import Feed, NativeCache, prefill_chunk
 from foretoken.models.native.checkpoint import Weights
+from foretoken.models.native.decoder_backend import DecoderBackend
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.room_passes import RoomPasses
 from foretoken.models.native.rooms import Room, Rooms, RoomShape, RoomStore
-
-if TYPE_CHECKING:  # it needs OpenVINO
-    from foretoken.models.native.narrow import NarrowGraphs
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 """Tokens of a row in passes that are captured; others are padded to these. Wider ones are told operation by operation:
@@ -70,7 +66,7 @@ class ChainKey:
     layers: int | None
 
 
-class RoomBackend:
+class RoomBackend(DecoderBackend):
     """Scores feeds with torch on a GPU.
 
     Args:
@@ -81,13 +77,8 @@ class RoomBackend:
         widths: of captured passes, in rising order.
     """
 
-    name = "torch"
     chains = True
-    narrow: NarrowGraphs | None = None
-    ragged = False
-    own_threads = False
     captures = True
-    prefill_tokens: int | None = None
 
     def __init__(
         self,
@@ -97,24 +88,12 @@ class RoomBackend:
         quantize: Quantize | None = None,
         widths: Sequence[int] = WIDTHS,
     ) -> None:
-        self.spec = spec = weights.spec
-        self.quantize = quantize
-        self._device, self._widths = device, tuple(widths)
         self._passes = RoomPasses(weights, device, dtype, quantize)
+        super().__init__(self._passes.decoder, quantize)
+        spec, self._device, self._widths = self.spec, device, tuple(widths)
         # Padding, and chains that end beyond what is wanted, are written behind the last token.
         most = spec.max_length + self._widths[-1] + _CHAIN_WIDTHS[-1] + CHAIN_STEPS[0]
         self._rooms = Rooms(RoomShape(spec.layers, spec.groups, spec.head_dim, dtype, device, most))
-        self._layers: int | None = None  # that are run; all
-
-    def exit_after(self, layers: int) -> RoomBackend:
-        """The same weights and caches, with the first layers alone run."""
-        early = copy(self)
-        early._layers = layers
-        return early
-
-    def embeddings(self) -> Tensor:
-        """See `LanguageModel`."""
-        return self._passes.decoder.embedding
 
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
@@ -142,7 +121,7 @@ class RoomBackend:
             states, rows = self._states(cache, begins, feeds, width, tuple(hidden_layers))
             places = [rows[feed] * width + node for feed, node in picks]
             last, *hidden = (_picked(each, places, self._device) for each in states)
-            logits = self._passes.decoder.head(last)
+            logits = self._decoder.head(last)
             # What a captured pass computed is overwritten by the next one.
             return logits, [layer.clone() for layer in hidden] if hidden else []
 
@@ -196,10 +175,6 @@ class RoomBackend:
                 if width in self._widths:
                     cache.rows[0].kept = slots - width
                     self.score(cache, [Feed(0, slots - width, [0] * width, 0, None)], [], hidden_layers)
-
-    def pass_widths(self, hidden_layers: Sequence[int]) -> None:
-        """See `LanguageModel.pass_widths`: padding costs next to nothing."""
-        return
 
     def warm_up_chains(self, drawn: bool) -> list[int]:
         """Capture one row's chains."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,12 +13,10 @@ from foretoken.models.masks import MaskBuilder, Pattern
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.decoder import Between, Decoder
+from foretoken.models.native.decoder_backend import DecoderBackend
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.rope import Rotary
 from foretoken.models.slots import Append, SlotBuffers, slots_bytes
-
-if TYPE_CHECKING:  # it needs OpenVINO
-    from foretoken.models.native.narrow import NarrowGraphs
 
 
 class DenseStore:
@@ -56,7 +52,7 @@ class DenseStore:
         self._used = max(kept, default=0)
 
 
-class TorchBackend:
+class TorchBackend(DecoderBackend):
     """Scores feeds with torch.
 
     Args:
@@ -67,13 +63,8 @@ class TorchBackend:
         compiled: does what lies between two layers' attentions; None has torch do it operation by operation.
     """
 
-    name = "torch"
     chains = False
-    narrow: NarrowGraphs | None = None
-    ragged = False
-    own_threads = False
     captures = False
-    prefill_tokens: int | None = None
 
     def __init__(
         self,
@@ -83,24 +74,11 @@ class TorchBackend:
         quantize: Quantize | None = None,
         compiled: Between | None = None,
     ) -> None:
-        self.spec = weights.spec
+        super().__init__(Decoder(weights, device, quantize, compiled), quantize)
         self._device, self._dtype = device, dtype
-        self.quantize = quantize
-        self._decoder = Decoder(weights, device, quantize, compiled)
         self._rotary = Rotary(self.spec.config, self.spec.rotary_dim)
         self._rotations: list[Tensor | None] = [None, None]
         self._masks = MaskBuilder(dtype, device)
-        self._layers: int | None = None  # that are run; all
-
-    def exit_after(self, layers: int) -> TorchBackend:
-        """The same weights and caches, with the first layers alone run."""
-        early = copy(self)
-        early._layers = layers
-        return early
-
-    def embeddings(self) -> Tensor:
-        """See `LanguageModel`."""
-        return self._decoder.embedding
 
     def open(self, batch_size: int) -> NativeCache:
         """A cache of empty rows."""
@@ -169,10 +147,6 @@ class TorchBackend:
             indices = indices.to(self._device)
             logits = self._decoder.head(_pick(states, indices))
             return logits, [_pick(layer, indices) for layer in hidden]
-
-    def pass_widths(self, hidden_layers: Sequence[int]) -> None:
-        """See `LanguageModel.pass_widths`: no padding."""
-        return
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """Nothing to do: layers are compiled when the model is loaded."""
