@@ -144,6 +144,7 @@ def test_bad_options_are_no_broken_files(folder):
     for options, named in [
         ({"device": "toaster"}, "device 'toaster' can't be used here"),
         ({"device": "cuda:99"}, "device 'cuda:99' can't be used here"),
+        ({"device": "toaster"}, "use cpu$|use cpu, or cuda:0 to cuda:[0-9]+$"),
         ({"attn_implementation": "none"}, "these options"),
         ({"flavour": 1}, "these options.*flavour"),
         ({"tokenizer": 5}, "tokenizer is 5"),
@@ -151,6 +152,14 @@ def test_bad_options_are_no_broken_files(folder):
     ]:
         with pytest.raises(ModelError, match=named):
             load(folder, **options)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_pytorch_without_cuda_is_told(built, folder, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    with pytest.raises(ModelError) as caught:
+        load(folder, device="cuda:99")
+    assert ("install PyTorch's build for CUDA" in str(caught.value)) is not built
 
 
 @pytest.mark.parametrize("name", ["", " ", "~nobody-of-that-name/model", "a" * 5000])

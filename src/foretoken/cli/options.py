@@ -83,7 +83,7 @@ class LoadOptions:
         bool,
         typer.Option(
             "--eager",
-            help="Compile nothing: torch runs operation by operation. Starts sooner on a new machine, and runs slower.",
+            help="Compile nothing: torch, in place of OpenVINO, runs operation by operation. Sooner ready, and slower.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),

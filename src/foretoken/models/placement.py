@@ -28,6 +28,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         raise ModelError(
             f"device {shown(device)} can't be used here ({str(error).splitlines()[0][:200]}): use cpu"
             + (f", or cuda:0 to cuda:{torch.cuda.device_count() - 1}" if torch.cuda.is_available() else "")
+            + (", or install PyTorch's build for CUDA" if _lacks_cuda(device) else "")
         ) from error
     return found
 
@@ -40,6 +41,11 @@ def moved(values: Tensor, device: torch.device) -> Tensor:
     there.copy_(values, non_blocking=True)
     torch.cuda.current_stream(values.device).synchronize()
     return there
+
+
+def _lacks_cuda(device: str | torch.device) -> bool:
+    """Whether this device is CUDA's, and PyTorch was built without it."""
+    return str(device).startswith("cuda") and not torch.backends.cuda.is_built()
 
 
 def resolve_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) -> torch.dtype:

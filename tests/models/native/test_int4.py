@@ -190,6 +190,10 @@ def test_inputs_in_eight_bits_give_nearly_the_same_scores(dtype):
         assert error > 1e-4
     with pytest.raises(ModelError, match=r"w4a8, which OpenVINO alone does .*use 'int4'"):
         load(module, runner="native", backend="torch", quantize="w4a8")
+    with pytest.raises(
+        ModelError, match=r"w4a8, which OpenVINO alone does .*: leave eager .--eager. out, or use 'int4'"
+    ):
+        load(module, runner="native", eager=True, quantize="w4a8")
 
 
 @pytest.mark.parametrize("name", MODELS_HERE)

@@ -192,8 +192,9 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
         raise ModelError(f"backend 'openvino' can't be used here: {reason}; or use backend='torch'")
     if quantize in ROUNDED_INPUTS:
         instead = "int4" if quantize in FOUR_BITS else "int8"
+        cure = "leave eager (--eager) out, or " if options.eager else ""
         raise ModelError(
-            f"{name} can't be quantised to {quantize}, which OpenVINO alone does ({reason}): use {instead!r}"
+            f"{name} can't be quantised to {quantize}, which OpenVINO alone does ({reason}): {cure}use {instead!r}"
         )
     if device.type == "cuda" and not options.eager:
         return RoomBackend(weights, device, dtype, quantize)

@@ -46,8 +46,10 @@ def replica_range(text: str, fitting: int) -> ReplicaRange:
         found = ReplicaRange(int(low), int(high) if dash else int(low))
     except ValueError:
         raise ParameterError(f"replicas is {text!r}: write a number, LOW-HIGH or auto") from None
-    if not 1 <= found.low <= found.high <= _MOST:
-        raise ParameterError(f"replicas is {text!r}: give 1 to {_MOST:,}, the smaller number first")
+    if not (1 <= found.low <= _MOST and 1 <= found.high <= _MOST):
+        raise ParameterError(f"replicas is {text!r}: give 1 to {_MOST:,}")
+    if found.low > found.high:
+        raise ParameterError(f"replicas is {text!r}: give the smaller number first")
     return found
 
 
