@@ -320,7 +320,7 @@ def test_prompts_of_several_rows_are_one_pass_before_a_chain(monkeypatch):
         for tokens, chain in zip(rows, chains.tokens, strict=True):
             expected = plain(module, [*tokens, *chain]).argmax(-1).tolist()
             assert chain == expected[len(tokens) - 1 : -1]
-    assert widths == [64, *[8] * 6]
+    assert widths == [64] * 7
 
 
 def test_what_is_captured_is_used_by_later_batches(captures):
@@ -331,14 +331,24 @@ def test_what_is_captured_is_used_by_later_batches(captures):
     assert len(captures) == 1
 
 
-def test_warm_up_captures_what_a_request_needs(captures):
-    model = in_rooms(tiny.tiny_llama(max_position_embeddings=512))
-    model.warm_up(())
+@pytest.mark.parametrize("drafter", ["auto", "draft-model", "recycling"])
+def test_warm_up_captures_what_requests_need(drafter, captures):
+    """Of one row: prompts of any length, chains and trees, drafts now and then, greedy and sampled."""
+    sizes = {"max_position_embeddings": 512}
+    target, model = in_rooms(tiny.tiny_llama(seed=1, **sizes)), in_rooms(tiny.tiny_qwen3(seed=2, **sizes))
+    for one in (target, model):  # each alone, so that no room of the other's is in the way
+        one.backend._rooms._kept_bytes = 2**30
+    drafts = {"auto": ["auto", model], "draft-model": model}.get(drafter, drafter)
+    engine = Engine(target, drafts, num_speculative_tokens="auto" if drafter == "auto" else 5)
+    engine.warm_up()
     gc.collect()
-    assert len(captures) == 24  # twelve widths, over 256 and 512 slots
-    engine = Engine(model, "prompt-lookup", num_speculative_tokens=6, reuse_prefixes=False)
-    engine.generate([3, 1, 4, 1, 5], SamplingParams(temperature=0, max_new_tokens=300))
-    assert len(captures) == 24
+    made = len(captures)
+    assert made > 20
+    for number, length in enumerate([3, 30, 70, 200, 5, 131]):
+        prompt = [(7 * i + number) % 29 + 1 for i in range(length)]
+        for temperature in (0.0, 1.0):
+            engine.generate(prompt, SamplingParams(temperature=temperature, seed=number, max_new_tokens=100))
+    assert len(captures) == made
 
 
 def chains_of(model, rows, steps, draws=None):

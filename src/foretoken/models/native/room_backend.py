@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -18,18 +19,19 @@ from foretoken.models.native.linear import Quantize
 from foretoken.models.native.room_passes import RoomPasses
 from foretoken.models.native.rooms import Room, Rooms, RoomShape, RoomStore
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 64)
 """Tokens of a row in passes that are captured; others are padded to these. Wider ones are told operation by operation:
 there the arithmetic takes as long."""
 
 CHAIN_STEPS = (5, 3, 2, 1)
 """Tokens of captured chains, of which others are made up; those beyond what is wanted are dropped."""
 
-_CHAIN_WIDTHS = (2, 8)
-"""Tokens of a row that a captured chain begins with: two are left over where a whole draft was accepted."""
+_CHAIN_WIDTHS, _LONG_WIDTH = (2, 8), 64
+"""Tokens of a row that a captured chain begins with: two are left over where a whole draft was accepted, more where the
+model did not draft for some rounds, and still more are a pass of their own before the chain."""
 
-_WARM_WIDTHS, _WARM_SLOTS = WIDTHS[:12], (256, 512, 1024)
-"""What is captured when a model is warmed up: one row's passes over up to 24 tokens after up to a thousand."""
+_WARM_SLOTS = (256, 512, 1024)
+"""What is captured when a model is warmed up: one row's passes after up to a thousand tokens."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,12 @@ class PassKey:
     """What a captured pass is for.
 
     Attributes:
-        width: tokens of each row, N.
-        chain: no row has a tree.
+        width: tokens of each row, N: chains and trees.
         hidden_layers: layers whose hidden states are wanted.
         layers: how many are run; None for all.
     """
 
     width: int
-    chain: bool
     hidden_layers: tuple[int, ...]
     layers: int | None
 
@@ -150,10 +150,9 @@ class RoomBackend(DecoderBackend):
         self, room: Room, begins: list[int], feeds: Sequence[Feed], width: int, hidden_layers: tuple[int, ...]
     ) -> list[Tensor]:
         """States ``[B · N, hidden]`` of a pass over all rows of a room."""
-        chain = all(feed.parents is None for feed in feeds)
         begins = begins + [0] * (room.rows - len(begins))
-        told = _told(begins, [(feed.row, feed) for feed in feeds], width, chain)
-        key = PassKey(width, chain, hidden_layers, self._layers)
+        told = _told(begins, [(feed.row, feed) for feed in feeds], width, chain=False)
+        key = PassKey(width, hidden_layers, self._layers)
 
         def work(inputs: list[Tensor]) -> list[Tensor]:
             return self._passes.run(room, None, inputs, hidden_layers, self._layers)
@@ -168,22 +167,23 @@ class RoomBackend(DecoderBackend):
         return self._passes.run(room, rows, [one.to(self._device) for one in told], hidden_layers, self._layers)
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
-        """Capture one row's passes over few tokens."""
+        """Capture one row's passes."""
         cache = self.open(1)
         for slots in self._warm_slots():
-            for width in _WARM_WIDTHS:
-                if width in self._widths:
-                    cache.rows[0].kept = slots - width
-                    self.score(cache, [Feed(0, slots - width, [0] * width, 0, None)], [], hidden_layers)
+            for width in self._widths:
+                cache.rows[0].kept = slots - width
+                self.score(cache, [Feed(0, slots - width, [0] * width, 0, None)], [], hidden_layers)
 
     def warm_up_chains(self, drawn: bool) -> list[int]:
         """Capture one row's chains."""
         cache = self.open(1)
         for slots in self._warm_slots():
-            for steps in CHAIN_STEPS:
-                cache.rows[0].kept = slots - _CHAIN_WIDTHS[0] - steps
+            for width, steps in product(_CHAIN_WIDTHS, CHAIN_STEPS):
+                cache.rows[0].kept = slots - width - steps
                 draws = Draws(torch.ones(1), torch.zeros(1, steps, dtype=torch.float64)) if drawn else None
-                self.chain(cache, [[0]], steps, draws)
+                self.chain(cache, [[0] * width], steps, draws)
+            cache.rows[0].kept = slots - _LONG_WIDTH - _CHAIN_WIDTHS[0] - 1
+            self.chain(cache, [[0] * (_LONG_WIDTH + 1)], 1, None)
         return []
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
@@ -197,7 +197,7 @@ class RoomBackend(DecoderBackend):
         while long := [index for index in fed if len(given[index]) > _CHAIN_WIDTHS[-1]]:
             feeds = [Feed(index, begins[index], given[index][:-1][:most], 0, None) for index in long]
             with torch.inference_mode():
-                self._states(cache, begins, feeds, self._width(feeds), ())
+                self._states(cache, begins, feeds, max(_LONG_WIDTH, self._width(feeds)), ())
             for feed in feeds:
                 begins[feed.row] += len(feed.tokens)
                 given[feed.row] = given[feed.row][len(feed.tokens) :]
