@@ -159,7 +159,10 @@ def test_an_address_where_nothing_answers_is_told_before_ray_tries(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ConnectionError("none found"), r"no Ray cluster at 'auto' \(none found\): give --ray"),
+        (
+            ConnectionError("none found"),
+            r"no Ray cluster at 'auto' \(none found\): give --ray .* `ray start --head`, or give --ray local",
+        ),
         (
             RuntimeError("Version mismatch"),
             r"Version mismatch\): this is ray 2\.60\.\d+ and Python 3\..*each node needs",

@@ -33,6 +33,11 @@ _CURE = (
     "give --ray HOST:PORT, as `ray start --head` says it (its port is 6379), auto on a machine of the cluster, or local"
 )
 
+_CURE_OF_AUTO = (
+    "give --ray HOST:PORT, as `ray start --head` says it on another machine (its port is 6379), start a cluster here "
+    "with `ray start --head`, or give --ray local"
+)
+
 _REACH_SECONDS = 5.0
 """For which a cluster's address has time to answer; Ray itself tries for minutes, and says nothing."""
 
@@ -93,9 +98,9 @@ def check_address(address: str, seconds: float = _REACH_SECONDS) -> None:
     Raises:
         ForetokenError: it is no address, or nothing does.
     """
-    where = repr(address)
+    where, cure = repr(address), _CURE
     if address == AUTO:
-        address = _latest_address()
+        address, cure = _latest_address(), _CURE_OF_AUTO
         where = f"{address!r}, the cluster that `ray start` started here last (`ray stop` forgets it)"
     if address in (LOCAL, AUTO):
         return
@@ -105,7 +110,7 @@ def check_address(address: str, seconds: float = _REACH_SECONDS) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
     except (OSError, UnicodeError) as error:
-        raise ForetokenError(f"nothing answers at {where} within {seconds:g} s ({error}): {_CURE}") from error
+        raise ForetokenError(f"nothing answers at {where} within {seconds:g} s ({error}): {cure}") from error
 
 
 def _latest_address() -> str:
@@ -146,7 +151,8 @@ def cluster(address: str, cpus: float) -> Iterator[None]:
     try:
         ray.init(**options)
     except ConnectionError as error:
-        raise ForetokenError(f"no Ray cluster at {address!r} ({error}): {_CURE}") from error
+        cure = _CURE_OF_AUTO if address == AUTO else _CURE
+        raise ForetokenError(f"no Ray cluster at {address!r} ({error}): {cure}") from error
     except (ValueError, RuntimeError) as error:
         here = f"ray {ray.__version__} and Python {platform.python_version()}"
         raise ForetokenError(
