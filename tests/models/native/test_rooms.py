@@ -466,3 +466,18 @@ def test_outputs_have_the_targets_distribution(case):
     assert g_test(samples, grid.distribution_of(module, option)) > grid.ERROR_LEVEL / len(CASES)
     alone = Engine(target, drafts, verifier, 3, limits=Limits(host_logits=1))
     assert grid.draw(alone, option, grid.QUICK_ALONE, 9_000_011) == samples[: grid.QUICK_ALONE]
+
+
+def test_what_a_pass_is_assumed_to_take():
+    """On a CPU in proportion to the weights; on a GPU layers take time, captured ones less, however few weights."""
+    small, large = (in_rooms(tiny.tiny_llama(num_hidden_layers=layers)) for layers in (1, 4))
+    for one in (small, large):
+        one.device = torch.device("cpu")
+    assert large.assumed_seconds / small.assumed_seconds == pytest.approx(large.weight_bytes / small.weight_bytes)
+    one_by_one = load(tiny.tiny_llama(num_hidden_layers=4))
+    for one in (small, large, one_by_one):
+        one.device = torch.device("cuda")
+    assert 1.5 < large.assumed_seconds / small.assumed_seconds < 3.0  # two of six layers' time is none of theirs
+    assert one_by_one.assumed_seconds > 5 * large.assumed_seconds
+    large.weight_bytes = 10**12
+    assert large.assumed_seconds == pytest.approx(0.5, rel=0.01)

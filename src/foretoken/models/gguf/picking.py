@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+from foretoken.models.chain import UNITS
 
-_UNITS = 1 << 24
-"""Probabilities of drawn tokens are multiples of one over this, which float32 has exactly."""
+Floats = npt.NDArray[np.float32]
 
 
 def best(scores: Floats) -> int:
@@ -38,9 +37,9 @@ def draw(scores: Floats, inverse_temperature: float, uniform: float, probs: Floa
     units = np.exp(weights, out=weights).cumsum(dtype=np.float64)
     # Whole units, so that differences are exact and the token is drawn from the very numbers that are told.
     units /= units[-1].item()
-    units *= _UNITS
+    units *= UNITS
     np.floor(units, out=units)
     probs[0] = units[0]
     np.subtract(units[1:], units[:-1], out=probs[1:], casting="same_kind")
-    probs *= np.float32(1 / _UNITS)
-    return int(units.searchsorted(np.floor(uniform * _UNITS), side="right"))
+    probs *= np.float32(1 / UNITS)
+    return int(units.searchsorted(np.floor(uniform * UNITS), side="right"))

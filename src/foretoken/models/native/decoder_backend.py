@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
 
+from foretoken.models.base import LanguageModel
 from foretoken.models.native.decoder import Decoder
 from foretoken.models.native.linear import Quantize
 
@@ -29,6 +30,7 @@ class DecoderBackend:
     ragged = False
     own_threads = False
     prefill_tokens: int | None = None
+    layer_seconds = LanguageModel.layer_seconds
 
     def __init__(self, decoder: Decoder, quantize: Quantize | None) -> None:
         self.spec, self._decoder, self.quantize = decoder.spec, decoder, quantize

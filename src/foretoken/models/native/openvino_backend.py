@@ -110,7 +110,7 @@ class OpenVinoBackend:
     name = "openvino"
     ragged = True
     own_threads = True
-    captures = False
+    layer_seconds = 0.0  # which is of GPUs alone
 
     def __init__(
         self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None = None, network: Network | None = None

@@ -35,7 +35,15 @@ _PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if h
 
 def context_room(slots: int) -> int:
     """Slots that attention makes room for where the longest row has so many."""
-    return max(LEAST_CONTEXT, 1 << (slots - 1).bit_length())
+    return doubled(LEAST_CONTEXT, slots)
+
+
+def doubled(least: int, needed: int) -> int:
+    """The least of `least`, twice as many, four times as many, … that is not below `needed`."""
+    size = least
+    while size < needed:
+        size *= 2
+    return size
 
 
 class BlockPool:

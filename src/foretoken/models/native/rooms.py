@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.native.captured import Captured
+from foretoken.models.native.paging import doubled
 
 LEAST_SLOTS = 256
 """Slots of the smallest room; larger ones have twice as many, and so on."""
@@ -21,14 +22,6 @@ LEAST_SLOTS = 256
 KEPT_BYTES = 2**28
 """Rooms that no batch uses are kept for the next one, with what was captured over them, up to so many bytes in all, or
 as many as the largest room has had."""
-
-
-def doubled(least: int, needed: int) -> int:
-    """The least of `least`, twice as many, four times as many, … that is not below `needed`."""
-    size = least
-    while size < needed:
-        size *= 2
-    return size
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ class Backend(Protocol):
     """Rows of different lengths cost it no more than as many tokens of one row."""
     own_threads: bool
     """It computes with threads that are not torch's."""
-    captures: bool
-    """A GPU is told of a whole pass at once."""
+    layer_seconds: float
+    """See `LanguageModel`."""
     prefill_tokens: int | None
     """Most tokens of a row in a prefill pass, where the limits allow more; None for as many as they allow."""
 
@@ -117,8 +117,7 @@ class NativeModel(LanguageModel):
         self.num_layers = backend.spec.layers
         numbers = sum(prod(shape) for shape in expected_shapes(backend.spec).values())
         self.weight_bytes = weight_bytes or numbers * (1 if quantize else dtype.itemsize)
-        if backend.captures:
-            self.layer_seconds = 5e-5
+        self.layer_seconds = backend.layer_seconds
         if dtype is torch.float32 and quantize in (None, "int4") and device.type == "cpu":
             # Unpacking four bits takes as long as reading eight.
             self.position_share = position_share(max(self.weight_bytes / numbers, 1.0), wide=True)

@@ -64,7 +64,6 @@ class TorchBackend(DecoderBackend):
     """
 
     chains = False
-    captures = False
 
     def __init__(
         self,
