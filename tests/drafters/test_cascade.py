@@ -22,6 +22,7 @@ from foretoken.drafters import (
 )
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError, ParameterError
+from foretoken.policy.costs import CALLED_SECONDS
 from foretoken.sampling import SamplingParams
 from foretoken.verify import EnsembleVerifier
 from number_tokenizer import NumberTokenizer
@@ -398,8 +399,24 @@ def test_measured_costs_are_stored_for_the_next_process(monkeypatch, tmp_path):
 
 def test_fixed_costs_are_by_the_sizes_of_weights():
     target, small = load(tiny_llama(seed=1)), load(tiny_llama(seed=2, num_hidden_layers=1))
-    cascade = Engine(target, small).policy
-    assert 0.1 < cascade.fixed_costs.draft(0, 1, 1, 0) / cascade.fixed_costs.target(1) < 0.9
+    costs = Engine(target, small).policy.fixed_costs
+    call = CALLED_SECONDS / target.assumed_seconds  # many passes of so small a model
+    assert 0.1 < (costs.draft(0, 1, 1, 0) - call) / costs.target(1) < 0.9
+    assert costs.draft(0, 5, 1, 0) - call == pytest.approx(5 * (costs.draft(0, 1, 1, 0) - call))
+    target.weight_bytes, small.weight_bytes = 900_000_000, 90_000_000
+    costs = Engine(target, small).policy.fixed_costs
+    assert costs.draft(0, 1, 1, 0) / costs.target(1) == pytest.approx(0.1, rel=0.1)  # hardly anything of a large one's
+
+
+def test_a_request_with_a_seed_is_not_drafted_for_by_a_model_whose_calls_take_as_long_as_passes():
+    target, small = load(tiny_llama(seed=1)), load(tiny_llama(seed=1))
+    params = SamplingParams(seed=1, max_new_tokens=40, ignore_eos=True)
+    drafted = []
+    for size in (1_000_000, 100_000_000):
+        target.weight_bytes, small.weight_bytes = size, size // 10
+        drafted.append(Engine(target, small).generate([1, 2, 3], params).stats.drafted)
+    assert drafted[0] == 0
+    assert drafted[1] > 20
 
 
 class Told(Fixed):

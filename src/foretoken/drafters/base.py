@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
@@ -224,6 +225,23 @@ class Drafter(ABC):
         """
         return
 
+    def idle_rounds(self) -> int:
+        """Rounds, the present one included, in which there is nothing to propose and nothing to learn; 1 by default.
+
+        Asked after a proposal of nothing. The engine may decode as many tokens plainly, and calls nothing but
+        `observe_idle` then.
+        """
+        return 1
+
+    def observe_idle(self, rounds: int, seconds: float) -> None:
+        """So many of the `idle_rounds` are over, instead of `observe` and `observe_seconds` of each.
+
+        Args:
+            rounds: at least 1.
+            seconds: of all of them.
+        """
+        return
+
     def observe_seconds(self, seconds: float | None) -> None:
         """Learn how long a round took. Called at its end.
 
@@ -250,3 +268,7 @@ class NoDrafter(Drafter):
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """An empty draft."""
         return Draft.empty(len(batch.sequences), batch.device)
+
+    def idle_rounds(self) -> int:
+        """All that are to come."""
+        return sys.maxsize

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
-from foretoken.drafters.cascade_rounds import Round, Sleep, State, kinds_of, offers_of
+from foretoken.drafters.cascade_rounds import Round, Saved, Sleep, State, barred_in, kinds_of, offers_of
 from foretoken.drafters.cascade_steady import SteadyRounds
 from foretoken.drafters.chains import extended, joined
 from foretoken.drafters.given_length import of_length
@@ -22,8 +22,7 @@ from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.models.widths import PassWidths
 from foretoken.policy import store
-from foretoken.policy.copying import ASKED_SECONDS
-from foretoken.policy.costs import Costs
+from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, Costs
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Row
 from foretoken.sequence import Sequence
@@ -31,9 +30,6 @@ from foretoken.verify.base import Verdict
 
 _STEP = 0.15
 """Target passes that a drafter with weights is assumed to take for a token where their size is not known."""
-
-_NONE: frozenset[int] = frozenset()
-_SAVE_ROUNDS = 64  # after which costs and rates are stored, and again whenever the rounds have doubled
 
 
 class Cascade(Drafter):
@@ -87,8 +83,7 @@ class Cascade(Drafter):
         )
         self._given, self.measured = costs, costs is not None
         self._widths: Callable[[AbstractSequence[int]], PassWidths | None] = lambda _: None
-        self._key: str | None = None
-        self._rounds = 0
+        self._saved = Saved()
         self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
         self._round: Round | None = None
         self._sleep = Sleep()
@@ -96,7 +91,7 @@ class Cascade(Drafter):
         self._learning = 0.0  # seconds that learning from a round takes
         self._shares = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self._position: float | None = None
-        self._asking = 0.0  # passes of the target that asking free drafters counts as
+        self._asking = self._calling = 0.0  # passes of the target that asking drafters counts as, free ones and others
         self.policy = self._new_policy(None)
 
     @property
@@ -116,6 +111,7 @@ class Cascade(Drafter):
             drafter.check_target(target)
         if target.assumed_seconds:
             self._asking = ASKED_SECONDS / target.assumed_seconds
+            self._calling = 0.0 if self._given else CALLED_SECONDS / target.assumed_seconds
             for at, drafter in enumerate(self.drafters):
                 own = sum(model.assumed_seconds for model in drafter.models)
                 if own:
@@ -124,8 +120,8 @@ class Cascade(Drafter):
 
     def keep_costs(self, key: str) -> None:
         """Begin with what earlier processes stored under this key, as a prior."""
-        if key != self._key and self._given is None:
-            self._key, self._rounds = key, 0
+        if key != self._saved.key and self._given is None:
+            self._saved = Saved(key)
             saved = store.read(key)
             try:
                 costs = Costs.read(saved["costs"])
@@ -159,16 +155,19 @@ class Cascade(Drafter):
             self._steady.tell()
             self._steady = None
         if self._sleep.holds(batch.sequences, self.policy.rounds):
+            self._sleep.begin()
             return self._plain(batch, size)
         self._sleep.tell(self.policy)
         if len(self.drafters) > 1 and any(batch.trees):
             batch = replace(batch, trees=(False,) * size)
         states, last = [self._state(batch, row) for row in range(size)], len(self.drafters)
         exact = batch.exact or (False,) * size
-        rest = self.policy.resting([state.request for state in states], exact)
+        requests = [state.request for state in states]
+        rest = self.policy.resting(requests, exact)
         awake = [row for row in range(size) if not rest[row]]
         if not awake and self._left_alone:
-            self._sleep = Sleep(batch.sequences, self.policy.rests.asleep_until([state.request for state in states]))
+            rests = self.policy.rests
+            self._sleep = Sleep(batch.sequences, rests.asleep_until(requests), rests.alone(requests))
             return self._plain(batch, size)
         widths = self._widths(self.hidden_layers)
         alone = size == 1
@@ -225,7 +224,7 @@ class Cascade(Drafter):
         self, batch: Batch, row: int, state: State, limit: int, offered: list[tuple[Offer, list[int], list[int]]]
     ) -> Row:
         """A row as the policy sees it."""
-        drafters, sequence = range(len(self.drafters)), batch.sequences[row]
+        sequence = batch.sequences[row]
         state.request.emitted = len(sequence.tokens) - sequence.prompt_length
         return Row(
             state.request,
@@ -234,7 +233,7 @@ class Cascade(Drafter):
             offers=[offer for offer, _, _ in offered],
             trees=batch.trees[row],
             most=limit,
-            barred=frozenset(at for at in drafters if not self._may(batch, row, at)) if batch.drafters else _NONE,
+            barred=barred_in(batch, row, self.drafters),
         )
 
     def _wanted(
@@ -264,7 +263,7 @@ class Cascade(Drafter):
         most = LONGEST if at < len(self.drafters) else LARGEST
         wanted = [limit if is_exact else min(limit, most) for limit, is_exact in zip(limits, exact, strict=True)]
         if batch.drafters and at < len(self.drafters):
-            wanted = [limit * self._may(batch, row, at) for row, limit in enumerate(wanted)]
+            wanted = [0 if at in barred_in(batch, row, self.drafters) else limit for row, limit in enumerate(wanted)]
         if at == len(self.drafters) and batch.depths:  # in rows that take trees, limits are numbers of nodes
             wanted = list(map(min, wanted, batch.depths))
         draft = drafter.propose(batch, wanted)
@@ -341,16 +340,14 @@ class Cascade(Drafter):
     ) -> None:
         """Give each drafter the layers that it needs."""
         layers = dict(zip(self.hidden_layers, hidden, strict=True))
-        for drafter in self.drafters:
-            if drafter.hidden_layers:
-                own = [layers[layer] for layer in drafter.hidden_layers]
-                drafter.observe_hidden(sequences, starts, counts, own)
+        for drafter in filter(lambda drafter: drafter.hidden_layers, self.drafters):
+            drafter.observe_hidden(sequences, starts, counts, [layers[layer] for layer in drafter.hidden_layers])
 
     def observe_seconds(self, seconds: float | None) -> None:
         """Give the policy the round's seconds."""
         if self._steady is not None and self._steady.open:
             self._steady.end(seconds)
-            return self._keep()
+            return self._saved.after(self.policy)
         now, self._round = self._round, None
         if now is None or len(now.emitted) < len(now.awake):  # a round that failed
             return
@@ -366,18 +363,19 @@ class Cascade(Drafter):
         )
         if rows:
             self._learning = self.clock() - start
-        self._keep()
+        self._saved.after(self.policy)
 
-    def _keep(self) -> None:
-        """Store costs and rates now and then, after a round."""
-        self._rounds += 1
-        if self._key is not None and self._rounds >= _SAVE_ROUNDS and self._rounds & (self._rounds - 1) == 0:
-            store.write(self._key, self.policy.as_json())
+    def idle_rounds(self) -> int:
+        """Those in which all rows rest."""
+        now = self._round
+        return max(1, self._sleep.left(self.policy)) if now is not None and now.is_rest else 1
 
-    def _may(self, batch: Batch, row: int, at: int) -> bool:
-        """Whether a drafter may draft in a row."""
-        allowed = batch.drafters[row] if batch.drafters else None
-        return allowed is None or self.drafters[at].name in allowed
+    def observe_idle(self, rounds: int, seconds: float) -> None:
+        """The rows rested for so many rounds."""
+        now, self._round = self._round, None
+        if now is not None:
+            self._sleep.over(now, self.policy, rounds, seconds)
+            self._saved.after(self.policy, rounds)
 
     def _state(self, batch: Batch, row: int) -> State:
         sequence = batch.sequences[row]
@@ -390,8 +388,8 @@ class Cascade(Drafter):
     def _new_policy(self, costs: Costs | None, rates: dict[str, list[list[float]]] | None = None) -> Policy:
         given = self._shares if self._given is None else self._given
         kinds = kinds_of(self.drafters, self.free, self.trees)
-        fixed = Costs.by_bytes(1.0, given, self._position, self._asking)
-        costs = costs or Costs.by_bytes(1.0, given, self._position)
+        fixed = Costs.by_bytes(1.0, given, self._position, self._asking, self._calling)
+        costs = costs or Costs.by_bytes(1.0, given, self._position, calling=self._calling)
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()

@@ -8,11 +8,15 @@ from weakref import ref
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
+from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
 from foretoken.policy.lessons import is_heard
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
 from foretoken.sequence import Sequence
+
+_NONE: frozenset[int] = frozenset()
+_SAVE_ROUNDS = 64  # after which costs and rates are stored, and again whenever the rounds have doubled
 
 
 @dataclass
@@ -74,6 +78,11 @@ class Round:
     deciding: float = 0.0  # seconds that the choice took
     emitted: list[int] = field(default_factory=list)
 
+    @property
+    def is_rest(self) -> bool:
+        """Whether all rows rest, in a pass over nothing but their roots that is as wide as the one before."""
+        return not self.turns and self.positions == len(self.sequences) and not self.changed
+
 
 class Sleep:
     """Rows that all rest until a round of the policy: the same ones in the same order, or they are asked again.
@@ -81,19 +90,41 @@ class Sleep:
     Args:
         sequences: of the rows; none for no such rows.
         until: the round.
+        alone: those of their requests that depend on no other one.
     """
 
-    def __init__(self, sequences: AbstractSequence[Sequence] = (), until: int = 0) -> None:
-        self._rows, self._until = [ref(sequence) for sequence in sequences], until
+    def __init__(
+        self, sequences: AbstractSequence[Sequence] = (), until: int = 0, alone: AbstractSequence[Request] = ()
+    ) -> None:
+        self._rows, self._until, self._alone = [ref(sequence) for sequence in sequences], until, alone
         self._rested = 0  # rounds that the policy has not heard of: to tell it of each takes as long as to decide
 
-    def counts(self, current: Round, policy: Policy) -> bool:
-        """Whether a round that is over was one of rest from which the policy learns nothing: it is told of it later."""
-        rest = not current.turns and current.positions == len(current.sequences) and not current.changed
-        if not rest or is_heard(policy.rounds + self._rested + 1):
+    def counts(self, current: Round, policy: Policy, rounds: int = 1) -> bool:
+        """Whether rounds that are over were rest from which the policy learns nothing: it is told of them later."""
+        first = policy.rounds + self._rested + 1
+        if not current.is_rest or any(map(is_heard, range(first, first + rounds))):
             return False
-        self._rested += 1
+        self._rested += rounds
         return True
+
+    def begin(self, rounds: int = 1) -> None:
+        """So many rounds of rest begin, after the one in which the rest was decided."""
+        for request in self._alone:
+            for _ in range(rounds):
+                request.rest_alone()
+
+    def over(self, current: Round, policy: Policy, rounds: int, seconds: float) -> None:
+        """So many rounds of rest are over, in so many seconds; the first of them was begun."""
+        self.begin(rounds - 1)
+        if self.counts(current, policy, rounds):
+            return
+        self.tell(policy)
+        for _ in range(rounds):
+            policy.lessons.learn([], [], current.positions, [], seconds / rounds, beside=len(current.sequences))
+
+    def left(self, policy: Policy) -> int:
+        """Rounds before the one until which the rows rest."""
+        return self._until - policy.rounds - self._rested
 
     def tell(self, policy: Policy) -> None:
         """Tell the policy of the rounds that were counted."""
@@ -110,6 +141,24 @@ class Sleep:
         )
 
 
+class Saved:
+    """Stores what a policy has learnt of costs and rates, now and then.
+
+    Args:
+        key: where; None for nowhere.
+    """
+
+    def __init__(self, key: str | None = None) -> None:
+        self.key, self._rounds = key, 0
+
+    def after(self, policy: Policy, rounds: int = 1) -> None:
+        """So many more rounds are over."""
+        before = self._rounds.bit_length()
+        self._rounds += rounds
+        if self.key is not None and self._rounds >= _SAVE_ROUNDS and self._rounds.bit_length() > before:
+            store.write(self.key, policy.as_json())
+
+
 def kinds_of(drafters: AbstractSequence[Drafter], free: AbstractSequence[bool], trees: bool) -> list[Kind]:
     """Kinds of drafters, and that of the prediction behind them.
 
@@ -123,6 +172,14 @@ def kinds_of(drafters: AbstractSequence[Drafter], free: AbstractSequence[bool], 
         for drafter, is_free in zip(drafters, free, strict=False)
     ]
     return [*kinds, PREDICTION]
+
+
+def barred_in(batch: Batch, row: int, drafters: AbstractSequence[Drafter]) -> frozenset[int]:
+    """Indices of the drafters that may not draft in a row."""
+    allowed = batch.drafters[row] if batch.drafters else None
+    if allowed is None:
+        return _NONE
+    return frozenset(at for at, drafter in enumerate(drafters) if drafter.name not in allowed)
 
 
 def offers_of(

@@ -14,6 +14,7 @@ from foretoken.drafters.cascade import Cascade
 from foretoken.engine.draft_length import DraftLengths
 from foretoken.engine.forced import Forced
 from foretoken.engine.membership import MakeSampler, Membership
+from foretoken.engine.plain import decode_plainly, passes_of
 from foretoken.engine.prefill import Prefill
 from foretoken.engine.prefix_cache import PrefixCache
 from foretoken.engine.recording import RoundClock, emit
@@ -23,7 +24,6 @@ from foretoken.engine.verification import Verified, check_draft, verify_round
 from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
 from foretoken.limits import DEFAULT_LIMITS, Limits, use_limits
 from foretoken.models.base import LanguageModel, Scores
-from foretoken.models.placement import moved
 from foretoken.models.threads import one_thread, taking_turns
 from foretoken.sequence import Sequence
 
@@ -126,6 +126,11 @@ class DecodeLoop:
             limits = forced.limits(self.lengths.limits(members.rows, members.fixed_lengths))
             drafted = self._propose(drafter, members, batch, limits)
         draft = forced.before(drafted)
+        if not draft.width and not prefilled:
+            idle = drafter.idle_rounds()
+            passes = passes_of(self.target, members, idle, self.limits.plain_passes)
+            if passes > 1:
+                return self._decode_plainly(members, passes, clock, drafter)
         clock.turn_to("target")
         with self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
@@ -154,6 +159,20 @@ class DecodeLoop:
             row.stats.add_seconds(seconds)
         trace_seconds([members.rows[at] for at in traced], seconds)
         drafter.observe_seconds(None if prefilled else sum(seconds.values()) - learning)
+        self._learning = clock.since_stop()
+
+    def _decode_plainly(self, members: Membership, passes: int, clock: RoundClock, drafter: Drafter) -> None:
+        """The rest of a round of several passes, in which nothing is drafted."""
+        with self._memory_guard(self.target.name):
+            verified, passes = decode_plainly(self.target, self._prefixes.cache, members, passes, clock)
+        if verified is None:
+            self._prefixes.confirm(members.rows)
+        else:
+            self._handle_bad_logits(members, verified)
+        seconds = clock.stop()
+        for row in members.rows:
+            row.stats.add_seconds(seconds)
+        drafter.observe_idle(passes, sum(seconds.values()) - self._learning)
         self._learning = clock.since_stop()
 
     def _membership(self, slots: list[int]) -> Membership:
@@ -189,11 +208,7 @@ class DecodeLoop:
             self._prefixes.cache,
             hidden_layers=self.drafter.hidden_layers,
         )
-        assert scores.logits is not None
-        logits = members.from_slots(scores.logits)
-        if logits.device.type != members.sampler.device.type:
-            logits = moved(logits.float(), members.sampler.device)
-        return logits, tuple(map(members.from_slots, scores.hidden))
+        return members.logits(scores), tuple(map(members.from_slots, scores.hidden))
 
     def _commit(self, members: Membership, verified: Verified) -> Tensor:
         """Keep root and accepted nodes in the target's KV cache: ``[B, D+1]`` int64, those nodes of each row."""

@@ -268,7 +268,7 @@ class Engine:
             trace: also report each round's draft, with p and q of every draft token, and how it was decided.
 
         Yields:
-            One event a round; the last one holds the completion. Stop iterating to cancel.
+            One event a round, of one token or several; the last one holds the completion. Stop iterating to cancel.
         """
         if not is_single(prompt):
             raise PromptError("stream takes one prompt; for a list of them use generate")

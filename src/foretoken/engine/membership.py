@@ -13,7 +13,8 @@ from foretoken.drafters.base import Batch
 from foretoken.engine.draft_length import DraftLengths
 from foretoken.engine.row import Row
 from foretoken.engine.verification import VerifierGroup, group_by_verifier
-from foretoken.models.base import Cache, LanguageModel
+from foretoken.models.base import Cache, LanguageModel, Scores
+from foretoken.models.placement import moved
 from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
 from foretoken.verify import is_coupled
@@ -130,6 +131,12 @@ class Membership:
         spread = values.new_zeros((self.num_slots, *values.shape[1:]))
         spread[list(self.slots)] = values
         return spread
+
+    def logits(self, scores: Scores) -> Tensor:
+        """The logits of a pass over all rows of the KV cache, ``[B, N, V]`` of the rows that take part."""
+        assert scores.logits is not None
+        logits, device = self.from_slots(scores.logits), self.sampler.device
+        return logits if logits.device.type == device.type else moved(logits.float(), device)
 
     def from_slots(self, values: Tensor) -> Tensor:
         """Values of all rows of the KV cache as values of the rows that take part."""

@@ -44,12 +44,20 @@ class RoundClock:
 _PLAIN: tuple[Origin, ...] = ("target",)
 
 
+def emit_plain(rows: AbstractSequence[Row], tokens: AbstractSequence[int], *, more: bool = False) -> None:
+    """Append a token of the target's own to each row, nothing having been drafted; `more` as in `emit`."""
+    for row, token in zip(rows, tokens, strict=True):
+        row.stats.record((), 0, row.extend((token,), _PLAIN, more=more))
+
+
 def emit(
     rows: AbstractSequence[Row],
     draft: Draft,
     verified: Verified,
     logits: Tensor,
-    forced: AbstractSequence[AbstractSequence[int]],
+    forced: AbstractSequence[AbstractSequence[int]] = (),
+    *,
+    more: bool = False,
 ) -> None:
     """Append a round's tokens to its rows: accepted draft tokens, then the token after them.
 
@@ -58,14 +66,16 @@ def emit(
         draft: what was verified.
         verified: which tokens were accepted; of rows that met scores that are of no use, those before them.
         logits: ``[B, N+1, V]``, the target's, for log-probabilities.
-        forced: of each row, the tokens that its draft begins with because its grammar forces them.
+        forced: of each row, the tokens that its draft begins with because its grammar forces them; empty for
+            none.
+        more: the round goes on: to the tokens that it has given already.
     """
     tokens, parents, counts = draft.listed
     depths = None if draft.is_chain else draft.depths().tolist()
     for index, row in enumerate(rows):
         count, nodes = counts[index], verified.accepted[index]
         if count == 0 and row.logprobs is None and verified.usable[index]:  # most rounds of a large batch
-            row.stats.record((), 0, row.extend((verified.following[index],), _PLAIN))
+            row.stats.record((), 0, row.extend((verified.following[index],), _PLAIN, more=more))
             continue
         row_depths = list(range(1, count + 1)) if depths is None else depths[index][1 : count + 1]
         emitted = [tokens[index][node - 1] for node in nodes] + [verified.following[index]]
@@ -78,11 +88,11 @@ def emit(
             last = "bonus" if is_leaf else "residual"
         origins: list[Origin] = [*["accepted"] * len(nodes), last]  # type: ignore[list-item]
         sound = verified.sound[index]
-        taken = row.extend(emitted[:sound], origins[:sound])
+        taken = row.extend(emitted[:sound], origins[:sound], more=more)
         if not sound:
             continue
         predicted = draft.predicted[index] if draft.predicted else 0
-        row.stats.record(row_depths, min(len(nodes), taken), taken, predicted, len(forced[index]))
+        row.stats.record(row_depths, min(len(nodes), taken), taken, predicted, len(forced[index]) if forced else 0)
         if row.logprobs is not None:
             top = row.sequence.params.logprobs or 0
             row.logprobs += token_logprobs(logits[index], [0, *nodes], emitted[:taken], top)

@@ -98,12 +98,13 @@ class Row:
         """Most tokens of the request that a KV cache may hold before it ends, those of its source included."""
         return self._end + len(self.sequence.source or ())
 
-    def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin]) -> int:
-        """Append tokens until the request ends; how many were taken.
+    def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin], *, more: bool = False) -> int:
+        """Append tokens until the request ends, `more` of the round that was begun; how many were taken.
 
         A token that the request's grammar forbids, which only a lossy verifier accepts, makes the request fail.
         """
-        self._pieces = []
+        if not more:
+            self._pieces = []
         sequence, detokenizer, matcher = self.sequence, self._detokenizer, self.matcher
         may_stop_from = sequence.prompt_length + sequence.params.min_new_tokens
         for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):

@@ -143,6 +143,8 @@ class LanguageModel(ABC):
             to one thread during a round.
         prefills_with_decode: a pass may prefill some rows while it decodes others, at little extra cost:
             `Cache.defer_prefill`.
+        commits_late: a node that follows uncommitted ones takes no longer than one that follows committed ones, and has
+            the same scores: several tokens that are decoded plainly may be committed at once.
         supports_hidden_states: `forward` returns hidden states, and `num_layers`, `hidden_size` and `embeddings` are
             there: EAGLE-3 and Medusa heads need them.
         num_layers: layers of the (decoder's) stack, the highest of the `hidden_layers`; 0 where it is not known.
@@ -169,6 +171,7 @@ class LanguageModel(ABC):
     shares_prefixes: bool = False
     own_threads: bool = False
     prefills_with_decode: bool = False
+    commits_late: bool = False
     supports_hidden_states: bool = False
     num_layers: int = 0
     supports_early_exit: bool = False

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from foretoken.policy.account import PACE, SHARE, Pace
 
-ASKED_SECONDS = 4e-4
-"""What it takes to ask free drafters for a row, for requests whose costs may depend on no clock: a quarter of a round
-with 10.5 MB of weights on a CPU, and a sixth of one with 20 MB."""
-
 _START = 1.0
 """Tokens that the drafts of a round gain before any were made in this process: more than they cost, so they are made.
 Assumed; a weight of one round."""

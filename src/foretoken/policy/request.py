@@ -99,6 +99,7 @@ class Request:
         self.waits = True  # where it begins among others that rest, until those wake
         self._rests_from = self.rests_until = 0  # rounds of the policy; the second is 0 where it does not rest
         self.rests_alone = 0  # rounds of its own for which it rests, where it may depend on no other request
+        self.idle = 0  # decisions in a row by which it was plain, likewise
 
     @property
     def is_new(self) -> bool:

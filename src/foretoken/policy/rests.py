@@ -140,8 +140,15 @@ class Rests:
 
     def asleep_until(self, requests: Sequence[Request]) -> int:
         """The policy's round before which these requests all rest, as long as there are no others; they rest now."""
-        until = min(request.rests_until for request in requests)
-        return min(until, self._rest_of_models) if self._models else until
+        shared = [request.rests_until for request in requests if request.costs is self._costs]
+        if shared and self._models:
+            shared.append(self._rest_of_models)
+        next_round = self.now + 1
+        return min([*shared, *(next_round + request.rests_alone for request in self.alone(requests))])
+
+    def alone(self, requests: Sequence[Request]) -> list[Request]:
+        """Those that depend on no other request: each of their rounds of rest is counted by `Request.rest_alone`."""
+        return [request for request in requests if request.costs is not self._costs]
 
     def let(self, rows: Sequence[Row], count: int, drafted: bool, deciding: float) -> None:
         """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts.
@@ -179,8 +186,15 @@ class Rests:
     def let_alone(self, row: Row) -> None:
         """The same for a row that depends on no other request: its rests are counted in rounds of its own."""
         request = row.request
-        if request.copied and not row.chosen.tokens and not self._models:
-            request.rests_alone = min(request.copying.rounds_left(request.rounds), _LONG_REST)
+        if row.chosen.tokens:
+            request.idle = 0
+            return
+        request.idle += 1
+        most = _LONG_REST
+        if self._models:
+            dues = (request.looks[at].due - request.rounds for at in self._models)
+            most = min([_REST, 2**request.idle - 1, *(due for due in dues if due >= 0)])
+        request.rests_alone = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
 
     def _until(self, rounds: int, count: int) -> int:
         """The round that ends a rest of so many rounds in a batch of `count` rows."""

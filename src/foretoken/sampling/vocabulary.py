@@ -34,9 +34,7 @@ def all_finite(logits: Tensor) -> bool:
     """Whether `check_finite` is False for all rows; faster than finding out which rows it is True for."""
     size = logits.shape[-1]
     if size and _is_plain(logits):
-        rows = logits.detach().numpy().reshape(-1, size)
-        at = rows.item  # NumPy's argmax is where a row has NaN, if it has
-        return all(isfinite(at(row * size + best)) for row, best in enumerate(rows.argmax(-1).tolist()))
+        return best_tokens(logits) is not None
     return isfinite(float(logits.amax(-1).sum(dtype=torch.float64)))
 
 
@@ -56,6 +54,21 @@ def argmax(x: Tensor) -> Tensor:
     # A shorter last block is filled up with its last entry: its first occurrence still comes first.
     inside = (block * width + torch.arange(width, device=x.device)).clamp_(max=size - 1)
     return inside.gather(-1, x.gather(-1, inside).argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def best_tokens(logits: Tensor) -> list[int] | None:
+    """Where each row has its maximum, at the lowest index on ties; None if `check_finite` is True for some row.
+
+    Args:
+        logits: ``[B, …, V]``.
+    """
+    size = logits.shape[-1]
+    if not _is_plain(logits) or not size:
+        return argmax(logits).view(-1).tolist() if all_finite(logits) else None
+    rows = logits.detach().numpy().reshape(-1, size)
+    best: list[int] = rows.argmax(-1).tolist()
+    at = rows.item  # NumPy's argmax is where a row has NaN, if it has
+    return best if all(isfinite(at(row * size + token)) for row, token in enumerate(best)) else None
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -114,6 +114,7 @@ class GgufModel(LanguageModel):
         self.backend_name = "llama.cpp"
         # A copy of a state that can't be rolled back is of no use to a row that shares less than all of it.
         self.shares_prefixes = pool.rolls_back
+        self.commits_late = pool.rolls_back
         self.cell_bytes, self.num_parameters = cell_bytes, num_parameters
 
     def open(self, batch_size: int) -> Cache:

@@ -125,6 +125,7 @@ class NativeModel(LanguageModel):
         self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
         self.own_threads, self.backend_name = backend.own_threads, backend.name
         self.prefills_with_decode = backend.ragged and self._switch is None
+        self.commits_late = self._switch is None
 
     @property
     def hidden_size(self) -> int:

@@ -1,0 +1,271 @@
+"""Plain rounds of several passes: what they give is what rounds of one pass give, and when there are any."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from byte_tokenizer import byte_tokenizer
+from foretoken import Engine, Grammar, SamplingParams, load
+from foretoken.engine.plain import passes_of
+from foretoken.errors import NumericalError, OutOfMemory
+from foretoken.limits import Limits
+from foretoken.models.base import LanguageModel
+from models.native.checkpoints import in_rooms
+from tiny import tiny_llama
+
+ONE, MANY = Limits(plain_passes=1), Limits()
+PROMPTS = [[1, 2, 3, 1, 2], [7, 8], [4, 4, 9, 1]]
+PARAMS = {
+    "greedy": {"temperature": 0},
+    "drawn": {"temperature": 1.0},
+    "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    "penalised": {"temperature": 0, "presence_penalty": 1.0, "frequency_penalty": 0.5, "min_new_tokens": 5},
+    "told": {"temperature": 0, "logprobs": 2},
+    "told, drawn": {"temperature": 0.7, "logprobs": 1},
+    "stopped": {"temperature": 0, "stop_token_ids": (97, 104, 111, 32)},
+}
+
+
+def module():
+    return tiny_llama(vocab_size=259, seed=1, eos_token_id=258)
+
+
+TARGETS = {
+    "native": lambda: load(module(), tokenizer=byte_tokenizer(), runner="native"),
+    "torch": lambda: load(module(), tokenizer=byte_tokenizer(), runner="native", backend="torch", eager=True),
+    "rooms": lambda: in_rooms(module(), widths=(1, 3, 4)),
+}
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def any_target(request):
+    return TARGETS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def target():
+    return TARGETS["native"]()
+
+
+def watch(model, monkeypatch, break_at=None, how=None):
+    """Count a model's passes; with the number `break_at`, counted from 0, something else happens."""
+    passes, forward = [], type(model).forward
+
+    def watched(*arguments, **options):
+        passes.append(int(arguments[2].sum()))
+        scores = forward(model, *arguments, **options)
+        if len(passes) - 1 == break_at:
+            how(scores)
+        return scores
+
+    monkeypatch.setattr(model, "forward", watched)
+    return passes
+
+
+@pytest.mark.parametrize("kind", PARAMS)
+@pytest.mark.parametrize("drafter", [None, "lookup"])
+def test_outputs_are_those_of_rounds_of_one_pass(any_target, kind, drafter):
+    engines = [Engine(any_target, drafter, limits=limits) for limits in (ONE, MANY)]
+    for seed in range(3):
+        params = [SamplingParams(max_new_tokens=length, seed=seed, **PARAMS[kind]) for length in (23, 40, 9)]
+        one, many = ([engine.generate(PROMPTS, params), engine.generate(PROMPTS[0], params[1])] for engine in engines)
+        for a, b in zip([*one[0], one[1]], [*many[0], many[1]], strict=True):
+            assert (a.token_ids, a.text, a.finish_reason, a.stop_reason) == (
+                b.token_ids, b.text, b.finish_reason, b.stop_reason,
+            )  # fmt: skip
+            if a.logprobs is not None:
+                assert [entry.token_id for entry in a.logprobs] == b.token_ids
+                assert [entry.logprob for entry in a.logprobs] == pytest.approx(
+                    [x.logprob for x in b.logprobs], abs=1e-4
+                )
+
+
+@pytest.mark.parametrize("drafter", ["lookup", ["lookup", "model"], "model"])
+def test_seeded_requests_draft_as_much_in_the_same_rounds(target, drafter, monkeypatch):
+    """What a request with a seed drafts depends on its own rounds, and not on how many of them go together."""
+    draft_model = load(tiny_llama(vocab_size=259, seed=2, num_hidden_layers=1), runner="native")
+    # By the bytes that they have, no draft would pay.
+    monkeypatch.setattr(target, "weight_bytes", 20_000_000)
+    monkeypatch.setattr(draft_model, "weight_bytes", 1_000_000)
+    names = drafter if isinstance(drafter, list) else [drafter]
+    drafters = [draft_model if name == "model" else name for name in names]
+    drafted = 0
+    for seed in range(4):
+        params = SamplingParams(max_new_tokens=120, seed=seed, ignore_eos=True)
+        one, many = (Engine(target, drafters, limits=limits).generate(PROMPTS[0], params) for limits in (ONE, MANY))
+        assert one.token_ids == many.token_ids
+        for name in ("rounds", "drafts", "drafted", "accepted", "drafted_by_position"):
+            assert getattr(one.stats, name) == getattr(many.stats, name)
+        drafted += one.stats.drafted
+    assert drafted
+
+
+def test_a_round_takes_several_passes_and_tells_of_all_of_their_tokens(target, monkeypatch):
+    passes = watch(target, monkeypatch)
+    engine = Engine(target, None)
+    params = SamplingParams(temperature=0, max_new_tokens=21, ignore_eos=True)
+    events = list(engine.stream(PROMPTS[0], params))
+    sizes = [len(event.pieces) for event in events]
+    assert sizes == [1, 8, 8, 4]  # the first round has the prompt in it
+    completion = events[-1].completion
+    assert [piece.token_id for event in events for piece in event.pieces] == completion.token_ids
+    assert "".join(event.text for event in events) == completion.text
+    assert {piece.origin for event in events for piece in event.pieces} == {"target"}
+    assert completion.stats.rounds == completion.stats.emitted == 21
+    assert len(passes) == 21  # the first one computes the prompt, too
+    assert completion.stats.seconds["target"] > 0
+    assert completion.stats.seconds["verification"] > 0
+
+
+def test_a_round_ends_with_the_first_row_that_does(target, monkeypatch):
+    passes = watch(target, monkeypatch)
+    engine = Engine(target, None)
+    lengths = (4, 13)
+    params = [SamplingParams(temperature=0, max_new_tokens=length, ignore_eos=True) for length in lengths]
+    done = engine.generate(PROMPTS[:2], params)
+    assert [len(one.token_ids) for one in done] == list(lengths)
+    assert passes == [2] * 4 + [1] * 9
+    longer = engine.generate(PROMPTS[1], params[1])
+    assert longer.token_ids == done[1].token_ids
+    stop = longer.token_ids[5]
+    passes.clear()
+    stopped = engine.generate(PROMPTS[1], SamplingParams(temperature=0, max_new_tokens=40, stop_token_ids=(stop,)))
+    assert stopped.token_ids == longer.token_ids[: longer.token_ids.index(stop) + 1]
+    assert len(passes) == len(stopped.token_ids)
+
+
+@pytest.mark.parametrize("at", range(2, 8))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_scores_of_no_use_end_their_row_alone_with_the_tokens_before(target, monkeypatch, at, temperature):
+    params = SamplingParams(temperature=temperature, max_new_tokens=20, ignore_eos=True, seed=1)
+    expected = [Engine(target, None, limits=ONE).generate(prompt, params).token_ids for prompt in PROMPTS[:2]]
+
+    def spoil(scores):
+        with torch.inference_mode():
+            scores.logits[1] = float("nan")
+
+    engine = Engine(target, None)
+    requests = [engine.submit(prompt, params) for prompt in PROMPTS[:2]]
+    events = engine.step()  # the prompts'
+    passes = watch(target, monkeypatch, at, spoil)
+    while engine.busy:
+        events += engine.step()
+    told = {request: [] for request in requests}
+    for request, event in events:
+        told[request] += [piece.token_id for piece in event.pieces]
+    sound, spoilt = (request.completion for request in requests)
+    assert isinstance(spoilt.error, NumericalError)
+    assert spoilt.token_ids == expected[1][: 1 + at]
+    assert told[requests[1]] == spoilt.token_ids
+    assert sound.error is None
+    assert sound.token_ids == told[requests[0]] == expected[0]
+    assert len(passes) == 19
+    assert engine.generate(PROMPTS[1], params).token_ids == expected[1]
+
+
+def test_memory_that_runs_out_in_a_later_pass_ends_what_runs_and_nothing_else(target, monkeypatch):
+    def fail(scores):
+        raise MemoryError
+
+    params = SamplingParams(temperature=0, max_new_tokens=20, ignore_eos=True)
+    engine = Engine(target, None, max_batch_size=1)
+    first, second = (engine.submit(prompt, params) for prompt in PROMPTS[:2])
+    engine.step()
+    watch(target, monkeypatch, 3, fail)
+    with pytest.raises(OutOfMemory, match="lower max_batch_size"):
+        engine.step()
+    assert isinstance(first.completion.error, OutOfMemory)
+    while engine.busy:
+        engine.step()
+    assert second.completion.token_ids == Engine(target, None).generate(PROMPTS[1], params).token_ids
+
+
+def test_a_request_that_is_cancelled_or_joins_waits_for_one_round(target):
+    params = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
+    engine = Engine(target, None)
+    first = engine.submit(PROMPTS[0], params)
+    engine.step()
+    ((_, event),) = engine.step()
+    assert len(event.pieces) == 8
+    second = engine.submit(PROMPTS[1], params)
+    assert {request for request, _ in engine.step()} == {first, second}
+    first.cancel()
+    while engine.busy:
+        engine.step()
+    assert len(first.completion.token_ids) < 60
+    assert second.completion.token_ids == Engine(target, None, limits=ONE).generate(PROMPTS[1], params).token_ids
+
+
+def test_a_later_turn_finds_all_tokens_of_the_last_one_cached(target):
+    engine = Engine(target, None)
+    params = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
+    prompt = PROMPTS[0] * 10
+    output = engine.generate(prompt, params).token_ids
+    assert engine._loops._idle._prefixes.cache.lengths.tolist() == [len(prompt) + 60 - 1]
+    longer = prompt + output + [5, 6]
+    again = engine.generate(longer, params)
+    assert again.token_ids == Engine(target, None, limits=ONE).generate(longer, params).token_ids
+
+
+def test_a_grammar_forces_its_tokens_where_the_engine_drafts(target):
+    grammar = Grammar.regex(r"answer: (yes|no)\.")
+    params = SamplingParams(grammar=grammar, temperature=0)
+    plain = Engine(target, None).generate("q", params)
+    drafted = Engine(target, "lookup").generate("q", params)
+    assert plain.text == drafted.text
+    assert plain.stats.rounds == len(plain.token_ids)
+    assert drafted.stats.rounds < len(drafted.token_ids)  # what is forced is drafted, whether or not drafters rest
+
+
+def members(count=1, *, slots=None, k=0, left=50, **row):
+    fields = {"trace": False, "matcher": None, "max_accepted": left - 1, **row}
+    rows = [SimpleNamespace(**fields) for _ in range(count)]
+    return SimpleNamespace(
+        rows=rows, slots=range(count), num_slots=count if slots is None else slots, fixed_lengths=[k] * count
+    )
+
+
+def model(seconds=1e-4, share=None, commits_late=True):
+    return SimpleNamespace(assumed_seconds=seconds, position_share=share, commits_late=commits_late)
+
+
+@pytest.mark.parametrize(
+    ("expected", "target", "of", "idle", "most"),
+    [
+        (8, model(), members(), 100, 8),
+        (3, model(), members(), 3, 8),
+        (5, model(), members(left=5), 100, 8),
+        (1, model(), members(), 1, 8),
+        (1, model(), members(), 100, 1),
+        (1, model(commits_late=False), members(), 100, 8),
+        (1, model(), members(2, slots=3), 100, 8),  # another row waits for the next part of its prompt
+        (1, model(), members(trace=True), 100, 8),
+        (8, model(), members(matcher=object()), 100, 8),
+        (1, model(), members(matcher=object(), k=None), 100, 8),
+        (1, model(0.0), members(), 100, 8),  # what a pass takes is not known
+        (4, model(1 / 250), members(), 100, 8),
+        (1, model(1 / 50), members(), 100, 8),  # a large model
+        (2, model(1 / 250, 0.1), members(10), 100, 8),
+        (1, model(1 / 250, 1.0), members(10), 100, 8),
+    ],
+)
+def test_how_many_passes_a_round_takes(expected, target, of, idle, most):
+    assert passes_of(target, of, idle, most) == expected
+
+
+def test_models_that_say_nothing_take_one_pass_a_round():
+    assert LanguageModel.commits_late is False
+    assert not load(module(), runner="hf").commits_late
+    engine = Engine(load(module(), tokenizer=byte_tokenizer(), runner="hf"), None)
+    events = list(engine.stream(PROMPTS[0], SamplingParams(temperature=0, max_new_tokens=9, ignore_eos=True)))
+    assert [len(event.pieces) for event in events] == [1] * 9
+
+
+def test_a_trace_is_of_rounds_of_one_pass(target):
+    params = SamplingParams(temperature=0, max_new_tokens=9, ignore_eos=True)
+    events = list(Engine(target, None).stream(PROMPTS[0], params, trace=True))
+    assert [len(event.pieces) for event in events] == [1] * 9
+    assert all(event.trace is not None for event in events)
