@@ -138,6 +138,8 @@ def test_a_full_disk_is_named():
     "arguments",
     [
         ["verifiers"],
+        ["--help"],
+        ["serve", "--help"],
         ["generate", "hello", "-n", "9"],
         pytest.param(["bench", "peers"], marks=pytest.mark.full),
     ],

@@ -45,6 +45,11 @@ def _output() -> Iterator[None]:
         # The reader of the pipe, such as head, has closed it: not an error.
         _drop_output()
         raise typer.Exit(CLOSED_PIPE) from None
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):  # rich's consoles, which help is printed by, end so
+            raise
+        _drop_output()
+        raise typer.Exit(CLOSED_PIPE) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
