@@ -42,8 +42,8 @@ class Limits:
         window: number of most probable tokens in which top-p is tried before it is applied to whole rows.
         window_ties: tokens beyond the k-th that top-k checks for ties before it is applied to whole rows.
         prediction_tokens: most tokens of a request's predicted output; longer ones are refused.
-        plain_passes: most passes of a round in which nothing is drafted, with a small model: what else a round does is
-            done once for all of them.
+        plain_passes: most passes of a round in which nothing is drafted, where they take little time
+            (`foretoken.engine.plain`): what else a round does is done once for all of them.
         forced_tokens: most tokens that a grammar forces which are verified in one round.
         proof_entries: probabilities (drafts × nodes × vocabulary) that `foretoken.verify.exact` processes at once.
     """

@@ -22,8 +22,10 @@ from foretoken.audit.external import ExternalSubject, external_subject
 from foretoken.audit.subjects import Sample, Speculation, check
 from foretoken.audit.transformers_subject import transformers_options, transformers_subject
 from foretoken.engine.engine import Engine
+from foretoken.models import load
 from foretoken.peers.process import Worker
 from foretoken.sampling import SamplingParams
+from tiny import tiny_llama
 
 REQUEST = SampleRequest((0, 1, 2), 3, 4, seed=5)
 
@@ -76,6 +78,16 @@ def test_the_engine_tells_its_rounds(world):
     batch = subject.sample(SampleRequest(world.prompts[0], 5, 12, logprobs=0))
     assert [len(one.tokens) for one in batch] == [12] * 5
     assert all(token in told for token, told in zip(batch[0].tokens, batch[0].top_logprobs, strict=True))
+
+
+@pytest.mark.parametrize("drafter", [None, "lookup"])
+def test_passes_that_go_together_are_rounds_of_their_own(world, drafter):
+    subject = EngineSubject(Engine(load(tiny_llama(seed=1), runner="native"), drafter))
+    for _ in range(2):
+        (sample,) = subject.sample(SampleRequest(world.prompts[0], 1, 40, rounds=True))
+        assert sum(sample.rounds) == len(sample.tokens) == 40
+        assert drafter or sample.rounds == [1] * 40
+        assert len(sample.rounds) > 20
 
 
 # transformers.

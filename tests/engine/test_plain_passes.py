@@ -9,12 +9,14 @@ import torch
 
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams, load
+from foretoken.drafters import Eagle3
 from foretoken.engine.plain import passes_of
 from foretoken.errors import NumericalError, OutOfMemory
 from foretoken.limits import Limits
 from foretoken.models.base import LanguageModel
 from models.native.checkpoints import in_rooms
 from tiny import tiny_llama
+from tiny_heads import tiny_eagle3
 
 ONE, MANY = Limits(plain_passes=1), Limits()
 PROMPTS = [[1, 2, 3, 1, 2], [7, 8], [4, 4, 9, 1]]
@@ -120,6 +122,63 @@ def test_a_round_takes_several_passes_and_tells_of_all_of_their_tokens(target, m
     assert completion.stats.seconds["verification"] > 0
 
 
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [
+        ("lookup", {"num_speculative_tokens": 0}),
+        (["lookup", "prompt-lookup"], {"num_speculative_tokens": 0}),
+        ("lookup", {"drafter": "none"}),
+        (None, {}),
+    ],
+)
+def test_requests_that_never_draft_take_several_passes_whatever_the_engine_drafts_with(target, drafter, options):
+    engine = Engine(target, drafter)
+    request = engine.submit(PROMPTS[0], SamplingParams(temperature=0, max_new_tokens=21, ignore_eos=True), **options)
+    events = []
+    while engine.busy:
+        events += [len(event.pieces) for _, event in engine.step()]
+    assert events == [1, 8, 8, 4]
+    assert request.completion.stats.rounds == 21
+    assert engine.policy.rounds == 0  # which has nothing to choose there
+
+
+def test_a_drafter_that_follows_hidden_states_is_told_of_every_pass(target):
+    drafter = Eagle3(tiny_eagle3(module()), target)
+    for k, most in ((0, 1), (3, 4)):
+        events = list(
+            Engine(target, drafter, num_speculative_tokens=k).stream(
+                PROMPTS[0], SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
+            )
+        )
+        assert max(len(event.pieces) for event in events) <= most
+
+
+def test_a_first_token_is_told_at_once_though_the_prompt_is_cached(target):
+    engine = Engine(target, None)
+    params = SamplingParams(temperature=0, max_new_tokens=14, ignore_eos=True)
+    for _ in range(2):
+        assert [len(event.pieces) for event in engine.stream(PROMPTS[0] * 10, params)] == [1, 8, 5]
+
+
+def test_an_error_leaves_no_rest_behind_for_the_next_request(target, monkeypatch):
+    def fail(scores):
+        raise MemoryError
+
+    engine = Engine(target, ["lookup", "prompt-lookup"])
+    engine.submit(PROMPTS[0], SamplingParams(max_new_tokens=200, seed=1, ignore_eos=True))
+    while len(engine.step()[0][1].pieces) == 1:  # until it rests
+        pass
+    passes = watch(target, monkeypatch, 0, fail)
+    with pytest.raises(OutOfMemory):
+        engine.step()
+    told = engine.policy.rounds
+    engine.submit([5], SamplingParams(max_new_tokens=9, ignore_eos=True), num_speculative_tokens=0)
+    while engine.busy:
+        engine.step()
+    assert len(passes) == 1 + 9
+    assert engine.policy.rounds == told
+
+
 def test_a_round_ends_with_the_first_row_that_does(target, monkeypatch):
     passes = watch(target, monkeypatch)
     engine = Engine(target, None)
@@ -220,8 +279,14 @@ def test_a_grammar_forces_its_tokens_where_the_engine_drafts(target):
     assert drafted.stats.rounds < len(drafted.token_ids)  # what is forced is drafted, whether or not drafters rest
 
 
-def members(count=1, *, slots=None, k=0, left=50, **row):
-    fields = {"trace": False, "matcher": None, "max_accepted": left - 1, **row}
+def members(count=1, *, slots=None, k=0, left=50, emitted=3, **row):
+    fields = {
+        "trace": False,
+        "matcher": None,
+        "max_accepted": left - 1,
+        "stats": SimpleNamespace(emitted=emitted),
+        **row,
+    }
     rows = [SimpleNamespace(**fields) for _ in range(count)]
     return SimpleNamespace(
         rows=rows, slots=range(count), num_slots=count if slots is None else slots, fixed_lengths=[k] * count
@@ -243,6 +308,7 @@ def model(seconds=1e-4, share=None, commits_late=True):
         (1, model(commits_late=False), members(), 100, 8),
         (1, model(), members(2, slots=3), 100, 8),  # another row waits for the next part of its prompt
         (1, model(), members(trace=True), 100, 8),
+        (1, model(), members(emitted=0), 100, 8),  # the first token is told at once
         (8, model(), members(matcher=object()), 100, 8),
         (1, model(), members(matcher=object(), k=None), 100, 8),
         (1, model(0.0), members(), 100, 8),  # what a pass takes is not known

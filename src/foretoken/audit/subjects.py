@@ -242,10 +242,11 @@ class EngineSubject:
         return [self._sample(completion, None) for completion in completions]
 
     def _stream(self, prompt: list[int], params: SamplingParams) -> Sample:
-        rounds, completion = [], None
+        rounds, completion, passes = list[int](), None, 0
         for event in self.engine.stream(prompt, params):
-            rounds.append(len(event.pieces))
-            completion = event.completion
+            plain = event.stats.rounds - passes == len(event.pieces)  # rounds that went together, a token each
+            rounds += [1] * len(event.pieces) if plain else [len(event.pieces)]
+            passes, completion = event.stats.rounds, event.completion
         return self._sample(completion, rounds)
 
     def _sample(self, completion: Any, rounds: list[int] | None) -> Sample:

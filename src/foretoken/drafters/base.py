@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
@@ -228,13 +227,13 @@ class Drafter(ABC):
     def idle_rounds(self) -> int:
         """Rounds, the present one included, in which there is nothing to propose and nothing to learn; 1 by default.
 
-        Asked after a proposal of nothing. The engine may decode as many tokens plainly, and calls nothing but
-        `observe_idle` then.
+        Asked after a proposal of nothing. The engine may take as many passes in this round, if it can take more than
+        one; it then calls `observe_idle` instead of `observe` and `observe_seconds`.
         """
         return 1
 
     def observe_idle(self, rounds: int, seconds: float) -> None:
-        """So many of the `idle_rounds` are over, instead of `observe` and `observe_seconds` of each.
+        """The round is over, in which so many of the `idle_rounds` went together.
 
         Args:
             rounds: at least 1.
@@ -268,7 +267,3 @@ class NoDrafter(Drafter):
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """An empty draft."""
         return Draft.empty(len(batch.sequences), batch.device)
-
-    def idle_rounds(self) -> int:
-        """All that are to come."""
-        return sys.maxsize

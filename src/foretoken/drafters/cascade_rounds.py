@@ -110,17 +110,20 @@ class Sleep:
     def begin(self, rounds: int = 1) -> None:
         """So many rounds of rest begin, after the one in which the rest was decided."""
         for request in self._alone:
-            for _ in range(rounds):
+            for _ in range(min(rounds, request.rests_alone)):
                 request.rest_alone()
 
     def over(self, current: Round, policy: Policy, rounds: int, seconds: float) -> None:
         """So many rounds of rest are over, in so many seconds; the first of them was begun."""
         self.begin(rounds - 1)
+        rows, each = len(current.sequences), seconds / rounds
+        if rounds > 1:
+            each = policy.lessons.together(rows, each)
         if self.counts(current, policy, rounds):
             return
         self.tell(policy)
         for _ in range(rounds):
-            policy.lessons.learn([], [], current.positions, [], seconds / rounds, beside=len(current.sequences))
+            policy.lessons.learn([], [], current.positions, [], each, beside=rows)
 
     def left(self, policy: Policy) -> int:
         """Rounds before the one until which the rows rest."""

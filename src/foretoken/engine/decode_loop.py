@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as AbstractSequence
 from typing import Literal
 
@@ -127,10 +128,11 @@ class DecodeLoop:
             drafted = self._propose(drafter, members, batch, limits)
         draft = forced.before(drafted)
         if not draft.width and not prefilled:
-            idle = drafter.idle_rounds()
+            never = follows and not any(length != 0 for length in members.fixed_lengths)
+            idle = sys.maxsize if never else drafter.idle_rounds() if any(limits) else 1
             passes = passes_of(self.target, members, idle, self.limits.plain_passes)
             if passes > 1:
-                return self._decode_plainly(members, passes, clock, drafter)
+                return self._decode_plainly(members, passes, clock, None if never else drafter)
         clock.turn_to("target")
         with self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
@@ -161,18 +163,17 @@ class DecodeLoop:
         drafter.observe_seconds(None if prefilled else sum(seconds.values()) - learning)
         self._learning = clock.since_stop()
 
-    def _decode_plainly(self, members: Membership, passes: int, clock: RoundClock, drafter: Drafter) -> None:
-        """The rest of a round of several passes, in which nothing is drafted."""
+    def _decode_plainly(self, members: Membership, passes: int, clock: RoundClock, drafter: Drafter | None) -> None:
+        """The rest of a round of several passes, in which nothing is drafted; no drafter for rows that never draft."""
         with self._memory_guard(self.target.name):
             verified, passes = decode_plainly(self.target, self._prefixes.cache, members, passes, clock)
-        if verified is None:
-            self._prefixes.confirm(members.rows)
-        else:
+        if verified is not None:
             self._handle_bad_logits(members, verified)
         seconds = clock.stop()
         for row in members.rows:
             row.stats.add_seconds(seconds)
-        drafter.observe_idle(passes, sum(seconds.values()) - self._learning)
+        if drafter is not None:
+            drafter.observe_idle(passes, sum(seconds.values()) - self._learning)
         self._learning = clock.since_stop()
 
     def _membership(self, slots: list[int]) -> Membership:

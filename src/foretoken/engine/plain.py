@@ -16,7 +16,7 @@ from foretoken.sampling.vocabulary import best_tokens
 
 _SECONDS = 1 / 60
 """Most time of such a round, by what passes are assumed to take: a screen shows no more often what has come, and who
-joins or cancels waits no longer for the next round."""
+joins or cancels waits no longer for the next round. On a CPU models above some 60 MB have rounds of one pass by it."""
 
 _SHARE = 0.04
 """What a further row adds to a pass, as a share of a pass over one, for models that don't say."""
@@ -25,7 +25,7 @@ _SHARE = 0.04
 def passes_of(target: LanguageModel, members: Membership, idle: int, most: int) -> int:
     """How many passes a round takes in which nothing is drafted.
 
-    Nothing here depends on a clock, and rounds of more passes end with the first row that does.
+    Nothing here depends on a clock. A row's first token is told at once.
 
     Args:
         target: the model.
@@ -34,15 +34,24 @@ def passes_of(target: LanguageModel, members: Membership, idle: int, most: int) 
         most: passes of a round.
     """
     waits = len(members.slots) < members.num_slots  # for the next chunk of its prompt
-    if most == 1 or idle == 1 or waits or not target.commits_late:
+    most = min(affordable(target, len(members.rows), most), idle)
+    if most == 1 or waits:
         return 1
     for row, length in zip(members.rows, members.fixed_lengths, strict=True):
-        if row.trace or (row.matcher is not None and length != 0):  # what its grammar forces is drafted
+        if (
+            row.trace or not row.stats.emitted or (row.matcher is not None and length != 0)
+        ):  # what its grammar forces is drafted
             return 1
+    return max(1, min(most, *(row.max_accepted + 1 for row in members.rows)))
+
+
+def affordable(target: LanguageModel, rows: int, most: int) -> int:
+    """How many passes over so many rows a round may take, `most` of them, for its time and the target's sake."""
+    if most == 1 or not target.commits_late or not target.assumed_seconds:
+        return 1
     share = _SHARE if target.position_share is None else target.position_share
-    seconds = target.assumed_seconds * (1.0 + share * (len(members.rows) - 1))
-    soon = int(_SECONDS / seconds) if seconds else 1
-    return max(1, min(most, idle, soon, *(row.max_accepted + 1 for row in members.rows)))
+    seconds = target.assumed_seconds * (1.0 + share * (rows - 1))
+    return max(1, min(most, int(_SECONDS / seconds)))
 
 
 def decode_plainly(

@@ -68,7 +68,7 @@ def emit(
         logits: ``[B, N+1, V]``, the target's, for log-probabilities.
         forced: of each row, the tokens that its draft begins with because its grammar forces them; empty for
             none.
-        more: the round goes on: to the tokens that it has given already.
+        more: these tokens go to the event that has the ones before.
     """
     tokens, parents, counts = draft.listed
     depths = None if draft.is_chain else draft.depths().tolist()

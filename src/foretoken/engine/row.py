@@ -99,7 +99,7 @@ class Row:
         return self._end + len(self.sequence.source or ())
 
     def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin], *, more: bool = False) -> int:
-        """Append tokens until the request ends, `more` of the round that was begun; how many were taken.
+        """Append tokens until the request ends; how many were taken. `more` go to the event that has those before.
 
         A token that the request's grammar forbids, which only a lossy verifier accepts, makes the request fail.
         """
@@ -153,7 +153,7 @@ class Row:
         self.finish_reason = "error"
         self.drafted, self.traced = (), None
         if not emitted:
-            self._pieces = []  # an earlier event had them
+            self._pieces = []  # an earlier event had them, but those of a round that failed after several passes
 
     def event(self) -> StreamEvent:
         """What the last round added."""

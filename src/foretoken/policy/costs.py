@@ -28,6 +28,7 @@ _LAG_SHARE = 0.05
 
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
 _AVERAGED = 12.0  # rounds over which the cost of a change is averaged, and how many tokens free drafters draft
+_LEAST_TOGETHER = 0.5  # what `Costs.together` can be at least: less is noise
 
 
 @dataclass
@@ -45,11 +46,29 @@ class DrafterCosts:
     lag: float = 0.0
 
 
+class Together:
+    """What a pass takes in plain rounds of several, as a share of a round of one, by rows; 1 where there were none."""
+
+    def __init__(self) -> None:
+        self._shares: dict[int, tuple[int, float]] = {}  # how many were measured, at most `_AVERAGED`, and their mean
+
+    def __call__(self, rows: int) -> float:
+        """The share with so many rows."""
+        return self._shares[rows][1] if rows in self._shares else 1.0
+
+    def record(self, rows: int, share: float) -> None:
+        """It was measured once more."""
+        count, before = self._shares.get(rows, (0, 1.0))
+        count = min(count + 1, int(_AVERAGED))
+        share = min(max(share, _LEAST_TOGETHER), 1.0)
+        self._shares[rows] = count, before + (share - before) / count
+
+
 class Table(NamedTuple):
     """Seconds in a batch of so many rows.
 
     Attributes:
-        plain: of a round without drafts.
+        plain: of a token where nothing is drafted for a while (`Costs.plain`).
         extra: what a draft of 0, 1, 2, … tokens in one row adds to it, where all rows have as many.
         calls: of each drafter, a call in one row for so many tokens.
         token: the least that a token of a draft adds.
@@ -73,6 +92,7 @@ class Costs:
     Attributes:
         change: seconds that a pass takes longer if it is not as wide as the one before; drift left out.
         alone: what passes over one row are padded to, in rising order; those over more positions are not.
+        together: what passes take in plain rounds of several.
     """
 
     def __init__(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
@@ -90,12 +110,14 @@ class Costs:
         self._tables: dict[int, tuple[int, Table]] = {}
         self._rounds = 0
         self.alone: tuple[int, ...] = ()
+        self.together = Together()
 
     def measure(
         self,
         target: Sequence[tuple[int, float]],
         drafters: Sequence[Sequence[tuple[int, float]]],
         change: float = 0.0,
+        together: float = 1.0,
     ) -> None:
         """Take over what calibration found, given as for `Cascade.measure`."""
         lines = [Line.through(points) for points in drafters]
@@ -103,6 +125,8 @@ class Costs:
         self.become(Line.through(target), calls)
         self.change, self._changes = change, int(change > 0.0)
         self.anchored = True
+        if together < 1.0:
+            self.together.record(1, together)
 
     @classmethod
     def by_bytes(
@@ -137,6 +161,10 @@ class Costs:
         costs = self.drafters[drafter]
         return costs.call(tokens) * (1.0 + costs.row * (rows - 1)) + costs.lag * lag
 
+    def plain(self, rows: int) -> float:
+        """Seconds of a pass over so many roots where nothing is drafted for a while: rounds may have several then."""
+        return self.target(rows) * self.together(rows)
+
     def copy(self, units: int) -> float:
         """Seconds that free drafters take for so many rows and tokens together; 0 before they were measured."""
         return self.copying(units) if self.copying is not None and units else 0.0
@@ -146,6 +174,7 @@ class Costs:
         made, found = self._tables.get(rows, (0, None))
         if found is None or self._rounds >= made + _REUSED:
             plain, *longer = self._seconds(1 + longest, rows)
+            plain *= self.together(rows)
             extra = [0.0]
             for seconds in longer:  # a longer draft that costs less is noise
                 extra.append(max((seconds - plain) / rows, extra[-1]))

@@ -60,6 +60,14 @@ class Lessons:
         for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
 
+    def together(self, rows: int, seconds: float) -> float:
+        """A pass over so many roots took so long in a plain round of several; what it takes in a round of its own."""
+        costs = self.costs
+        if self.given or not costs.anchored:
+            return seconds
+        costs.together.record(rows, seconds * exp(-costs.drift.value) / costs.target(rows))
+        return seconds / costs.together(rows)
+
     def learn(
         self,
         rows: Sequence[Row],
@@ -106,7 +114,8 @@ class Lessons:
         heard = rows or self.rests.now % _HEARD == 0
         if total is not None and seconds is not None and (positions > count or changed or calls or heard):
             costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed)
-        plain = costs.target(count)
+        # What drafts lose is against plain rounds of several passes; one of a pass alone is no loss of theirs.
+        plain = costs.plain(count) if calls or changed or positions > count else costs.target(count)
         apart = given * costs.change
         took = planned = (planned - apart) / plain
         if total is not None:
@@ -150,7 +159,7 @@ class Lessons:
     def learn_together(self, request: Request, rounds: Sequence[Told]) -> None:
         """Rounds of a row by itself are over, which went by `Policy.prices`."""
         costs, count, models = self.costs, len(rounds), not request.copied
-        plain, planned = costs.target(1), 0.0
+        plain, planned = costs.plain(1), 0.0
         for one in rounds:
             # After a prompt's pass, a plain one has another width than the last one, too.
             apart = costs.change if one.changed and self._prompted else 0.0

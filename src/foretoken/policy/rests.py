@@ -108,7 +108,7 @@ class Rests:
         if len(requests) > _REST and not all(rest):
             rest = self._with_new(requests, rest)
         for at, request in enumerate(requests):
-            if request.rests_alone and not (fixed and fixed[at]):
+            if request.rests_alone > 0 and not (fixed and fixed[at]):
                 rest[at] = True
                 request.rest_alone()
         if fixed:

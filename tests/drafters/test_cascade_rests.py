@@ -1,0 +1,162 @@
+"""Rests of a cascade: which rounds the policy is told of, what they cost, and what seeded requests count."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.drafters.cascade_rounds import Round, Sleep
+from foretoken.policy.acceptance import LOOKUP, MODEL
+from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.lessons import is_heard
+from foretoken.policy.lines import Line
+from foretoken.policy.policy import Policy
+from foretoken.policy.request import PLAIN, Choice, Row
+
+
+class Named:
+    """In place of a sequence."""
+
+
+def policy_of(kinds=(LOOKUP,), free=(True,), given=False):
+    drafters = [DrafterCosts(Line(0.0, 0.0 if is_free else 0.2)) for is_free in free]
+    costs = Costs(Line(0.9, 0.1), drafters)
+    costs.anchored = True
+    fixed = Costs.by_bytes(1.0, [0.0 if is_free else 0.2 for is_free in free])
+    fixed.copying = Line(0.1, 0.0)
+    return Policy(list(kinds), list(free), costs, fixed, given=given)
+
+
+def resting(rows=1):
+    return Round([Named() for _ in range(rows)], [], [], [], [], False, positions=rows)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 40, [8] * 5, [3, 8, 1, 1, 7, 5, 8, 2, 5]])
+def test_the_policy_is_told_of_every_round_of_rest_once(sizes):
+    policy, rows = policy_of(), [Named(), Named()]
+    sleep, over = Sleep(rows, 1000), 0
+    for size in sizes:
+        assert sleep.holds(rows, policy.rounds)
+        assert sleep.left(policy) == 1000 - over
+        sleep.over(resting(2), policy, size, 1.0 * size)
+        over += size
+    sleep.tell(policy)
+    assert policy.rounds == over == 40
+    sleep.tell(policy)
+    assert policy.rounds == 40
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_rounds_are_heard_wherever_they_lie_among_those_that_go_together(size, monkeypatch):
+    policy, heard = policy_of(), []
+    record = Costs.record
+
+    def recorded(self, positions, seconds, *others, **options):
+        heard.append((policy.rounds, seconds))
+        return record(self, positions, seconds, *others, **options)
+
+    monkeypatch.setattr(Costs, "record", recorded)
+    sleep = Sleep([Named()], 1000)
+    for _ in range(-(-64 // size)):
+        sleep.over(resting(), policy, size, 0.5 * size)
+    assert [number for number, _ in heard][:4] == [number for number in range(65) if number and is_heard(number)]
+    alone = 0.5 if size == 1 else 1.0  # what a pass takes in a round of its own is not learnt from others
+    assert [seconds for _, seconds in heard] == pytest.approx([alone] * len(heard), rel=0.01)
+
+
+def test_what_passes_take_in_rounds_of_several_is_learnt_by_rows_and_within_bounds():
+    costs = policy_of().costs
+    assert (costs.plain(1), costs.table(1, 4).plain) == (1.0, 1.0)
+    for _ in range(40):
+        costs.together.record(1, 0.8)
+    costs._tables.clear()
+    table = costs.table(1, 4)
+    assert costs.plain(1) == table.plain == pytest.approx(0.8)
+    assert table.extra[:3] == pytest.approx([0.0, 1.1 - 0.8, 1.2 - 0.8])  # against what is saved
+    assert costs.plain(2) == costs.target(2)
+    for share, expected in ((0.1, 0.5), (7.0, 1.0)):
+        for _ in range(200):
+            costs.together.record(3, share)
+        assert costs.together(3) == pytest.approx(expected, abs=1e-3)
+    costs.measure([(1, 0.002), (9, 0.003)], [[]], together=0.9)
+    assert costs.together(1) == 0.9
+    assert costs.together(3) == 1.0
+
+
+def test_given_costs_are_not_refined_by_rounds_of_several_passes():
+    policy = policy_of(given=True)
+    Sleep([Named()], 1000).over(resting(), policy, 8, 4.0)
+    assert policy.costs.together(1) == 1.0
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_a_rejected_draft_is_a_loss_against_rounds_of_several_passes_and_a_plain_one_is_none(share):
+    policy = policy_of((MODEL,), (False,))
+    for _ in range(40):
+        policy.costs.together.record(1, share)
+    request = policy.open(sampled=False)
+    row = Row(request, 100, [0])
+    policy.lessons.learn([row], [1], 1, [], 1.0)
+    assert request.late == pytest.approx(0.0, abs=0.01)
+    row.chosen = Choice(0, 1)
+    policy.lessons.learn([row], [1], 2, [(0, 1, 1, 0, 0.2)], 1.1)
+    assert request.late == pytest.approx((1.1 + 0.2) / share - 1.0, rel=0.05)
+
+
+@pytest.mark.parametrize("ends", [30, 7, 1])
+def test_a_seeded_request_rests_for_as_many_rounds_as_were_decided_and_no_more(ends):
+    policy = policy_of()
+    request, sequence = policy.open(sampled=True, reproducible=True), Named()
+    request.rests_alone = ends
+    assert policy.resting([request]) == [True]
+    sleep = Sleep([sequence], policy.rests.asleep_until([request]), policy.rests.alone([request]))
+    left = ends - 1
+    assert request.rests_alone == left
+    sleep.over(resting(), policy, 1, 1.0)  # the round in which it was decided
+    while left:
+        assert sleep.holds([sequence], policy.rounds)
+        assert sleep.left(policy) == left
+        sleep.begin()
+        size = min(8, left)
+        sleep.over(resting(), policy, size, 1.0 * size)
+        left -= size
+        assert request.rests_alone == left
+    assert not sleep.holds([sequence], policy.rounds)
+    sleep.begin(5)  # too many begin nothing
+    assert request.rests_alone == 0
+    assert policy.resting([request]) == [False]
+    assert request.rounds == ends
+
+
+def test_rows_of_both_kinds_sleep_until_the_first_of_them_wakes():
+    policy = policy_of()
+    shared, seeded = policy.open(sampled=True), policy.open(sampled=True, reproducible=True)
+    for mine, own, expected in ((9, 20, 9), (20, 9, 1 + 9)):
+        shared.rest(policy.rounds, mine)
+        seeded.rests_alone = own
+        assert policy.rests.asleep_until([shared, seeded]) == expected
+    assert policy.rests.alone([shared, seeded]) == [seeded]
+
+
+def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_one_does():
+    policy = policy_of((MODEL,), (False,))
+    request = policy.open(sampled=True, reproducible=True)
+    request.looks[0].due = 1000
+
+    def decided(choice=PLAIN):
+        policy.rests.let_alone(Row(request, 100, [0], chosen=choice))
+        rests, request.rests_alone = request.rests_alone, 0
+        return rests
+
+    assert [decided() for _ in range(6)] == [1, 3, 7, 8, 8, 8]
+    assert decided(Choice(0, 2)) == 0
+    assert decided() == 1
+    request.looks[0].due = request.rounds + 2
+    assert [decided() for _ in range(3)] == [2, 2, 2]  # the next look at it comes first
+
+
+def test_a_seeded_request_with_free_drafters_alone_rests_until_they_are_due():
+    policy = policy_of()
+    request = policy.open(sampled=True, reproducible=True)
+    request.copying.due, request.copying.cost, request.rounds = 12, 5.0, 4
+    policy.rests.let_alone(Row(request, 100, [0]))
+    assert request.rests_alone == 8
