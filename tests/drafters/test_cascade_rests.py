@@ -7,7 +7,6 @@ import pytest
 from foretoken.drafters.cascade_rounds import Round, Sleep
 from foretoken.policy.acceptance import LOOKUP, MODEL
 from foretoken.policy.costs import Costs, DrafterCosts
-from foretoken.policy.lessons import is_heard
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import PLAIN, Choice, Row
@@ -45,41 +44,50 @@ def test_the_policy_is_told_of_every_round_of_rest_once(sizes):
     assert policy.rounds == 40
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_rounds_are_heard_wherever_they_lie_among_those_that_go_together(size, monkeypatch):
-    policy, heard = policy_of(), []
-    record = Costs.record
-
-    def recorded(self, positions, seconds, *others, **options):
-        heard.append((policy.rounds, seconds))
-        return record(self, positions, seconds, *others, **options)
-
-    monkeypatch.setattr(Costs, "record", recorded)
+def test_rounds_of_several_passes_say_nothing_of_what_a_round_of_one_takes(monkeypatch):
+    policy = policy_of()
+    monkeypatch.setattr(Costs, "record", lambda *given, **named: pytest.fail("was recorded"))
     sleep = Sleep([Named()], 1000)
-    for _ in range(-(-64 // size)):
-        sleep.over(resting(), policy, size, 0.5 * size)
-    assert [number for number, _ in heard][:4] == [number for number in range(65) if number and is_heard(number)]
-    alone = 0.5 if size == 1 else 1.0  # what a pass takes in a round of its own is not learnt from others
-    assert [seconds for _, seconds in heard] == pytest.approx([alone] * len(heard), rel=0.01)
+    for _ in range(30):
+        sleep.over(resting(), policy, 8, 8 * 0.7)
+    assert policy.costs.target(1) == 1.0
+    assert policy.costs.together(1) == pytest.approx(0.7, abs=0.01)
 
 
-def test_what_passes_take_in_rounds_of_several_is_learnt_by_rows_and_within_bounds():
+def test_what_plain_passes_take_is_averaged_over_all_of_them_by_rows():
     costs = policy_of().costs
     assert (costs.plain(1), costs.table(1, 4).plain) == (1.0, 1.0)
     for _ in range(40):
-        costs.together.record(1, 0.8)
+        costs.together.record(1, 0.8, 8)
     costs._tables.clear()
     table = costs.table(1, 4)
-    assert costs.plain(1) == table.plain == pytest.approx(0.8)
-    assert table.extra[:3] == pytest.approx([0.0, 1.1 - 0.8, 1.2 - 0.8])  # against what is saved
+    assert costs.plain(1) == table.plain == pytest.approx(0.8, abs=1e-3)
+    assert table.extra[:3] == pytest.approx([0.0, 1.1 - 0.8, 1.2 - 0.8], abs=1e-3)  # against what is saved
     assert costs.plain(2) == costs.target(2)
+    for _ in range(500):  # as many passes in rounds of one as in rounds of several
+        costs.together.record(1, 0.8, 8)
+        for _ in range(8):
+            costs.together.record(1)
+    assert costs.together(1) == pytest.approx(0.9, abs=0.02)
     for share, expected in ((0.1, 0.5), (7.0, 1.0)):
         for _ in range(200):
-            costs.together.record(3, share)
+            costs.together.record(3, share, 8)
         assert costs.together(3) == pytest.approx(expected, abs=1e-3)
-    costs.measure([(1, 0.002), (9, 0.003)], [[]], together=0.9)
-    assert costs.together(1) == 0.9
-    assert costs.together(3) == 1.0
+    costs.measure([(1, 0.002), (9, 0.003)], [[]])
+    assert costs.together(1) == costs.together(3) == 1.0
+
+
+def test_plain_rounds_of_one_pass_raise_the_average_and_rounds_with_drafts_do_not():
+    policy = policy_of((MODEL,), (False,))
+    policy.costs.together.record(1, 0.5, 1000)
+    row = Row(policy.open(sampled=False), 100, [0], chosen=Choice(0, 1))
+    for _ in range(10):
+        policy.lessons.learn([row], [2], 2, [(0, 1, 1, 0, 0.2)], 1.1)
+    assert policy.costs.together(1) == pytest.approx(0.5)
+    row.chosen = PLAIN
+    for _ in range(10):
+        policy.lessons.learn([row], [1], 1, [], 1.0)
+    assert 0.55 < policy.costs.together(1) < 0.65
 
 
 def test_given_costs_are_not_refined_by_rounds_of_several_passes():
@@ -91,12 +99,12 @@ def test_given_costs_are_not_refined_by_rounds_of_several_passes():
 @pytest.mark.parametrize("share", [1.0, 0.8])
 def test_a_rejected_draft_is_a_loss_against_rounds_of_several_passes_and_a_plain_one_is_none(share):
     policy = policy_of((MODEL,), (False,))
-    for _ in range(40):
-        policy.costs.together.record(1, share)
     request = policy.open(sampled=False)
     row = Row(request, 100, [0])
+    policy.costs.together.record(1, share, 1000)
     policy.lessons.learn([row], [1], 1, [], 1.0)
     assert request.late == pytest.approx(0.0, abs=0.01)
+    policy.costs.together.record(1, share, 1000)
     row.chosen = Choice(0, 1)
     policy.lessons.learn([row], [1], 2, [(0, 1, 1, 0, 0.2)], 1.1)
     assert request.late == pytest.approx((1.1 + 0.2) / share - 1.0, rel=0.05)

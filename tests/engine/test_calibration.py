@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken import Engine, Limits, SamplingParams, load
+from foretoken import Engine, load
 from foretoken.drafters import Cascade, PromptLookup
 from foretoken.engine import calibration
 from tiny import tiny_llama
@@ -87,28 +87,3 @@ def test_rounds_by_turns_have_the_widths_that_are_asked_for():
         type(target).forward = forward
     assert len(rounds) == 9
     assert [width for width in widths if width != 4][-8:] == [1, 1, 9, 9, 9, 1, 1, 1]
-
-
-@pytest.mark.parametrize("passes", [1, 8])
-def test_what_passes_take_in_plain_rounds_of_several_is_measured_where_there_are_any(passes):
-    target = load(tiny_llama(seed=1), runner="native")
-    engine = Engine(target, "prompt-lookup", limits=Limits(plain_passes=passes))
-    engine.warm_up(SamplingParams(temperature=0))
-    share = engine.policy.costs.together(1)
-    assert share == 1.0 if passes == 1 else 0.5 <= share <= 1.0
-    assert engine.policy.costs.together(2) == 1.0
-
-
-def test_seconds_of_several_passes_are_those_of_one(monkeypatch):
-    target = load(tiny_llama(seed=1), runner="native")
-    params, verifier = SamplingParams(temperature=0, max_new_tokens=100, ignore_eos=True), Engine(target).verifier
-    passes, forward = [], type(target).forward
-    monkeypatch.setattr(
-        target, "forward", lambda *given, **named: (passes.append(1), forward(target, *given, **named))[1]
-    )
-    for most, expected in ((1, 6), (8, 1 + 5 * 8)):
-        passes.clear()
-        limits = Limits(plain_passes=most)
-        rounds = list(calibration._rounds(target, Cascade([PromptLookup()]), (-1, 0), verifier, params, limits, 6))
-        assert len(rounds) == 6
-        assert len(passes) == expected

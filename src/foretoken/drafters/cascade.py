@@ -135,7 +135,6 @@ class Cascade(Drafter):
         target: AbstractSequence[tuple[int, float]],
         drafters: AbstractSequence[AbstractSequence[tuple[int, float]]],
         change: float = 0.0,
-        together: float = 1.0,
     ) -> None:
         """Take over costs that were measured before the first token.
 
@@ -143,10 +142,9 @@ class Cascade(Drafter):
             target: positions of passes, and seconds of rounds with them, drafters left out.
             drafters: of each drafter, draft lengths and seconds of calls.
             change: seconds that a pass took longer for not being as wide as the one before; 0 if not measured.
-            together: what a pass takes in plain rounds of several, as a share of a round of one.
         """
         self.measured = True
-        self.policy.costs.measure(target, drafters, change, together)
+        self.policy.costs.measure(target, drafters, change)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""

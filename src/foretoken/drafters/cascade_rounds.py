@@ -99,12 +99,11 @@ class Sleep:
         self._rows, self._until, self._alone = [ref(sequence) for sequence in sequences], until, alone
         self._rested = 0  # rounds that the policy has not heard of: to tell it of each takes as long as to decide
 
-    def counts(self, current: Round, policy: Policy, rounds: int = 1) -> bool:
-        """Whether rounds that are over were rest from which the policy learns nothing: it is told of them later."""
-        first = policy.rounds + self._rested + 1
-        if not current.is_rest or any(map(is_heard, range(first, first + rounds))):
+    def counts(self, current: Round, policy: Policy) -> bool:
+        """Whether a round that is over was one of rest from which the policy learns nothing: it is told of it later."""
+        if not current.is_rest or is_heard(policy.rounds + self._rested + 1):
             return False
-        self._rested += rounds
+        self._rested += 1
         return True
 
     def begin(self, rounds: int = 1) -> None:
@@ -114,16 +113,10 @@ class Sleep:
                 request.rest_alone()
 
     def over(self, current: Round, policy: Policy, rounds: int, seconds: float) -> None:
-        """So many rounds of rest are over, in so many seconds; the first of them was begun."""
+        """So many rounds of rest went together, in so many seconds; the first of them was begun."""
         self.begin(rounds - 1)
-        rows, each = len(current.sequences), seconds / rounds
-        if rounds > 1:
-            each = policy.lessons.together(rows, each)
-        if self.counts(current, policy, rounds):
-            return
-        self.tell(policy)
-        for _ in range(rounds):
-            policy.lessons.learn([], [], current.positions, [], each, beside=rows)
+        policy.lessons.rested_together(rounds, len(current.sequences), seconds)
+        self._rested += rounds
 
     def left(self, policy: Policy) -> int:
         """Rounds before the one until which the rows rest."""

@@ -17,7 +17,6 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.engine.decode_loop import DecodeLoop
-from foretoken.engine.plain import affordable
 from foretoken.engine.row import Row
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models.base import LanguageModel
@@ -46,7 +45,6 @@ with 20 MB of weights, since those lie in the processor's caches by then; wider 
 _BLOCK, _BLOCKS = 3, 12
 """Rounds of one width, and how often the width changes, to measure what a change costs. The rounds after a prompt say
 nothing of it, since more than the width is new there: by them a change cost 0.41 of a plain round where it cost 0.1."""
-_TOGETHER = 3  # plain rounds of several passes
 _PROMPT = (1, 2, 3, 4)
 _SEED = 0x5EED_0F_CA11B
 
@@ -81,7 +79,7 @@ def calibrate(
         limits: of the loops.
     """
     params = SamplingParams(temperature=1.0 if sampled else 0.0, max_new_tokens=256, ignore_eos=True)
-    together, limits = limits, replace(limits, plain_passes=1)  # rounds are measured one by one
+    limits = replace(limits, plain_passes=1)  # rounds are measured one by one
     models = [at for at, free in enumerate(cascade.free) if not free]
     kinds: list[tuple[int, int]] = [(-1, 0), *((at, length) for length in _DRAFTED for at in models), (-1, _WIDE)]
     count = _IDLE + (0 if cascade.measured else _REPEATS)
@@ -111,17 +109,7 @@ def calibrate(
         rounds = [*_rounds(target, cascade, (-1, _WIDEST), verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
         if rounds:
             points.append((1 + _WIDEST, _typical([seconds - drafting for seconds, drafting in rounds])))
-    share = 1.0
-    if swept and affordable(target, 1, together.plain_passes) > 1:
-        alone, several = (
-            [seconds for seconds, _ in rounds[_IDLE:]]
-            for rounds in (
-                found[-1, 0],
-                [*_rounds(target, cascade, (-1, 0), verifier, params, together, _IDLE + _TOGETHER)],
-            )
-        )
-        share = min(_typical(several) / _typical(alone), 1.0) if alone and several else 1.0
-    cascade.measure(points, calls, change, share)
+    cascade.measure(points, calls, change)
 
 
 def _change(seconds: AbstractSequence[float]) -> float:
@@ -156,7 +144,7 @@ def _rounds(
     count: int,
     by_turns: AbstractSequence[int] = (),
 ) -> Iterator[tuple[float, float]]:
-    """Rounds of a kind after a scratch prompt: seconds a pass, and those of them that the drafter took.
+    """Rounds of a kind after a scratch prompt: seconds, and those of them that the drafter took.
 
     A kind is the index of a drafter, -1 for none, and a draft length. From the second round on, passes are not padded.
     With `by_turns` rounds have these draft lengths, over and over.
@@ -180,10 +168,9 @@ def _rounds(
             length = filler.most = by_turns[number % len(by_turns)]
         if widths is not None and not drafter.trees:
             widths.hold(max(1 + length, widths.least))
-        before, passes = dict(row.stats.seconds), row.stats.rounds
+        before = dict(row.stats.seconds)
         rounds.step()
-        passes = max(row.stats.rounds - passes, 1)
-        spent = {part: (seconds - before[part]) / passes for part, seconds in row.stats.seconds.items()}
+        spent = {part: seconds - before[part] for part, seconds in row.stats.seconds.items()}
         yield sum(spent.values()), spent["drafter"]
     row.cancel()
     with torch.inference_mode():

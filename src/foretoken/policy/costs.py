@@ -28,7 +28,8 @@ _LAG_SHARE = 0.05
 
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
 _AVERAGED = 12.0  # rounds over which the cost of a change is averaged, and how many tokens free drafters draft
-_LEAST_TOGETHER = 0.5  # what `Costs.together` can be at least: less is noise
+_PLAIN_AVERAGED = 4.0 * _AVERAGED  # plain passes over which `Costs.together` is averaged
+_LEAST_TOGETHER = 0.5  # what it can be at least: less is noise
 
 
 @dataclass
@@ -47,28 +48,29 @@ class DrafterCosts:
 
 
 class Together:
-    """What a pass takes in plain rounds of several, as a share of a round of one, by rows; 1 where there were none."""
+    """What a plain pass takes, as a share of a plain round of one pass, by rows: less where rounds have several.
+
+    Averaged over the last plain passes of both kinds: where most rounds draft, a plain one seldom has several.
+    """
 
     def __init__(self) -> None:
-        self._shares: dict[int, tuple[int, float]] = {}  # how many were measured, at most `_AVERAGED`, and their mean
+        self._shares: dict[int, float] = {}
 
     def __call__(self, rows: int) -> float:
         """The share with so many rows."""
-        return self._shares[rows][1] if rows in self._shares else 1.0
+        return self._shares.get(rows, 1.0)
 
-    def record(self, rows: int, share: float) -> None:
-        """It was measured once more."""
-        count, before = self._shares.get(rows, (0, 1.0))
-        count = min(count + 1, int(_AVERAGED))
-        share = min(max(share, _LEAST_TOGETHER), 1.0)
-        self._shares[rows] = count, before + (share - before) / count
+    def record(self, rows: int, share: float = 1.0, passes: int = 1) -> None:
+        """So many passes took this share each."""
+        before, keep = self(rows), (1.0 - 1.0 / _PLAIN_AVERAGED) ** passes
+        self._shares[rows] = before * keep + min(max(share, _LEAST_TOGETHER), 1.0) * (1.0 - keep)
 
 
 class Table(NamedTuple):
     """Seconds in a batch of so many rows.
 
     Attributes:
-        plain: of a token where nothing is drafted for a while (`Costs.plain`).
+        plain: of a plain pass (`Costs.plain`).
         extra: what a draft of 0, 1, 2, … tokens in one row adds to it, where all rows have as many.
         calls: of each drafter, a call in one row for so many tokens.
         token: the least that a token of a draft adds.
@@ -92,7 +94,7 @@ class Costs:
     Attributes:
         change: seconds that a pass takes longer if it is not as wide as the one before; drift left out.
         alone: what passes over one row are padded to, in rising order; those over more positions are not.
-        together: what passes take in plain rounds of several.
+        together: what plain passes take beside a plain round of one.
     """
 
     def __init__(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
@@ -117,7 +119,6 @@ class Costs:
         target: Sequence[tuple[int, float]],
         drafters: Sequence[Sequence[tuple[int, float]]],
         change: float = 0.0,
-        together: float = 1.0,
     ) -> None:
         """Take over what calibration found, given as for `Cascade.measure`."""
         lines = [Line.through(points) for points in drafters]
@@ -125,8 +126,6 @@ class Costs:
         self.become(Line.through(target), calls)
         self.change, self._changes = change, int(change > 0.0)
         self.anchored = True
-        if together < 1.0:
-            self.together.record(1, together)
 
     @classmethod
     def by_bytes(
@@ -162,7 +161,7 @@ class Costs:
         return costs.call(tokens) * (1.0 + costs.row * (rows - 1)) + costs.lag * lag
 
     def plain(self, rows: int) -> float:
-        """Seconds of a pass over so many roots where nothing is drafted for a while: rounds may have several then."""
+        """Seconds of a plain pass over so many roots, on average: rounds of rest may have several."""
         return self.target(rows) * self.together(rows)
 
     def copy(self, units: int) -> float:

@@ -60,13 +60,12 @@ class Lessons:
         for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
 
-    def together(self, rows: int, seconds: float) -> float:
-        """A pass over so many roots took so long in a plain round of several; what it takes in a round of its own."""
+    def rested_together(self, passes: int, rows: int, seconds: float) -> None:
+        """A round of several plain passes over so many roots is over; `rested` is told of it later."""
         costs = self.costs
-        if self.given or not costs.anchored:
-            return seconds
-        costs.together.record(rows, seconds * exp(-costs.drift.value) / costs.target(rows))
-        return seconds / costs.together(rows)
+        if costs.anchored and not self.given:
+            each = seconds / passes * exp(-costs.drift.value)
+            costs.together.record(rows, each / costs.target(rows), passes)
 
     def learn(
         self,
@@ -115,7 +114,10 @@ class Lessons:
         if total is not None and seconds is not None and (positions > count or changed or calls or heard):
             costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed)
         # What drafts lose is against plain rounds of several passes; one of a pass alone is no loss of theirs.
-        plain = costs.plain(count) if calls or changed or positions > count else costs.target(count)
+        drafts = calls or changed or positions > count
+        plain = costs.plain(count) if drafts else costs.target(count)
+        if not drafts:
+            costs.together.record(count)
         apart = given * costs.change
         took = planned = (planned - apart) / plain
         if total is not None:
