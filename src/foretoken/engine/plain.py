@@ -12,14 +12,12 @@ from foretoken.engine.membership import Membership
 from foretoken.engine.recording import RoundClock, emit, emit_plain
 from foretoken.engine.verification import Verified, verify_round
 from foretoken.models.base import Cache, LanguageModel
+from foretoken.policy.costs import BYTES_PER_POSITION
 from foretoken.sampling.vocabulary import best_tokens
 
 _SECONDS = 1 / 60
 """Most time of such a round, by what passes are assumed to take: a screen shows no more often what has come, and who
 joins or cancels waits no longer for the next round. On a CPU models above some 60 MB have rounds of one pass by it."""
-
-_SHARE = 0.04
-"""What a further row adds to a pass, as a share of a pass over one, for models that don't say."""
 
 
 def passes_of(target: LanguageModel, members: Membership, idle: int, most: int) -> int:
@@ -38,9 +36,8 @@ def passes_of(target: LanguageModel, members: Membership, idle: int, most: int) 
     if most == 1 or waits:
         return 1
     for row, length in zip(members.rows, members.fixed_lengths, strict=True):
-        if (
-            row.trace or not row.stats.emitted or (row.matcher is not None and length != 0)
-        ):  # what its grammar forces is drafted
+        forces = row.matcher is not None and length != 0  # what its grammar forces is drafted
+        if forces or row.trace or not row.stats.emitted:
             return 1
     return max(1, min(most, *(row.max_accepted + 1 for row in members.rows)))
 
@@ -49,7 +46,7 @@ def affordable(target: LanguageModel, rows: int, most: int) -> int:
     """How many passes over so many rows a round may take, `most` of them, for its time and the target's sake."""
     if most == 1 or not target.commits_late or not target.assumed_seconds:
         return 1
-    share = _SHARE if target.position_share is None else target.position_share
+    share = BYTES_PER_POSITION if target.position_share is None else target.position_share
     seconds = target.assumed_seconds * (1.0 + share * (rows - 1))
     return max(1, min(most, int(_SECONDS / seconds)))
 

@@ -26,7 +26,7 @@ class ServeSettings:
         queue_seconds: for which a choice may wait for a row; None for no limit.
         request_seconds: within which a request has to be answered once it is let in; None for no limit.
         send_seconds: within which a client has to take what is ready for it; further it is cut off.
-        max_backlog: events of a choice (one a round) that its client may be behind.
+        max_backlog: events of a choice (one a round, of one token or several) that its client may be behind.
         log_bodies: log what clients send.
         expose_metrics: serve ``/metrics``.
         replica: the name of this server among several; ids of responses begin with it, so that the next request of a

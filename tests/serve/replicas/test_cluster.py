@@ -112,7 +112,7 @@ def a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(clus
     before = cluster.counts("vllm:generation_tokens_total")
     streams = [begin(cluster, model="tiny-target", max_tokens=1200, seed=seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        plain = [pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=150) for _ in range(4)]
+        plain = [pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=600) for _ in range(4)]
         until(lambda: cluster.gateway("foretoken:gateway_requests_in_flight") == 8)
         os.kill(cluster.replicas()[0], signal.SIGKILL)
         answers = [one.result(LONGEST) for one in plain]
