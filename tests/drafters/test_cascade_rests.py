@@ -34,7 +34,7 @@ def test_the_policy_is_told_of_every_round_of_rest_once(sizes):
     policy, rows = policy_of(), [Named(), Named()]
     sleep, over = Sleep(rows, 1000), 0
     for size in sizes:
-        assert sleep.holds(rows, policy.rounds)
+        assert sleep.holds(rows, policy)
         assert sleep.left(policy) == 1000 - over
         sleep.over(resting(2), policy, size, 1.0 * size)
         over += size
@@ -121,14 +121,14 @@ def test_a_seeded_request_rests_for_as_many_rounds_as_were_decided_and_no_more(e
     assert request.rests_alone == left
     sleep.over(resting(), policy, 1, 1.0)  # the round in which it was decided
     while left:
-        assert sleep.holds([sequence], policy.rounds)
+        assert sleep.holds([sequence], policy)
         assert sleep.left(policy) == left
         sleep.begin()
         size = min(8, left)
         sleep.over(resting(), policy, size, 1.0 * size)
         left -= size
         assert request.rests_alone == left
-    assert not sleep.holds([sequence], policy.rounds)
+    assert not sleep.holds([sequence], policy)
     sleep.begin(5)  # too many begin nothing
     assert request.rests_alone == 0
     assert policy.resting([request]) == [False]

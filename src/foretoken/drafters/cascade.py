@@ -154,7 +154,7 @@ class Cascade(Drafter):
                 return self._steady.propose(batch, limits[0], self._widths(self.hidden_layers))
             self._steady.tell()
             self._steady = None
-        if self._sleep.holds(batch.sequences, self.policy.rounds):
+        if self._sleep.holds(batch.sequences, self.policy):
             self._sleep.begin()
             return self._plain(batch, size)
         self._sleep.tell(self.policy)
@@ -340,8 +340,9 @@ class Cascade(Drafter):
     ) -> None:
         """Give each drafter the layers that it needs."""
         layers = dict(zip(self.hidden_layers, hidden, strict=True))
-        for drafter in filter(lambda drafter: drafter.hidden_layers, self.drafters):
-            drafter.observe_hidden(sequences, starts, counts, [layers[layer] for layer in drafter.hidden_layers])
+        for drafter in self.drafters:
+            if drafter.hidden_layers:
+                drafter.observe_hidden(sequences, starts, counts, [layers[layer] for layer in drafter.hidden_layers])
 
     def observe_seconds(self, seconds: float | None) -> None:
         """Give the policy the round's seconds."""

@@ -128,10 +128,10 @@ class Sleep:
             policy.lessons.rested(self._rested, len(self._rows))
             self._rested = 0
 
-    def holds(self, sequences: AbstractSequence[Sequence], now: int) -> bool:
-        """Whether these are the rows, and rest in the policy's round `now` and as many more as were counted."""
+    def holds(self, sequences: AbstractSequence[Sequence], policy: Policy) -> bool:
+        """Whether these are the rows, and still rest."""
         return (
-            now + self._rested < self._until
+            self.left(policy) > 0
             and len(self._rows) == len(sequences)
             and all(one() is sequence for one, sequence in zip(self._rows, sequences, strict=True))
         )

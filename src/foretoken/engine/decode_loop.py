@@ -156,9 +156,7 @@ class DecodeLoop:
             _pass_hidden_states(self.drafter, batch, lengths, verified, path, hidden)
             clock.turn_to("other")
         self._handle_bad_logits(members, verified)
-        seconds = clock.stop()
-        for row in members.rows:
-            row.stats.add_seconds(seconds)
+        seconds = _stop(clock, members)
         trace_seconds([members.rows[at] for at in traced], seconds)
         drafter.observe_seconds(None if prefilled else sum(seconds.values()) - learning)
         self._learning = clock.since_stop()
@@ -169,9 +167,7 @@ class DecodeLoop:
             verified, passes = decode_plainly(self.target, self._prefixes.cache, members, passes, clock)
         if verified is not None:
             self._handle_bad_logits(members, verified)
-        seconds = clock.stop()
-        for row in members.rows:
-            row.stats.add_seconds(seconds)
+        seconds = _stop(clock, members)
         if drafter is not None:
             drafter.observe_idle(passes, sum(seconds.values()) - self._learning)
         self._learning = clock.since_stop()
@@ -273,6 +269,14 @@ class _MemoryGuard:
             f"{max(len(row.sequence.tokens) for row in self._rows):,} tokens: lower max_batch_size, "
             "num_speculative_tokens, the prompt's length or max_new_tokens"
         ) from error
+
+
+def _stop(clock: RoundClock, members: Membership) -> dict[str, float]:
+    """Seconds of a round that is over, by part: its rows' statistics count them."""
+    seconds = clock.stop()
+    for row in members.rows:
+        row.stats.add_seconds(seconds)
+    return seconds
 
 
 def _with_roots(roots: list[int], draft: Draft) -> tuple[Tensor, Tensor, Tensor]:

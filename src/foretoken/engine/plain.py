@@ -43,7 +43,7 @@ def passes_of(target: LanguageModel, members: Membership, idle: int, most: int) 
 
 
 def affordable(target: LanguageModel, rows: int, most: int) -> int:
-    """How many passes over so many rows a round may take, `most` of them, for its time and the target's sake."""
+    """How many passes over so many rows a round may take: up to `most`, as far as target and time allow."""
     if most == 1 or not target.commits_late or not target.assumed_seconds:
         return 1
     share = BYTES_PER_POSITION if target.position_share is None else target.position_share
