@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from config import SamplePlan
-from loop import BatchLoss
+from loop import BatchLoss, mixed_precision
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaForCausalLM
@@ -140,7 +140,7 @@ def distillation_loss(target: nn.Module, tv_weight: float) -> BatchLoss:
     """
 
     def loss(logits: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), mixed_precision():
             wanted = target(input_ids=ids, use_cache=False).logits
         here = labels[:, 1:] >= 0
         log_p = wanted[:, :-1][here].float().log_softmax(-1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from foretoken.models.processor import multiplies_bfloat16
+
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Nearest (semi-)orthogonal matrices [N, R, C], by five Newton-Schulz steps in bfloat16.
+    """Nearest (semi-)orthogonal matrices [N, R, C], by five Newton-Schulz steps; in bfloat16 where that is fast.
 
     The quintic's coefficients are Jordan's (Muon, 2024): singular values land in about 0.7 to 1.2, which is enough.
     """
-    x = matrices.bfloat16()
+    x = matrices.bfloat16() if multiplies_bfloat16() else matrices.float()
     tall = x.size(-2) > x.size(-1)
     if tall:
         x = x.mT

@@ -10,6 +10,7 @@ import torch
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams, load
 from foretoken.drafters import Eagle3
+from foretoken.engine import plain
 from foretoken.engine.plain import passes_of
 from foretoken.errors import NumericalError, OutOfMemory
 from foretoken.limits import Limits
@@ -179,6 +180,34 @@ def test_an_error_leaves_no_rest_behind_for_the_next_request(target, monkeypatch
     assert engine.policy.rounds == told
 
 
+@pytest.mark.parametrize(
+    ("expected", "verifier", "options", "limits"),
+    [
+        (False, "token", {"temperature": 0.0}, {}),
+        (False, "token", {"temperature": 0.7}, {}),
+        (False, "block", {"temperature": 1.0}, {"verify_entries": 3 * 259}),
+        (True, "block", {"temperature": 1.0}, {"verify_entries": 3 * 259 - 1}),
+        (True, "coupled", {"temperature": 1.0}, {}),
+        (True, "typical", {"temperature": 0.0}, {}),
+        (True, "token", {"temperature": 1.0, "top_p": 0.9}, {}),
+        (True, "token", {"temperature": 1.0, "presence_penalty": 0.1}, {}),
+        (True, "token", {"temperature": 0.0, "presence_penalty": 0.1}, {}),
+        (True, "token", {"temperature": 1.0, "logprobs": 0}, {}),
+    ],
+)
+def test_a_verdict_is_taken_where_more_than_a_draw_is_wanted(target, monkeypatch, expected, verifier, options, limits):
+    """Wherever it is not, tokens are the same."""
+    asked, verdict = [], plain.verify_round
+    monkeypatch.setattr(plain, "verify_round", lambda *arguments: asked.append(1) or verdict(*arguments))
+    params = SamplingParams(max_new_tokens=25, ignore_eos=True, seed=3, **options)
+    found, one = (
+        Engine(target, None, verifier=verifier, limits=Limits(**limits, plain_passes=most)).generate(PROMPTS, params)
+        for most in (8, 1)
+    )
+    assert bool(asked) == expected
+    assert [each.token_ids for each in found] == [each.token_ids for each in one]
+
+
 def test_a_round_ends_with_the_first_row_that_does(target, monkeypatch):
     passes = watch(target, monkeypatch)
     engine = Engine(target, None)
@@ -197,14 +226,20 @@ def test_a_round_ends_with_the_first_row_that_does(target, monkeypatch):
 
 
 @pytest.mark.parametrize("at", range(2, 8))
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_scores_of_no_use_end_their_row_alone_with_the_tokens_before(target, monkeypatch, at, temperature):
-    params = SamplingParams(temperature=temperature, max_new_tokens=20, ignore_eos=True, seed=1)
+@pytest.mark.parametrize(
+    ("spoilt_entries", "value"),
+    [(slice(None), "nan"), (slice(None), "-inf"), (100, "nan"), (100, "inf"), (0, "inf"), (258, "nan")],
+)
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.5, "top_k": 9}])
+def test_scores_of_no_use_end_their_row_alone_with_the_tokens_before(
+    target, monkeypatch, at, spoilt_entries, value, options
+):
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True, seed=1, **options)
     expected = [Engine(target, None, limits=ONE).generate(prompt, params).token_ids for prompt in PROMPTS[:2]]
 
     def spoil(scores):
         with torch.inference_mode():
-            scores.logits[1] = float("nan")
+            scores.logits[1, ..., spoilt_entries] = float(value)
 
     engine = Engine(target, None)
     requests = [engine.submit(prompt, params) for prompt in PROMPTS[:2]]

@@ -7,13 +7,20 @@ tokens that rounds of one pass would have given, with the same uniforms.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import isfinite
+
+from torch import Tensor
+
 from foretoken.draft import int_tensor, no_draft
 from foretoken.engine.membership import Membership
 from foretoken.engine.recording import RoundClock, emit, emit_plain
-from foretoken.engine.verification import Verified, verify_round
+from foretoken.engine.verification import Verified, verdict_uniforms, verify_round
+from foretoken.limits import current_limits
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.policy.costs import BYTES_PER_POSITION
-from foretoken.sampling.vocabulary import best_tokens
+from foretoken.sampling.vocabulary import best_tokens, draw_rows
+from foretoken.verify import is_coupled
 
 _SECONDS = 1 / 60
 """Most time of such a round, by what passes are assumed to take: a screen shows no more often what has come, and who
@@ -66,11 +73,12 @@ def decode_plainly(
         clock: of the round.
 
     Returns:
-        The last pass's result, None where all it had to tell are the best tokens; and how many passes there were.
+        The last pass's result, None where it had nothing to tell but tokens; and how many passes there were.
     """
-    rows, greedy = members.rows, _is_greedy(members)
+    rows, choose = members.rows, _chooser(members, most)
     nothing, matchers = no_draft(len(rows), members.sampler.device), [row.matcher for row in rows]
-    counts = members.to_slots(int_tensor([1] * len(rows)))
+    counts, sequences = members.to_slots(int_tensor([1] * len(rows))), members.sequences
+    verified: Verified | None = None
     for done in range(most):
         clock.turn_to("target")
         roots = int_tensor([[row.sequence.tokens[-1]] for row in rows])
@@ -78,13 +86,12 @@ def decode_plainly(
         scores = target.forward(members.to_slots(roots), members.to_slots(above), counts, cache)
         logits = members.logits(scores)
         clock.turn_to("verification")
-        best = best_tokens(logits) if greedy else None
-        verified = None
-        if best is None:
-            verified = verify_round(members.groups, members.sequences, nothing, logits, matchers)
+        tokens = choose(logits) if choose is not None else None
+        if tokens is None:
+            verified = verify_round(members.groups, sequences, nothing, logits, matchers)
         clock.turn_to("other")
-        if best is not None:
-            emit_plain(rows, best, more=done > 0)
+        if tokens is not None:
+            emit_plain(rows, tokens, more=done > 0)
         if verified is not None:
             emit(rows, nothing, verified, logits, more=done > 0)
             if not all(verified.usable):
@@ -98,11 +105,45 @@ def decode_plainly(
     return verified, done + 1
 
 
-def _is_greedy(members: Membership) -> bool:
-    """Whether each row gets the token with the best score, and nothing else of the scores is wanted."""
-    return (
-        members.sampler.all_greedy
-        and not members.sampler.alters
-        and all(group.verifier.lossless for group in members.groups)
-        and all(row.matcher is None and row.logprobs is None for row in members.rows)
-    )
+def _chooser(members: Membership, most: int) -> Callable[[Tensor], list[int] | None] | None:
+    """Gives each row's token for the logits ``[B, 1, V]`` of the next pass, None where some of them are of no use.
+
+    The tokens are those of `verify_round`, but it takes a fraction of the time. None where more is wanted of the
+    logits.
+
+    Args:
+        members: the rows of the round.
+        most: passes.
+    """
+    sampler, verifiers = members.sampler, [group.verifier for group in members.groups]
+    if any(row.matcher is not None or row.logprobs is not None for row in members.rows):
+        return None
+    if not all(verifier.lossless for verifier in verifiers):
+        return None
+    if sampler.all_greedy and not sampler.alters:
+        return best_tokens
+    entries = len(members.rows) * sampler.vocab_size
+    if any(map(is_coupled, verifiers)) or not sampler.scales_alone or entries > current_limits().verify_entries:
+        return None
+    return _Draws(members, most)
+
+
+class _Draws:
+    """Draws the tokens of a round's passes, one after another.
+
+    Args:
+        members: rows whose distributions are softmaxes at one temperature.
+        most: passes.
+    """
+
+    def __init__(self, members: Membership, most: int) -> None:
+        self._sampler, self._sequences = members.sampler, members.sequences
+        self._nothing = no_draft(len(members.rows), members.sampler.device)
+        uniforms = (verdict_uniforms(members.sampler, members.sequences, stop=False, later=at) for at in range(most))
+        self._uniforms = iter([[own for (own,) in each] for each in uniforms])
+
+    def __call__(self, logits: Tensor) -> list[int] | None:
+        """See `_chooser`."""
+        probs = self._sampler.probabilities(logits, self._sequences, self._nothing)
+        usable = all(map(isfinite, probs[:, 0, 0].tolist()))
+        return draw_rows(probs, next(self._uniforms)) if usable else None

@@ -137,6 +137,11 @@ class Sampler:
             self._parts[size] = [(rows, self.select(range(rows.start, rows.stop))) for rows in slices]
         return self._parts[size]
 
+    @property
+    def scales_alone(self) -> bool:
+        """Whether one temperature is all that applies to any row: where logits are of no use, the result is NaN."""
+        return self._alike is not None and not self.alters
+
     def positions(self, sequences: AbstractSequence[Sequence]) -> Tensor:
         """``[B]`` int64: the position of each row's next token, the first after the root."""
         return int_tensor([len(s.tokens) for s in sequences], self.device)

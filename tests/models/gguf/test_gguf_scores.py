@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from dataclasses import replace
 
 import gguf as reader
@@ -189,6 +190,77 @@ def test_a_pass_that_failed_leaves_nothing_in_the_next_one(load, monkeypatch):
     for node, text in enumerate(([3, 4], [3, 5], [3, 4, 6])):
         expected = model.module(input_ids=torch.tensor([text])).logits[0, -1]
         assert torch.allclose(found[node], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mamba"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_by_itself_has_the_scores_that_it_has_beside_others(load, kind, seed):
+    """Single steps of one row take a shorter way: among branches, commits of a part, and contexts that grow."""
+    model = load(kind, {**ROLLING_BACK, "mamba": tiny_mamba}[kind])
+    model.pool.options = replace(model.pool.options, cells=1)
+    alone, pair = model.open(1), model.open(2)
+    chance, above, steps = random.Random(seed), [], 0
+    limit = model.pool.positions or 400
+    while True:
+        room = limit - int(alone.lengths[0]) - len(above)
+        if above and (chance.random() < 0.2 or room < 1):
+            node, path = max(chance.randrange(-1, len(above)) for _ in range(2)), []
+            while node >= 0:
+                node, path = above[node], [node, *path]
+            alone.commit(torch.tensor([path], dtype=torch.int64), torch.tensor([len(path)]))
+            pair.commit(torch.tensor([path] * 2, dtype=torch.int64), torch.tensor([len(path), 0]))
+            above = []
+            if chance.random() < 0.3:
+                alone.defer_prefill([later := [chance.randrange(3, model.vocab_size)] * chance.randint(0, 3)])
+                pair.defer_prefill([later, []])
+            continue
+        if room < 1:
+            break
+        count = 1 if chance.random() < 0.8 else min(chance.randint(1, 12), room)
+        nodes, tokens = len(above), [chance.randrange(3, model.vocab_size) for _ in range(count)]
+        above += [
+            nodes - 1 if chance.random() < 0.85 else chance.randint(-1, nodes - 1),
+            *range(nodes, nodes + count - 1),
+        ]
+        new, parents = torch.tensor([tokens]), torch.tensor([above[nodes:]])
+        found = model.forward(new, parents, torch.tensor([count]), alone).logits[0]
+        beside = model.forward(new.expand(2, -1), parents.expand(2, -1), torch.tensor([count, 0]), pair).logits[0]
+        assert torch.equal(found, beside)
+        steps += count == 1
+    assert steps > 50
+
+
+@pytest.mark.parametrize(("kind", "length", "room"), [("llama", 300, 1), ("gpt2", 258, 1), ("gpt2", 258, 300)])
+def test_single_steps_go_on_where_a_context_is_full_and_end_with_the_table_of_positions(load, kind, length, room):
+    model = load(kind, ROLLING_BACK[kind])
+    model.pool.options = replace(model.pool.options, cells=room)
+    cache = model.open(1)
+    tokens = torch.arange(length).remainder(29)[None] + 3
+    cells = set()
+    for step in range(length):
+        found = model.forward(tokens[:, step : step + 1], torch.tensor([[step - 1]]), torch.tensor([1]), cache).logits
+        cells.add(cache.shards[0].context.cells)
+    if kind == "gpt2":
+        assert model.pool.positions == 256
+        assert not found.any()
+    else:
+        assert cells == {256, 512}
+        expected = model.module(input_ids=tokens).logits[0, -1]
+        assert torch.allclose(found[0, 0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("parent", "text"), [(1, [3, 4, 5]), (0, [3, 5])])
+def test_a_step_after_one_that_failed_is_computed_with_it(load, monkeypatch, parent, text):
+    model = load("llama", tiny_llama)
+    cache = model.open(1)
+    one = torch.tensor([1])
+    model.forward(torch.tensor([[3]]), torch.tensor([[-1]]), one, cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.shards[0].context._library, "llama_decode", lambda *_: 1)
+        with pytest.raises(OutOfMemory, match="no room for 1 more"):
+            model.forward(torch.tensor([[4]]), torch.tensor([[0]]), one, cache)
+    found = model.forward(torch.tensor([[5]]), torch.tensor([[parent]]), one, cache).logits[0, 0]
+    assert torch.allclose(found, model.module(input_ids=torch.tensor([text])).logits[0, -1], atol=1e-4)
 
 
 def test_chains_are_the_steps_one_by_one(load):

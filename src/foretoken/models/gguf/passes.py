@@ -195,3 +195,35 @@ class Pass:
                 places[targets] = logits
         self._batch.clear()
         self._targets, self._waiting = [], {}
+
+
+def next_in_chain(row: Row, contexts: Contexts, token: int, parent: int) -> Tensor | None:
+    """What a `Pass` over one more node of a row by itself gives, in a third of the time besides llama.cpp's own.
+
+    Args:
+        row: the only one of its context.
+        contexts: what made that.
+        token, parent: of the node.
+
+    Returns:
+        ``[1, V]`` float32, in the context's memory; None where the node does not simply follow what the context has.
+    """
+    context, known, position = row.shard.context, len(row.nodes), len(row.tokens) + len(row.nodes)
+    if (
+        context is None
+        or not contexts.rolls_back
+        or not parent == row.end(row.sequence) == known - 1
+        or row.kept < len(row.tokens)
+        or not row.is_chain
+        or position >= (context.cells if contexts.positions is None else min(context.cells, contexts.positions))
+    ):
+        return None
+    row.append(token, parent)
+    batch = context.batch
+    batch.clear()
+    batch.add(token, position, row.sequence, True)
+    logits = context.decode()
+    batch.clear()
+    row.homes.append(row.sequence)
+    row.ends[row.sequence] = known
+    return logits

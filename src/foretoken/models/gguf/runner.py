@@ -13,7 +13,7 @@ from foretoken.models.chain import Chains, Draws
 from foretoken.models.gguf.cache import GgufCache, Shard
 from foretoken.models.gguf.context import Context, ContextOptions
 from foretoken.models.gguf.handle import Handle
-from foretoken.models.gguf.passes import Pass
+from foretoken.models.gguf.passes import Pass, next_in_chain
 from foretoken.models.gguf.picking import best, draw
 
 _SPARE_CONTEXTS = 2
@@ -143,6 +143,10 @@ class GgufModel(LanguageModel):
         assert isinstance(cache, GgufCache)
         added = counts.tolist()
         batch_size, width = tokens.shape
+        if batch_size == width == 1 and added == [1] and keep != "none":
+            logits = next_in_chain(cache.rows[0], self.pool, *tokens.tolist()[0], *parents.tolist()[0])
+            if logits is not None:
+                return Scores(logits.clone()[None])
         columns = 1 if keep == "last" else width
         out = torch.empty if all(count == width for count in added) else torch.zeros
         logits = out((batch_size, 0 if keep == "none" else columns, self.vocab_size))
