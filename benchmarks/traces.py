@@ -31,6 +31,8 @@ from rich.table import Table
 
 from policy import prompts_of  # benchmarks/policy.py
 
+from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, Costs
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "policy"))
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed
 
@@ -65,6 +67,7 @@ class Cell(NamedTuple):
     drafters: tuple[str, ...]
     useless: bool
     seed: int
+    seeded: bool = False
 
 
 def record(spec_bench: Path | None, humaneval: Path | None, limit: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -111,8 +114,19 @@ def measure(traces: dict[tuple[str, float], list[dict[str, Any]]], passes: int, 
     machine = MACHINES[cell.machine]
     plain = sum(fixed(machine, requests, MODEL_AT, 0))
     best = min(plain, *(sum(fixed(machine, requests, name, k)) for name in cell.drafters for k in FIXED))
-    own = sum(map(Engine(machine, cell.drafters, seed=cell.seed, error=1.15).run, requests))
+    assumed = _assumed(machine, cell.drafters, random) if cell.seeded else None
+    engine = Engine(machine, cell.drafters, seed=cell.seed, error=1.15, reproducible=cell.seeded, assumed=assumed)
+    own = sum(map(engine.run, requests))
     return Speed(best / own, plain / own)
+
+
+def _assumed(machine: Machine, drafters: tuple[str, ...], random: np.random.Generator) -> Costs:
+    """What requests with a seed go by: costs of a machine that is as fast as this one within a third or so."""
+    pass_, step, position = machine.target(1) * np.exp(random.normal(0.0, 0.3, 3))
+    steps = [machine.step * step / machine.target(1) if name == MODEL_AT else 0.0 for name in drafters]
+    share = (machine.target(9) - machine.target(1)) / 8.0 / machine.target(1) * position / machine.target(1)
+    asking, calling = (1e3 * seconds / pass_ for seconds in (ASKED_SECONDS, CALLED_SECONDS))
+    return Costs.by_bytes(pass_, steps, share, asking, calling)
 
 
 def summary(found: dict[Cell, Speed]) -> Table:
@@ -149,6 +163,7 @@ def main() -> None:
     )
     parser.add_argument("--passes", type=int, default=1, help="how often each output is a request of the engine")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seeded", action="store_true", help="requests have seeds: no clock may tell their costs")
     parser.add_argument("--worst", type=int, default=10, help="cells that are listed")
     args = parser.parse_args()
     if args.action == "record":
@@ -159,7 +174,7 @@ def main() -> None:
     for trace in json.loads(args.traces.read_text(encoding="utf-8")):
         traces[trace["workload"], trace["temperature"]].append(trace)
     cells = [
-        Cell(machine, *key, tokens, names, useless, seed)
+        Cell(machine, *key, tokens, names, useless, seed, args.seeded)
         for machine, key, tokens, names, useless, seed in product(
             MACHINES, traces, args.tokens, DRAFTERS, (False, True), args.seeds
         )

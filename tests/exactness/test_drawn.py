@@ -228,7 +228,7 @@ def test_the_proof_finds(name):
 
 
 def test_the_number_of_mutants():
-    assert len(SHORTCUT_MUTANTS) == 56
+    assert len(SHORTCUT_MUTANTS) == 58
 
 
 def test_a_strict_comparison_in_a_draw_is_found():

@@ -227,6 +227,8 @@ class Engine:
         drafters: names.
         seed: of the noise.
         error: factor by which calibration errs on what positions cost.
+        reproducible: of its requests.
+        assumed: what is assumed of costs for these; None for what the bytes alone say.
     """
 
     machine: Machine
@@ -234,6 +236,7 @@ class Engine:
     seed: int = 0
     error: float = 1.0
     reproducible: bool = False
+    assumed: Costs | None = None
     kinds: dict[str, Kind] = field(default_factory=lambda: {LOOKUP_AT: LOOKUP, MODEL_AT: MODEL})
 
     def __post_init__(self) -> None:
@@ -256,7 +259,7 @@ class Engine:
             [self.kinds[name] for name in self.drafters],
             [name == LOOKUP_AT for name in self.drafters],
             costs,
-            Costs.by_bytes(machine.weights, steps),
+            self.assumed or Costs.by_bytes(machine.weights, steps),
             extends=[name == MODEL_AT for name in self.drafters],
         )
         self.passes = Passes(machine)
