@@ -29,9 +29,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from policy import prompts_of  # benchmarks/policy.py
-
 from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, Costs
+from policy import prompts_of  # benchmarks/policy.py
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "policy"))
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from foretoken.drafters.cascade_rounds import Round, Sleep
+from foretoken.drafters.cascade_rounds import Round, Sleep, besides_of
 from foretoken.policy.acceptance import LOOKUP, MODEL
-from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, ROUND_SECONDS, Costs, DrafterCosts
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
-from foretoken.policy.request import PLAIN, Choice, Row
+from foretoken.policy.request import PLAIN, Choice, Row, planned_alone
 
 
 class Named:
     """In place of a sequence."""
 
 
-def policy_of(kinds=(LOOKUP,), free=(True,), given=False):
+def policy_of(kinds=(LOOKUP,), free=(True,), given=False, asking=0.1, rounds=0.0):
     drafters = [DrafterCosts(Line(0.0, 0.0 if is_free else 0.2)) for is_free in free]
     costs = Costs(Line(0.9, 0.1), drafters)
     costs.anchored = True
-    fixed = Costs.by_bytes(1.0, [0.0 if is_free else 0.2 for is_free in free])
-    fixed.copying = Line(0.1, 0.0)
+    fixed = Costs.by_bytes(1.0, [0.0 if is_free else 0.2 for is_free in free], rounds=rounds)
+    fixed.copying = Line(asking, 0.0)
     return Policy(list(kinds), list(free), costs, fixed, given=given)
 
 
@@ -145,8 +147,13 @@ def test_rows_of_both_kinds_sleep_until_the_first_of_them_wakes():
     assert policy.rests.alone([shared, seeded]) == [seeded]
 
 
-def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_one_does():
-    policy = policy_of((MODEL,), (False,))
+@pytest.mark.parametrize(
+    ("asking", "rounds", "longest"),
+    [(0.001, 0.0, 8), (0.08, 0.0, 8), (0.205, 0.0, 20), (0.004, 0.2, 20), (0.1, 0.155, 25), (3.0, 0.0, 32)],
+)
+def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_one_does(asking, rounds, longest):
+    """The longer, the dearer a decision and its round are beside a pass: up to 32 rounds, and at least up to eight."""
+    policy = policy_of((MODEL,), (False,), asking=asking, rounds=rounds)
     request = policy.open(sampled=True, reproducible=True)
     request.looks[0].due = 1000
 
@@ -155,11 +162,34 @@ def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_
         rests, request.rests_alone = request.rests_alone, 0
         return rests
 
-    assert [decided() for _ in range(6)] == [1, 3, 7, 8, 8, 8]
+    assert [decided() for _ in range(7)] == [min(size, longest) for size in (1, 3, 7, 15, 31, 63, 127)]
     assert decided(Choice(0, 2)) == 0
     assert decided() == 1
     request.looks[0].due = request.rounds + 2
     assert [decided() for _ in range(3)] == [2, 2, 2]  # the next look at it comes first
+    request.guards[1].spare = 0.0
+    assert decided() > 2  # which nothing is left for
+
+
+@pytest.mark.parametrize(("megabytes", "late", "together"), [(20, True, True), (20, False, False), (400, True, False)])
+def test_a_draft_pays_for_its_round_where_plain_passes_go_together(megabytes, late, together):
+    target = SimpleNamespace(assumed_seconds=1e6 * megabytes / 7.5e9, position_share=0.04, commits_late=late)
+    besides = besides_of(target, given=False)
+    assert besides["asking"] == pytest.approx(ASKED_SECONDS / target.assumed_seconds)
+    assert besides["calling"] == pytest.approx(CALLED_SECONDS / target.assumed_seconds)
+    assert besides["rounds"] == pytest.approx(together * ROUND_SECONDS / target.assumed_seconds)
+    assert besides_of(target, given=True)["calling"] == 0.0
+    costs, usual = Costs.by_bytes(1.0, [0.2], 0.04, **besides), Costs.by_bytes(1.0, [0.2], 0.04)
+    assert costs.plain(1) == pytest.approx(1.0)
+    extra, without = costs.table(1, 4).extra, usual.table(1, 4).extra
+    assert extra[1:] == pytest.approx([besides["rounds"] + more for more in without[1:]])
+    policy = policy_of((MODEL,), (False,))
+    row = Row(policy.open(sampled=True, reproducible=True), 100, [0])
+    row.request.costs = costs
+    assert planned_alone(row, [False]) == 1.0  # a plain round of one pass is no loss of drafts
+    row.chosen = Choice(0, 3)
+    drafts = besides["calling"] + 3 * 0.2
+    assert planned_alone(row, [False]) == pytest.approx(1.0 + besides["rounds"] + 3 * 0.04 + drafts)
 
 
 def test_a_seeded_request_with_free_drafters_alone_rests_until_they_are_due():

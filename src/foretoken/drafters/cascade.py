@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
-from foretoken.drafters.cascade_rounds import Round, Saved, Sleep, State, barred_in, kinds_of, offers_of
+from foretoken.drafters.cascade_rounds import Round, Saved, Sleep, State, barred_in, besides_of, kinds_of, offers_of
 from foretoken.drafters.cascade_steady import SteadyRounds
 from foretoken.drafters.chains import extended, joined
 from foretoken.drafters.given_length import of_length
@@ -22,7 +22,7 @@ from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.models.widths import PassWidths
 from foretoken.policy import store
-from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, Costs
+from foretoken.policy.costs import Costs
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Row
 from foretoken.sequence import Sequence
@@ -91,7 +91,7 @@ class Cascade(Drafter):
         self._learning = 0.0  # seconds that learning from a round takes
         self._shares = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
         self._position: float | None = None
-        self._asking = self._calling = 0.0  # passes of the target that asking drafters counts as, free ones and others
+        self._besides: dict[str, float] = {}  # see `besides_of`
         self.policy = self._new_policy(None)
 
     @property
@@ -110,8 +110,7 @@ class Cascade(Drafter):
         for drafter in self.drafters:
             drafter.check_target(target)
         if target.assumed_seconds:
-            self._asking = ASKED_SECONDS / target.assumed_seconds
-            self._calling = 0.0 if self._given else CALLED_SECONDS / target.assumed_seconds
+            self._besides = besides_of(target, given=self._given is not None)
             for at, drafter in enumerate(self.drafters):
                 own = sum(model.assumed_seconds for model in drafter.models)
                 if own:
@@ -389,8 +388,8 @@ class Cascade(Drafter):
     def _new_policy(self, costs: Costs | None, rates: dict[str, list[list[float]]] | None = None) -> Policy:
         given = self._shares if self._given is None else self._given
         kinds = kinds_of(self.drafters, self.free, self.trees)
-        fixed = Costs.by_bytes(1.0, given, self._position, self._asking, self._calling)
-        costs = costs or Costs.by_bytes(1.0, given, self._position, calling=self._calling)
+        fixed = Costs.by_bytes(1.0, given, self._position, **self._besides)
+        costs = costs or Costs.by_bytes(1.0, given, self._position, calling=self._besides.get("calling", 0.0))
         policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()

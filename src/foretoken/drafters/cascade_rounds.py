@@ -8,8 +8,10 @@ from weakref import ref
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
+from foretoken.models.base import LanguageModel
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
+from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, ROUND_SECONDS, plain_passes
 from foretoken.policy.lessons import is_heard
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
@@ -168,6 +170,22 @@ def kinds_of(drafters: AbstractSequence[Drafter], free: AbstractSequence[bool], 
         for drafter, is_free in zip(drafters, free, strict=False)
     ]
     return [*kinds, PREDICTION]
+
+
+def besides_of(target: LanguageModel, *, given: bool) -> dict[str, float]:
+    """What drafting takes besides passes, where no clock may tell: for `Costs.by_bytes`, in passes of the target.
+
+    Args:
+        target: whose passes are assumed to take some time.
+        given: what drafters take is given.
+    """
+    together = target.commits_late and plain_passes(target.assumed_seconds, target.position_share, 1, 2) > 1
+    seconds = {
+        "asking": ASKED_SECONDS,
+        "calling": 0.0 if given else CALLED_SECONDS,
+        "rounds": ROUND_SECONDS if together else 0.0,
+    }
+    return {name: each / target.assumed_seconds for name, each in seconds.items()}
 
 
 def barred_in(batch: Batch, row: int, drafters: AbstractSequence[Drafter]) -> frozenset[int]:

@@ -18,13 +18,9 @@ from foretoken.engine.recording import RoundClock, emit, emit_plain
 from foretoken.engine.verification import Verified, verdict_uniforms, verify_round
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, LanguageModel
-from foretoken.policy.costs import BYTES_PER_POSITION
+from foretoken.policy.costs import plain_passes
 from foretoken.sampling.vocabulary import best_tokens, draw_rows
 from foretoken.verify import is_coupled
-
-_SECONDS = 1 / 60
-"""Most time of such a round, by what passes are assumed to take: a screen shows no more often what has come, and who
-joins or cancels waits no longer for the next round. On a CPU models above some 60 MB have rounds of one pass by it."""
 
 
 def passes_of(target: LanguageModel, members: Membership, idle: int, most: int) -> int:
@@ -51,11 +47,9 @@ def passes_of(target: LanguageModel, members: Membership, idle: int, most: int) 
 
 def affordable(target: LanguageModel, rows: int, most: int) -> int:
     """How many passes over so many rows a round may take: up to `most`, as far as target and time allow."""
-    if most == 1 or not target.commits_late or not target.assumed_seconds:
+    if most == 1 or not target.commits_late:
         return 1
-    share = BYTES_PER_POSITION if target.position_share is None else target.position_share
-    seconds = target.assumed_seconds * (1.0 + share * (rows - 1))
-    return max(1, min(most, int(_SECONDS / seconds)))
+    return plain_passes(target.assumed_seconds, target.position_share, rows, most)
 
 
 def decode_plainly(

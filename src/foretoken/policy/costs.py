@@ -23,6 +23,14 @@ CALLED_SECONDS = 1e-3
 """The same of a call of a model, besides reading its weights for each token: 2, 3 and 5 tokens drawn by 2.9 MB
 took 1.8, 2.3 and 3.0 ms beside plain rounds of 2.7, on an AMD EPYC with AVX2."""
 
+ROUND_SECONDS = 1e-3
+"""What a round takes besides its pass and its model's call, likewise, where plain passes go together (`plain_passes`):
+1.3 ms beside 0.25 for each plain pass of six, on the same machine."""
+
+PLAIN_SECONDS = 1 / 60
+"""Most time of a round of several plain passes, by what they are assumed to take: a screen shows no more often what has
+come, and who joins or cancels waits no longer for the next round. On a CPU models above some 60 MB have one pass."""
+
 _LAG_SHARE = 0.05
 """Cost of a token of lag, as a share of a draft token's, until rounds measure it; assumed."""
 
@@ -47,18 +55,37 @@ class DrafterCosts:
     lag: float = 0.0
 
 
+def plain_passes(seconds: float, position: float | None, rows: int, most: int) -> int:
+    """How many plain passes a round may take.
+
+    Args:
+        seconds: of a pass over one token, as is assumed; 0 where nothing is known.
+        position: cost of a further token, as a share of that; None for `BYTES_PER_POSITION`.
+        rows: of the passes.
+        most: passes.
+    """
+    if not seconds:
+        return 1
+    share = BYTES_PER_POSITION if position is None else position
+    return max(1, min(most, int(PLAIN_SECONDS / (seconds * (1.0 + share * (rows - 1))))))
+
+
 class Together:
     """What a plain pass takes, as a share of a plain round of one pass, by rows: less where rounds have several.
 
     Averaged over the last plain passes of both kinds: where most rounds draft, a plain one seldom has several.
+
+    Args:
+        usual: the share before any was measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, usual: float = 1.0) -> None:
         self._shares: dict[int, float] = {}
+        self._usual = usual
 
     def __call__(self, rows: int) -> float:
         """The share with so many rows."""
-        return self._shares.get(rows, 1.0)
+        return self._shares.get(rows, self._usual)
 
     def record(self, rows: int, share: float = 1.0, passes: int = 1) -> None:
         """So many passes took this share each."""
@@ -135,6 +162,7 @@ class Costs:
         position: float | None = None,
         asking: float = 0.0,
         calling: float = 0.0,
+        rounds: float = 0.0,
     ) -> Costs:
         """Costs that depend on no clock: in passes of the target, by the bytes of weights that a pass reads.
 
@@ -145,13 +173,15 @@ class Costs:
                 `BYTES_PER_POSITION` of a pass.
             asking: passes of the target that asking free drafters counts as.
             calling: the same of a call of another drafter, besides its draft tokens.
+            rounds: the same of a round, besides its pass and calls, beside plain passes that go together.
         """
         shares = [size / max(target, 1.0) for size in drafters]
         lines = [
             DrafterCosts(Line(calling if share else 0.0, share), lag=share * BYTES_PER_POSITION) for share in shares
         ]
         each = BYTES_PER_POSITION if position is None else position
-        costs = cls(Line(1.0 - each, each), lines)
+        costs = cls(Line(1.0 - each + rounds, each), lines)
+        costs.together = Together(1.0 / (1.0 + rounds))
         costs.copying = Line(asking, 0.0) if asking else None
         return costs
 

@@ -205,7 +205,7 @@ def planned_alone(row: Row, free: Sequence[bool]) -> float:
     seconds = costs.target(1 + choice.total)
     if choice.tokens and not free[choice.drafter]:
         seconds += costs.draft(choice.drafter, choice.tokens, 1, row.lags[choice.drafter])
-    return seconds / costs.target(1)
+    return seconds / (costs.plain(1) if choice.tokens else costs.target(1))
 
 
 def miss(guard: Guard, row: Row, rows: int, plain: float) -> None:

@@ -192,8 +192,12 @@ class Rests:
         request.idle += 1
         most = _LONG_REST
         if self._models:
-            dues = (request.looks[at].due - request.rounds for at in self._models)
-            most = min([_REST, 2**request.idle - 1, *(due for due in dues if due >= 0)])
+            # A decision is assumed to take as long as asking free drafters does, and its round is one of one pass.
+            costs = request.costs
+            worth = int((costs.copy(1) + costs.target(1) - costs.plain(1)) / (2.0 * SHARE))
+            looked_at = self._models if request.guards[1].spare > 0.0 else ()
+            dues = (request.looks[at].due - request.rounds for at in looked_at)
+            most = min([max(_REST, min(_LONG_REST, worth)), 2**request.idle - 1, *(due for due in dues if due >= 0)])
         request.rests_alone = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
 
     def _until(self, rounds: int, count: int) -> int:
