@@ -61,6 +61,21 @@ def test_long_requests_are_run_fewer_times(calls):
     assert [name for name, _ in calls] == ["prompt-lookup", "none"]
 
 
+@pytest.mark.parametrize(
+    ("each", "expected"), [(0.1, 15), (0.25, 15), (0.45, 9), (0.7, 6), (1.5, 5), (2.6, 4), (10.5, 1)]
+)
+def test_short_requests_are_run_more_often(each, expected):
+    """The machine's clock says that a pair of runs takes `each` seconds; the first one is over."""
+    engine, plain = engines()
+    ours, theirs, now = [answer(10, 0.4 * each)], [answer(10, 0.6 * each)], iter(range(100))
+
+    def clock() -> float:
+        return 100.0 + max(next(now) - 1, 0) * each
+
+    compare.alternate(engine, plain, PROMPT, SamplingParams(max_new_tokens=4), ours, theirs, clock=clock)
+    assert len(theirs) == expected
+
+
 def test_speeds_are_medians():
     result = compare.Comparison(
         "d", [answer(10, 1), answer(10, 0.1), answer(10, 0.5)], [answer(10, 1), answer(10, 2), answer(10, 4)], ""

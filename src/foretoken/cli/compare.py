@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from foretoken.engine.prompts import Prompt
     from foretoken.sampling import SamplingParams
 
-RUNS = 5
+RUNS = 15
 """Timed runs of each kind, at most."""
+ENOUGH_RUNS = 5
+"""Those of each kind after which further ones are begun only within `MORE_SECONDS`: where a run takes a tenth of a
+second, other work on the machine moves the ratio of so few by a fifth."""
+MORE_SECONDS = 4.0
 MAX_SECONDS = 10.0
 """No further runs are begun after so much time."""
 _WARM_UP_TOKENS = 16
@@ -154,13 +158,13 @@ def alternate(
 ) -> bool:
     """Go on with silent runs of both kinds in turns, up to `runs` of each, and append them to what there is.
 
-    Stops early after `MAX_SECONDS`.
+    Stops early after `MAX_SECONDS`, and once there are `ENOUGH_RUNS`, after `MORE_SECONDS`.
 
     Returns:
         Whether Ctrl-C ended a run, which then does not count.
     """
-    end = clock() + MAX_SECONDS - sum(sum(one.stats.seconds.values()) for one in (*speculative, *alone))
-    while len(alone) < runs and clock() < end:
+    begun = clock() - sum(sum(one.stats.seconds.values()) for one in (*speculative, *alone))
+    while len(alone) < runs and clock() - begun < (MAX_SECONDS if len(alone) < ENOUGH_RUNS else MORE_SECONDS):
         engine.release()  # both are to prefill the prompt
         ours = run(engine, prompt, params, prediction=prediction)
         theirs = run(plain, prompt, params) if not ours.interrupted else ours
