@@ -22,6 +22,7 @@ from transformers import (
 from foretoken import Engine
 from foretoken.draft import Draft
 from foretoken.errors import ParameterError
+from foretoken.integrations.processors import ProcessorSampler
 from foretoken.limits import Limits, use_limits
 from foretoken.randomness import gumbel, seed_tensor
 from foretoken.sampling import Sampler, SamplingParams, check_finite, draw
@@ -567,3 +568,45 @@ def test_a_bias_and_a_penalty_do_not_overflow_together(verifier, temperature):
     down = SamplingParams(repetition_penalty=1e10, logit_bias={one: -1e30 for one in range(8) if one != 3}, **common)
     assert engine.generate(list(range(8)), down).token_ids == [3] * 8
     assert engine.generate([3, 3], dataclasses.replace(down, logit_bias={3: -1e30, 0: -math.inf})).error is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_where_one_temperature_is_all_that_applies_scores_of_no_use_are_told_by_any_probability(
+    dtype, temperature, value
+):
+    """Plain rounds of several passes look at the first one alone (`Sampler.scales_alone`)."""
+    params = SamplingParams(temperature=temperature)
+    sampler = Sampler([params] * 2, [5, 6], vocab_size=300)
+    assert sampler.scales_alone
+    sequences = [Sequence([1, 2], 2, params, seed) for seed in (5, 6)]
+    for at in [slice(None)] if value == "-inf" else [0, 7, 299, slice(None)]:
+        logits = torch.randn(2, 1, 300).to(dtype)
+        logits[1, :, at] = float(value)
+        probs = sampler.probabilities(logits, sequences, Draft.empty(2))
+        assert probs[0].isfinite().all()
+        assert probs[1].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        [SamplingParams(temperature=0)],
+        [SamplingParams(temperature=1), SamplingParams(temperature=0)],
+        [SamplingParams(temperature=1), SamplingParams(temperature=0.5)],
+        [SamplingParams(top_k=3)],
+        [SamplingParams(top_p=0.5)],
+        [SamplingParams(min_p=0.5)],
+        [SamplingParams(logit_bias={1: 2.0})],
+        [SamplingParams(min_new_tokens=1)],
+        [SamplingParams(frequency_penalty=0.1)],
+    ],
+)
+def test_more_than_one_temperature_applies(params):
+    assert not Sampler(params, range(len(params)), vocab_size=300, eos_token_ids=EOS).scales_alone
+
+
+def test_what_processors_do_is_more_than_a_temperature():
+    sampler = ProcessorSampler([SamplingParams()], [1], {}, alters=False, vocab_size=9, device="cpu")
+    assert not sampler.scales_alone
