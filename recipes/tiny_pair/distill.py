@@ -18,6 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaForCausalLM
 
+from foretoken.models.processor import multiplies_bfloat16
+
 
 def prompts_from(
     documents: list[np.ndarray], count: int, tokenizer, rng: np.random.Generator, length: int = 48
@@ -87,6 +89,8 @@ def write_samples(
     """The target's samples on training prompts, one file a batch; batches that are there already are only read."""
     folder.mkdir(parents=True, exist_ok=True)
     model = target.to(torch.bfloat16).eval()
+    if not multiplies_bfloat16():
+        model = model.float()  # of the same rounded weights
     names = [name for name in plan.shares if documents.get(name)]
     shares = np.array([plan.shares[name] for name in names])
     owed, chosen = np.zeros(len(names)), []

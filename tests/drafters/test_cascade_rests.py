@@ -171,13 +171,16 @@ def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_
     assert decided() > 2  # which nothing is left for
 
 
-@pytest.mark.parametrize(("megabytes", "late", "together"), [(20, True, True), (20, False, False), (400, True, False)])
-def test_a_draft_pays_for_its_round_where_plain_passes_go_together(megabytes, late, together):
+@pytest.mark.parametrize(
+    ("megabytes", "late", "passes"), [(10, True, 8), (20, True, 6), (60, True, 2), (20, False, 1), (400, True, 1)]
+)
+def test_a_draft_pays_for_its_round_where_plain_passes_go_together(megabytes, late, passes):
+    """As much as plain passes save by it."""
     target = SimpleNamespace(assumed_seconds=1e6 * megabytes / 7.5e9, position_share=0.04, commits_late=late)
     besides = besides_of(target, given=False)
     assert besides["asking"] == pytest.approx(ASKED_SECONDS / target.assumed_seconds)
     assert besides["calling"] == pytest.approx(CALLED_SECONDS / target.assumed_seconds)
-    assert besides["rounds"] == pytest.approx(together * ROUND_SECONDS / target.assumed_seconds)
+    assert besides["rounds"] == pytest.approx((1 - 1 / passes) * ROUND_SECONDS / target.assumed_seconds)
     assert besides_of(target, given=True)["calling"] == 0.0
     costs, usual = Costs.by_bytes(1.0, [0.2], 0.04, **besides), Costs.by_bytes(1.0, [0.2], 0.04)
     assert costs.plain(1) == pytest.approx(1.0)

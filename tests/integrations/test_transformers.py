@@ -7,8 +7,9 @@ import foretoken
 from distributions import g_test, joint_distribution
 from foretoken import SamplingParams
 from foretoken.engine.decode_loop import DecodeLoop
-from foretoken.errors import ParameterError, PromptError
+from foretoken.errors import NumericalError, ParameterError, PromptError
 from foretoken.limits import Limits
+from foretoken.models.native.runner import NativeModel
 from foretoken.sampling import Sampler
 from tiny import tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
 from tiny_tokenizers import byte_bpe
@@ -285,3 +286,24 @@ def test_stop_strings():
     assert ours.shape[1] < 48
     with pytest.raises(ParameterError, match="needs tokenizer"):
         foretoken.custom_generate(stop_strings="x")
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 0}, {"do_sample": True}])
+def test_scores_that_are_of_no_use_late_in_an_output_are_an_error(options, monkeypatch):
+    """Whatever the round takes the tokens by: plain rounds of several passes, with processors and without."""
+    forward, passes = NativeModel.forward, []
+
+    def spoilt(self, *arguments, **named):
+        scores = forward(self, *arguments, **named)
+        passes.append(1)
+        if len(passes) > 8:
+            with torch.inference_mode():
+                scores.logits[..., 3] = float("nan")
+        return scores
+
+    monkeypatch.setattr(NativeModel, "forward", spoilt)
+    model = tiny_llama()
+    generate = foretoken.custom_generate(None, seed=3, runner="native")
+    with pytest.raises(NumericalError, match="NaN or infinity"):
+        model.generate(PROMPT, custom_generate=generate, max_new_tokens=30, eos_token_id=None, **options)
+    assert len(passes) == 9

@@ -25,7 +25,7 @@ from foretoken.errors import ParameterError
 from foretoken.integrations.processors import ProcessorSampler
 from foretoken.limits import Limits, use_limits
 from foretoken.randomness import gumbel, seed_tensor
-from foretoken.sampling import Sampler, SamplingParams, check_finite, draw
+from foretoken.sampling import Sampler, SamplingParams, check_finite, draw, draw_rows
 from foretoken.sampling.params import DEFAULT_MAX_NEW_TOKENS
 from foretoken.sampling.vocabulary import argmax, topk
 from foretoken.sequence import Sequence
@@ -605,6 +605,23 @@ def test_where_one_temperature_is_all_that_applies_scores_of_no_use_are_told_by_
 )
 def test_more_than_one_temperature_applies(params):
     assert not Sampler(params, range(len(params)), vocab_size=300, eos_token_ids=EOS).scales_alone
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [257, 300, 512, 1000, 4096])
+def test_one_row_draws_what_many_draw(size, dtype):
+    """However few rows are drawn one by one, each gets the same token: sums of blocks are the same to the bit."""
+    made = torch.Generator().manual_seed(size)
+    probs = (3 * torch.randn(40, size, generator=made, dtype=dtype)).softmax(-1)
+    probs[::5, :200] = 0
+    probs[1::5, 256:] = 0
+    uniforms = [0.0, 1 - 2.0**-53, *torch.rand(38, generator=made, dtype=torch.float64).tolist()]
+    found = []
+    for rows in (1, 40):
+        with use_limits(Limits(scalar_rows=rows)):
+            found.append(draw_rows(probs, uniforms))
+    assert found[0] == found[1]
+    assert (probs[range(40), found[0]] > 0).all()
 
 
 def test_what_processors_do_is_more_than_a_temperature():

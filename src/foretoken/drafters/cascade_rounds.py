@@ -8,6 +8,7 @@ from weakref import ref
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
+from foretoken.limits import Limits
 from foretoken.models.base import LanguageModel
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
@@ -179,11 +180,12 @@ def besides_of(target: LanguageModel, *, given: bool) -> dict[str, float]:
         target: whose passes are assumed to take some time.
         given: what drafters take is given.
     """
-    together = target.commits_late and plain_passes(target.assumed_seconds, target.position_share, 1, 2) > 1
+    most = Limits.plain_passes if target.commits_late else 1  # not the engine's own: outputs would depend on it
+    passes = plain_passes(target.assumed_seconds, target.position_share, 1, most)
     seconds = {
         "asking": ASKED_SECONDS,
         "calling": 0.0 if given else CALLED_SECONDS,
-        "rounds": ROUND_SECONDS if together else 0.0,
+        "rounds": ROUND_SECONDS * (1.0 - 1.0 / passes),
     }
     return {name: each / target.assumed_seconds for name, each in seconds.items()}
 

@@ -72,7 +72,6 @@ def decode_plainly(
     rows, choose = members.rows, _chooser(members, most)
     nothing, matchers = no_draft(len(rows), members.sampler.device), [row.matcher for row in rows]
     counts, sequences = members.to_slots(int_tensor([1] * len(rows))), members.sequences
-    verified: Verified | None = None
     for done in range(most):
         clock.turn_to("target")
         roots = int_tensor([[row.sequence.tokens[-1]] for row in rows])
@@ -80,7 +79,8 @@ def decode_plainly(
         scores = target.forward(members.to_slots(roots), members.to_slots(above), counts, cache)
         logits = members.logits(scores)
         clock.turn_to("verification")
-        tokens = choose(logits) if choose is not None else None
+        tokens = choose(logits, done) if choose is not None else None
+        verified: Verified | None = None
         if tokens is None:
             verified = verify_round(members.groups, sequences, nothing, logits, matchers)
         clock.turn_to("other")
@@ -99,11 +99,11 @@ def decode_plainly(
     return verified, done + 1
 
 
-def _chooser(members: Membership, most: int) -> Callable[[Tensor], list[int] | None] | None:
-    """Gives each row's token for the logits ``[B, 1, V]`` of the next pass, None where some of them are of no use.
+def _chooser(members: Membership, most: int) -> Callable[[Tensor, int], list[int] | None] | None:
+    """Gives each row's token for the logits ``[B, 1, V]`` of a pass and its number, None where some are of no use.
 
     The tokens are those of `verify_round`, but it takes a fraction of the time. None where more is wanted of the
-    logits.
+    logits. Of greedy rows all lossless verifiers take the best tokens, coupled ones too.
 
     Args:
         members: the rows of the round.
@@ -115,7 +115,7 @@ def _chooser(members: Membership, most: int) -> Callable[[Tensor], list[int] | N
     if not all(verifier.lossless for verifier in verifiers):
         return None
     if sampler.all_greedy and not sampler.alters:
-        return best_tokens
+        return lambda logits, _: best_tokens(logits)
     entries = len(members.rows) * sampler.vocab_size
     if any(map(is_coupled, verifiers)) or not sampler.scales_alone or entries > current_limits().verify_entries:
         return None
@@ -123,7 +123,7 @@ def _chooser(members: Membership, most: int) -> Callable[[Tensor], list[int] | N
 
 
 class _Draws:
-    """Draws the tokens of a round's passes, one after another.
+    """Draws the tokens of a round's passes.
 
     Args:
         members: rows whose distributions are softmaxes at one temperature.
@@ -134,10 +134,10 @@ class _Draws:
         self._sampler, self._sequences = members.sampler, members.sequences
         self._nothing = no_draft(len(members.rows), members.sampler.device)
         uniforms = (verdict_uniforms(members.sampler, members.sequences, stop=False, later=at) for at in range(most))
-        self._uniforms = iter([[own for (own,) in each] for each in uniforms])
+        self._uniforms = [[own for (own,) in each] for each in uniforms]
 
-    def __call__(self, logits: Tensor) -> list[int] | None:
+    def __call__(self, logits: Tensor, done: int) -> list[int] | None:
         """See `_chooser`."""
         probs = self._sampler.probabilities(logits, self._sequences, self._nothing)
         usable = all(map(isfinite, probs[:, 0, 0].tolist()))
-        return draw_rows(probs, next(self._uniforms)) if usable else None
+        return draw_rows(probs, self._uniforms[done]) if usable else None

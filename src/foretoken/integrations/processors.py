@@ -54,7 +54,6 @@ class ProcessorSampler(Sampler):
         super().__init__(params, seeds, vocab_size=vocab_size, device=device)
         self.alters = alters
         self._altered = frozenset(range(len(self.params)) if alters else ())
-        self._alike = None  # what applies to a row its processors alone know
         self._steps = steps
 
     def select(self, rows: AbstractSequence[int] | Tensor) -> ProcessorSampler:

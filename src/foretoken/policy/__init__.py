@@ -29,6 +29,7 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `lines._KNOWN`, `_TOGETHER` | measurements of a size before further ones are taken by threes | replays: flat |
 | `lines._OUTLIER`, `_STEADY` | how far one measurement moves a correction or the drift | replays: flat |
 | `lines._FLATTEST`, `costs.BYTES_PER_POSITION` | least cost of a position; that without a clock | by hand |
-| `costs.ASKED_SECONDS`, `CALLED_SECONDS`, `ROUND_SECONDS` | what drafts take besides passes, likewise | by the clock |
+| `costs.ASKED_SECONDS`, `CALLED_SECONDS`, `ROUND_SECONDS` | times without a clock besides passes | by the clock, once |
+| `costs.PLAIN_SECONDS` | time of plain passes that go together | by hand: how often a screen changes |
 | `request.LENGTHS`, `NODES` | draft lengths and numbers of nodes that are compared | a grid, by hand |
 """

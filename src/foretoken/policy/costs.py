@@ -24,8 +24,8 @@ CALLED_SECONDS = 1e-3
 took 1.8, 2.3 and 3.0 ms beside plain rounds of 2.7, on an AMD EPYC with AVX2."""
 
 ROUND_SECONDS = 1e-3
-"""What a round takes besides its pass and its model's call, likewise, where plain passes go together (`plain_passes`):
-1.3 ms beside 0.25 for each plain pass of six, on the same machine."""
+"""What a round takes besides its pass and its model's call, likewise; where several plain passes go together
+(`plain_passes`) they share it: 1.3 ms beside 0.25 for each plain pass of six, on the same machine."""
 
 PLAIN_SECONDS = 1 / 60
 """Most time of a round of several plain passes, by what they are assumed to take: a screen shows no more often what has

@@ -200,7 +200,10 @@ def _latest(rows: Sequence[tuple[Row, int]]) -> float:
 
 
 def planned_alone(row: Row, free: Sequence[bool]) -> float:
-    """Plain rounds that a row's round takes by its fixed costs."""
+    """Plain rounds that a row's round takes by its fixed costs.
+
+    Drafts are beside plain passes that go together; a plain round of one pass alone is no loss of theirs.
+    """
     costs, choice = row.request.costs, row.chosen
     seconds = costs.target(1 + choice.total)
     if choice.tokens and not free[choice.drafter]:

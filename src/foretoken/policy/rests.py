@@ -10,8 +10,9 @@ from foretoken.policy.costs import Costs
 from foretoken.policy.request import PLAIN, Request, Row
 
 _REST = 8
-"""Plain rounds of a request that are decided at once, at most; requests that rest so long wake together, in rounds that
-are multiples of it. A decision takes a hundredth to a tenth of a round: for several rows little more than for one."""
+"""Plain rounds of a request that are decided at once, at most, where decisions are cheap beside rounds; requests that
+rest so long wake together, in rounds that are multiples of it. A decision takes a hundredth to a tenth of a round: for
+several rows little more than for one."""
 
 _LONG_REST = 4 * _REST
 """The same for requests without models, whose free drafters are due later, and where decisions take long beside rounds:
@@ -184,7 +185,11 @@ class Rests:
         self.considers = True
 
     def let_alone(self, row: Row) -> None:
-        """The same for a row that depends on no other request: its rests are counted in rounds of its own."""
+        """The same for a row that depends on no other request: its rests are counted in rounds of its own.
+
+        Beside models they take up to `_REST` rounds, or up to `_LONG_REST` where decisions are dear, by what they and
+        rounds of one pass, which plain passes that go together do without, are assumed to take.
+        """
         request = row.request
         if row.chosen.tokens:
             request.idle = 0
@@ -192,8 +197,7 @@ class Rests:
         request.idle += 1
         most = _LONG_REST
         if self._models:
-            # A decision is assumed to take as long as asking free drafters does, and its round is one of one pass.
-            costs = request.costs
+            costs = request.costs  # a decision is assumed to take as long as asking free drafters does
             worth = int((costs.copy(1) + costs.target(1) - costs.plain(1)) / (2.0 * SHARE))
             looked_at = self._models if request.guards[1].spare > 0.0 else ()
             dues = (request.looks[at].due - request.rounds for at in looked_at)

@@ -139,8 +139,11 @@ class Sampler:
 
     @property
     def scales_alone(self) -> bool:
-        """Whether one temperature is all that applies to any row: where logits are of no use, the result is NaN."""
-        return self._alike is not None and not self.alters
+        """Whether one temperature is all that applies to any row: where logits are of no use, all of a result is NaN.
+
+        Of subclasses nobody knows that.
+        """
+        return type(self) is Sampler and self._alike is not None and not self.alters
 
     def positions(self, sequences: AbstractSequence[Sequence]) -> Tensor:
         """``[B]`` int64: the position of each row's next token, the first after the root."""
