@@ -185,7 +185,7 @@ def besides_of(target: LanguageModel, *, given: bool) -> dict[str, float]:
     seconds = {
         "asking": ASKED_SECONDS,
         "calling": 0.0 if given else CALLED_SECONDS,
-        "rounds": ROUND_SECONDS * (1.0 - 1.0 / passes),
+        "rounds": min(ROUND_SECONDS, target.assumed_seconds) * (1.0 - 1.0 / passes),
     }
     return {name: each / target.assumed_seconds for name, each in seconds.items()}
 

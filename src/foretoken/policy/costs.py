@@ -25,7 +25,8 @@ took 1.8, 2.3 and 3.0 ms beside plain rounds of 2.7, on an AMD EPYC with AVX2.""
 
 ROUND_SECONDS = 1e-3
 """What a round takes besides its pass and its model's call, likewise; where several plain passes go together
-(`plain_passes`) they share it: 1.3 ms beside 0.25 for each plain pass of six, on the same machine."""
+(`plain_passes`) they share it: 1.3 ms beside 0.25 for each plain pass of six, on the same machine. It counts as no more
+than a pass: one over few bytes takes longer than they say."""
 
 PLAIN_SECONDS = 1 / 60
 """Most time of a round of several plain passes, by what they are assumed to take: a screen shows no more often what has
@@ -74,18 +75,14 @@ class Together:
     """What a plain pass takes, as a share of a plain round of one pass, by rows: less where rounds have several.
 
     Averaged over the last plain passes of both kinds: where most rounds draft, a plain one seldom has several.
-
-    Args:
-        usual: the share before any was measured.
     """
 
-    def __init__(self, usual: float = 1.0) -> None:
+    def __init__(self) -> None:
         self._shares: dict[int, float] = {}
-        self._usual = usual
 
     def __call__(self, rows: int) -> float:
         """The share with so many rows."""
-        return self._shares.get(rows, self._usual)
+        return self._shares.get(rows, 1.0)
 
     def record(self, rows: int, share: float = 1.0, passes: int = 1) -> None:
         """So many passes took this share each."""
@@ -122,6 +119,8 @@ class Costs:
         change: seconds that a pass takes longer if it is not as wide as the one before; drift left out.
         alone: what passes over one row are padded to, in rising order; those over more positions are not.
         together: what plain passes take beside a plain round of one.
+        rounds: seconds that a round takes besides what the lines say, beside plain passes that go together; 0 where
+            `together` is measured.
     """
 
     def __init__(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
@@ -140,6 +139,7 @@ class Costs:
         self._rounds = 0
         self.alone: tuple[int, ...] = ()
         self.together = Together()
+        self.rounds = 0.0
 
     def measure(
         self,
@@ -180,8 +180,8 @@ class Costs:
             DrafterCosts(Line(calling if share else 0.0, share), lag=share * BYTES_PER_POSITION) for share in shares
         ]
         each = BYTES_PER_POSITION if position is None else position
-        costs = cls(Line(1.0 - each + rounds, each), lines)
-        costs.together = Together(1.0 / (1.0 + rounds))
+        costs = cls(Line(1.0 - each, each), lines)
+        costs.rounds = rounds
         costs.copying = Line(asking, 0.0) if asking else None
         return costs
 
@@ -206,7 +206,7 @@ class Costs:
             plain *= self.together(rows)
             extra = [0.0]
             for seconds in longer:  # a longer draft that costs less is noise
-                extra.append(max((seconds - plain) / rows, extra[-1]))
+                extra.append(max((seconds + self.rounds - plain) / rows, extra[-1]))
             calls = [[0.0, *one.call.up_to(longest)] for one in self.drafters]
             token = min((extra[size] / size for size in range(1, len(extra))), default=0.0)
             units = max(round(rows * self.copies), 1)  # of rows that are all asked

@@ -200,15 +200,12 @@ def _latest(rows: Sequence[tuple[Row, int]]) -> float:
 
 
 def planned_alone(row: Row, free: Sequence[bool]) -> float:
-    """Plain rounds that a row's round takes by its fixed costs.
-
-    Drafts are beside plain passes that go together; a plain round of one pass alone is no loss of theirs.
-    """
+    """Plain rounds that a row's round takes by its fixed costs; that it has one pass alone is no loss of drafts'."""
     costs, choice = row.request.costs, row.chosen
-    seconds = costs.target(1 + choice.total)
+    seconds = costs.target(1 + choice.total) + costs.rounds * (choice.tokens > 0)
     if choice.tokens and not free[choice.drafter]:
         seconds += costs.draft(choice.drafter, choice.tokens, 1, row.lags[choice.drafter])
-    return seconds / (costs.plain(1) if choice.tokens else costs.target(1))
+    return seconds / costs.target(1)
 
 
 def miss(guard: Guard, row: Row, rows: int, plain: float) -> None:

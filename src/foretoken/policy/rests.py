@@ -198,7 +198,7 @@ class Rests:
         most = _LONG_REST
         if self._models:
             costs = request.costs  # a decision is assumed to take as long as asking free drafters does
-            worth = int((costs.copy(1) + costs.target(1) - costs.plain(1)) / (2.0 * SHARE))
+            worth = int((costs.copy(1) + costs.rounds) / (2.0 * SHARE))
             looked_at = self._models if request.guards[1].spare > 0.0 else ()
             dues = (request.looks[at].due - request.rounds for at in looked_at)
             most = min([max(_REST, min(_LONG_REST, worth)), 2**request.idle - 1, *(due for due in dues if due >= 0)])
