@@ -17,8 +17,6 @@ from torch import Tensor
 from foretoken.draft import int_tensor
 from foretoken.limits import current_limits
 
-_WIDE = np.dtype(np.float64)
-
 
 def check_finite(logits: Tensor) -> Tensor:
     """Rows that can't be sampled from: some entry is NaN or +inf, or all entries of a node are -inf.
@@ -194,7 +192,7 @@ def _block_sums(probs: Any, width: int) -> Any:
     rows, size = probs.shape
     whole = size // width
     # Up to twice as fast as `np.add.reduceat`, which takes blocks of any lengths.
-    sums = probs[:, : whole * width].reshape(rows, whole, width).sum(-1, dtype=_WIDE)
+    sums = probs[:, : whole * width].reshape(rows, whole, width).sum(-1, dtype=np.float64)
     if whole * width == size:
         return sums
     rest = probs[:, whole * width :]
@@ -216,7 +214,7 @@ def _draw_one(probs: Any, u: float, width: int) -> int:
         u: in [0, 1).
         width: of a block.
     """
-    wide = probs.astype(_WIDE, copy=False)  # to sum entries that are wide already takes a third less
+    wide = probs.astype(np.float64, copy=False)  # to sum entries that are wide already takes a third less
     whole = len(wide) // width * width
     ends = np.add.accumulate(np.add.reduce(wide[:whole].reshape(-1, width), 1)).tolist()
     if whole < len(wide):
