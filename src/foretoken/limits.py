@@ -65,7 +65,7 @@ class Limits:
     window: int = 128
     window_ties: int = 16
     prediction_tokens: int = 1 << 16
-    plain_passes: int = 8
+    plain_passes: int = 16
     forced_tokens: int = 32
     proof_entries: int = 4_000_000
 

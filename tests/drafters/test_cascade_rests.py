@@ -148,10 +148,20 @@ def test_rows_of_both_kinds_sleep_until_the_first_of_them_wakes():
 
 
 @pytest.mark.parametrize(
-    ("asking", "rounds", "longest"),
-    [(0.001, 0.0, 8), (0.08, 0.0, 8), (0.205, 0.0, 20), (0.004, 0.2, 20), (0.1, 0.155, 25), (3.0, 0.0, 32)],
+    ("asking", "rounds", "first", "longest"),
+    [
+        (0.001, 0.0, 1, 8),
+        (0.08, 0.0, 1, 8),
+        (0.155, 0.0, 1, 15),
+        (0.205, 0.0, 2, 20),
+        (0.004, 0.2, 2, 20),
+        (0.1, 0.155, 3, 25),
+        (3.0, 0.0, 37, 32),
+    ],
 )
-def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_one_does(asking, rounds, longest):
+def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_one_does(
+    asking, rounds, first, longest
+):
     """The longer, the dearer a decision and its round are beside a pass: up to 32 rounds, and at least up to eight."""
     policy = policy_of((MODEL,), (False,), asking=asking, rounds=rounds)
     request = policy.open(sampled=True, reproducible=True)
@@ -162,9 +172,9 @@ def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_
         rests, request.rests_alone = request.rests_alone, 0
         return rests
 
-    assert [decided() for _ in range(7)] == [min(size, longest) for size in (1, 3, 7, 15, 31, 63, 127)]
+    assert [decided() for _ in range(7)] == [min(first * size, longest) for size in (1, 3, 7, 15, 31, 63, 127)]
     assert decided(Choice(0, 2)) == 0
-    assert decided() == 1
+    assert decided() == min(first, longest)
     request.looks[0].due = request.rounds + 2
     assert [decided() for _ in range(3)] == [2, 2, 2]  # the next look at it comes first
     request.guards[1].spare = 0.0
@@ -173,7 +183,7 @@ def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_
 
 @pytest.mark.parametrize(
     ("megabytes", "late", "passes"),
-    [(1, True, 8), (10, True, 8), (20, True, 6), (60, True, 2), (20, False, 1), (400, True, 1)],
+    [(1, True, 16), (10, True, 12), (20, True, 6), (60, True, 2), (20, False, 1), (400, True, 1)],
 )
 def test_a_draft_pays_for_its_round_where_plain_passes_go_together(megabytes, late, passes):
     """As much as plain passes save by it."""

@@ -19,7 +19,7 @@ from models.native.checkpoints import in_rooms
 from tiny import tiny_llama
 from tiny_heads import tiny_eagle3
 
-ONE, MANY = Limits(plain_passes=1), Limits()
+ONE, EIGHT, MANY = Limits(plain_passes=1), Limits(plain_passes=8), Limits()
 PROMPTS = [[1, 2, 3, 1, 2], [7, 8], [4, 4, 9, 1]]
 PARAMS = {
     "greedy": {"temperature": 0},
@@ -108,7 +108,7 @@ def test_seeded_requests_draft_as_much_in_the_same_rounds(target, drafter, monke
 
 def test_a_round_takes_several_passes_and_tells_of_all_of_their_tokens(target, monkeypatch):
     passes = watch(target, monkeypatch)
-    engine = Engine(target, None)
+    engine = Engine(target, None, limits=EIGHT)
     params = SamplingParams(temperature=0, max_new_tokens=21, ignore_eos=True)
     events = list(engine.stream(PROMPTS[0], params))
     sizes = [len(event.pieces) for event in events]
@@ -133,7 +133,7 @@ def test_a_round_takes_several_passes_and_tells_of_all_of_their_tokens(target, m
     ],
 )
 def test_requests_that_never_draft_take_several_passes_whatever_the_engine_drafts_with(target, drafter, options):
-    engine = Engine(target, drafter)
+    engine = Engine(target, drafter, limits=EIGHT)
     request = engine.submit(PROMPTS[0], SamplingParams(temperature=0, max_new_tokens=21, ignore_eos=True), **options)
     events = []
     while engine.busy:
@@ -155,7 +155,7 @@ def test_a_drafter_that_follows_hidden_states_is_told_of_every_pass(target):
 
 
 def test_a_first_token_is_told_at_once_though_the_prompt_is_cached(target):
-    engine = Engine(target, None)
+    engine = Engine(target, None, limits=EIGHT)
     params = SamplingParams(temperature=0, max_new_tokens=14, ignore_eos=True)
     for _ in range(2):
         assert [len(event.pieces) for event in engine.stream(PROMPTS[0] * 10, params)] == [1, 8, 5]
@@ -279,7 +279,7 @@ def test_memory_that_runs_out_in_a_later_pass_ends_what_runs_and_nothing_else(ta
 
 def test_a_request_that_is_cancelled_or_joins_waits_for_one_round(target):
     params = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
-    engine = Engine(target, None)
+    engine = Engine(target, None, limits=EIGHT)
     first = engine.submit(PROMPTS[0], params)
     engine.step()
     ((_, event),) = engine.step()

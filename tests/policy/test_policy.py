@@ -837,6 +837,57 @@ def test_a_reproducible_request_asks_free_drafters_by_its_own_rounds_alone():
     assert rounds_asked(5, range(0), asking=0.0) == list(range(60))
 
 
+@pytest.mark.parametrize("rounds", [0.0, 0.3, 0.9])
+def test_a_reproducible_request_asks_the_later_the_dearer_the_rounds_are_in_which_it_asks(rounds):
+    """Beside plain passes that go together, what a round takes counts whether or not it drafts: once, not twice."""
+    fixed = Costs.by_bytes(1.0, [0.0], rounds=rounds)
+    fixed.copying = Line(0.1, 0.0)
+    policy = Policy([LOOKUP], [True], Costs(Line(9.9, 0.1), [DrafterCosts(Line(0.0, 0.0))]), fixed)
+    request = policy.open(sampled=True, reproducible=True)
+    assert policy.ask([request]) == [0.0]
+    row = Row(request, 100, [0])
+    policy.choose([row])
+    policy.lessons.learn([row], [1], 1, [], None)
+    cost = 0.1 + rounds
+    assert request.copying.cost == pytest.approx(cost)
+    usual = 0.25  # tokens that a round that asks gains at a temperature, as is assumed
+    assert request.copying.due == round(2 * max(cost / usual, 1.0))
+    assert request.rests_alone == request.copying.due - 1
+    long = Row(policy.open(sampled=True, reproducible=True), 100, [0], [Offer(0, 8, 16)])
+    policy.ask([long.request])
+    policy.choose([long])
+    assert long.chosen.tokens
+    policy.lessons.learn([long], [1 + long.chosen.tokens], 1 + long.chosen.tokens, [], None)
+    assert long.request.copying.last == pytest.approx(long.gain + rounds)
+
+
+def test_requests_without_a_model_rest_until_free_drafters_are_due_however_late():
+    policy = policy_of((LOOKUP,), (True,))
+    request = policy.open(sampled=True, reproducible=True)
+    request.copying.due, request.copying.cost = 1000, 5.0
+    policy.rests.let_alone(Row(request, 100, [0]))
+    assert request.rests_alone == 1000
+
+
+def test_rows_rest_longer_where_rounds_of_one_pass_take_long_beside_passes_that_go_together():
+    """As long as if it took that time to decide."""
+    rests = []
+    for share, deciding in ((1.0, 0.0), (0.9, 0.0), (1.0, 0.1)):
+        policy = policy_of((MODEL,), (False,))
+        policy.costs.anchored = True
+        policy.guards[1].spare = 0.0  # else they wake to look at the model again
+        for _ in range(400):
+            policy.costs.together.record(1, share)
+        row = Row(policy.open(sampled=False), 100, [0])
+        for _ in range(8):
+            row.request.rests_until = 0
+            policy.rests.let([row], 1, False, deciding)
+        rests.append(row.request.rests_until)
+    assert rests[0] == 0
+    assert rests[1] == pytest.approx(10, abs=1)  # a tenth of a round, of which decisions may take a hundredth
+    assert rests[2] == pytest.approx(10, abs=1)
+
+
 @pytest.mark.parametrize("right", [False, True])
 def test_a_prediction_whose_first_draft_is_rejected_gained_nothing(right):
     """Before one was verified its drafts are taken for long ones that are right: that is no reason to go on asking."""

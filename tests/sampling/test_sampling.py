@@ -20,14 +20,14 @@ from transformers import (
 )
 
 from foretoken import Engine
-from foretoken.draft import Draft
+from foretoken.draft import Draft, no_draft
 from foretoken.errors import ParameterError
 from foretoken.integrations.processors import ProcessorSampler
 from foretoken.limits import Limits, use_limits
 from foretoken.randomness import gumbel, seed_tensor
 from foretoken.sampling import Sampler, SamplingParams, check_finite, draw, draw_rows
 from foretoken.sampling.params import DEFAULT_MAX_NEW_TOKENS
-from foretoken.sampling.vocabulary import argmax, topk
+from foretoken.sampling.vocabulary import RowDraws, argmax, topk
 from foretoken.sequence import Sequence
 from tiny import tiny_llama
 
@@ -622,6 +622,38 @@ def test_one_row_draws_what_many_draw(size, dtype):
             found.append(draw_rows(probs, uniforms))
     assert found[0] == found[1]
     assert (probs[range(40), found[0]] > 0).all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("size", [9, 256, 257, 512, 1000, 4096])
+def test_rows_one_after_another_draw_what_rows_at_once_draw(size, temperature):
+    """Their memory is used again: nothing of a row is left in the next one."""
+    made = torch.Generator().manual_seed(size)
+    sampler = Sampler([SamplingParams(temperature=temperature)], [1], vocab_size=size)
+    logits = 5 * torch.randn(60, 1, 1, size, generator=made)
+    logits[::5, ..., : size // 2] = -torch.inf
+    logits[1::5, ..., size // 2 + 1 :] = -torch.inf
+    uniforms = [0.0, 1 - 2.0**-53, *torch.rand(58, generator=made, dtype=torch.float64).tolist()]
+    before, draws, nothing = logits.clone(), RowDraws(size), no_draft(1, "cpu")
+    for row, u in zip(logits, uniforms, strict=True):
+        expected = draw_rows(sampler.probabilities(row, [], nothing), [u])
+        assert [draws.draw(sampler.scaled(row), u)] == expected
+        assert row[0, 0, expected[0]] > -torch.inf
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("size", [9, 1000])
+@pytest.mark.parametrize(("at", "value"), [(0, "nan"), (-1, "nan"), (0, "inf"), (-1, "inf"), (slice(None), "-inf")])
+def test_a_row_whose_scores_are_of_no_use_draws_nothing_and_the_next_one_does(size, at, value):
+    draws, logits = RowDraws(size), torch.zeros(1, 1, size)
+    bad = logits.clone()
+    bad[..., at] = float(value)
+    assert check_finite(bad).tolist() == [True]
+    assert [draws.draw(each, 0.5) for each in (bad, logits, bad)] == [
+        None,
+        draw_rows(logits.softmax(-1), [0.5])[0],
+        None,
+    ]
 
 
 def test_what_processors_do_is_more_than_a_temperature():

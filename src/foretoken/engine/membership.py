@@ -136,6 +136,8 @@ class Membership:
         """The logits of a pass over all rows of the KV cache, ``[B, N, V]`` of the rows that take part."""
         assert scores.logits is not None
         logits, device = self.from_slots(scores.logits), self.sampler.device
+        if device.type == "cpu" and logits.is_cpu:  # a device of a tensor's is made each time that it is asked for
+            return logits
         return logits if logits.device.type == device.type else moved(logits.float(), device)
 
     def from_slots(self, values: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from foretoken.engine.verification import Verified, verdict_uniforms, verify_rou
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.policy.costs import plain_passes
-from foretoken.sampling.vocabulary import best_tokens, draw_rows
+from foretoken.sampling.vocabulary import RowDraws, best_tokens, draw_rows
 from foretoken.verify import is_coupled
 
 
@@ -72,11 +72,15 @@ def decode_plainly(
     rows, choose = members.rows, _chooser(members, most)
     nothing, matchers = no_draft(len(rows), members.sampler.device), [row.matcher for row in rows]
     counts, sequences = members.to_slots(int_tensor([1] * len(rows))), members.sequences
+    alone = rows[0].sequence if members.num_slots == 1 else None
     for done in range(most):
         clock.turn_to("target")
-        roots = int_tensor([[row.sequence.tokens[-1]] for row in rows])
-        above = int_tensor([[done - 1]] * len(rows))
-        scores = target.forward(members.to_slots(roots), members.to_slots(above), counts, cache)
+        if alone is not None:
+            scores = target.next_scores(alone.tokens[-1], done - 1, cache)
+        else:
+            roots = int_tensor([[sequence.tokens[-1]] for sequence in sequences])
+            above = int_tensor([[done - 1]] * len(rows))
+            scores = target.forward(members.to_slots(roots), members.to_slots(above), counts, cache)
         logits = members.logits(scores)
         clock.turn_to("verification")
         tokens = choose(logits, done) if choose is not None else None
@@ -131,13 +135,18 @@ class _Draws:
     """
 
     def __init__(self, members: Membership, most: int) -> None:
-        self._sampler, self._sequences = members.sampler, members.sequences
-        self._nothing = no_draft(len(members.rows), members.sampler.device)
+        self._sampler, size = members.sampler, len(members.rows)
         uniforms = (verdict_uniforms(members.sampler, members.sequences, stop=False, later=at) for at in range(most))
         self._uniforms = [[own for (own,) in each] for each in uniforms]
+        on_cpu = members.sampler.device.type == "cpu"
+        self._alone = RowDraws(members.sampler.vocab_size) if size == 1 and on_cpu else None
 
     def __call__(self, logits: Tensor, done: int) -> list[int] | None:
         """See `_chooser`."""
-        probs = self._sampler.probabilities(logits, self._sequences, self._nothing)
+        scores = self._sampler.scaled(logits)
+        if self._alone is not None:
+            token = self._alone.draw(scores, self._uniforms[done][0])
+            return None if token is None else [token]
+        probs = scores.softmax(-1)
         usable = all(map(isfinite, probs[:, 0, 0].tolist()))
         return draw_rows(probs, self._uniforms[done]) if usable else None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from foretoken.policy.account import PACE, SHARE, Pace
 
-_START = 1.0
-"""Tokens that the drafts of a round gain before any were made in this process: more than they cost, so they are made.
-Assumed; a weight of one round."""
+_START = {False: 1.0, True: 0.25}
+"""Tokens that the drafts of a round gain before any were made in this process, greedily and at a temperature: more than
+they usually cost, so they are made. Assumed, a weight of one round; the second is what rounds that asked gained at
+temperature 1 in replays of the shipped pair's outputs, 0.1 to 0.5 (0.5 to 1.2 at 0.7)."""
 
 _FIRST_WAIT = 2  # rounds from a first one that gained nothing to the next one, where such drafts usually gain enough
 _REQUEST = PACE / 2  # rounds over which a request's gains are averaged: copies come and go with the passage
@@ -21,6 +22,7 @@ class Copying:
 
     Args:
         above: the engine's.
+        sampled: of an engine's, whether it is of requests at a temperature.
 
     Attributes:
         due: round of the request in which they are asked whatever they gained.
@@ -30,10 +32,10 @@ class Copying:
 
     __slots__ = ("_gains", "_wait", "above", "cost", "due", "last")
 
-    def __init__(self, above: Copying | None = None) -> None:
+    def __init__(self, above: Copying | None = None, *, sampled: bool = False) -> None:
         self.above, self.due, self.last, self.cost = above, 0, 0.0, 0.0
         self._wait = 0.0
-        self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START)
+        self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
 
     def asks(self, cost: float, now: int) -> bool:
         """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens.

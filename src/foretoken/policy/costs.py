@@ -317,3 +317,8 @@ class Costs:
         costs = cls(Line(float(fixed), float(each)), drafters)
         costs.change, costs._changes = max(float(saved["change"]), 0.0), 1
         return costs
+
+
+def time_apart(costs: Costs, rows: int) -> float:
+    """Seconds that a plain round of one pass takes longer than a plain pass over so many roots does on average."""
+    return costs.rounds + costs.target(rows) - costs.plain(rows)

@@ -7,7 +7,7 @@ from math import exp
 
 from foretoken.policy.acceptance import PREDICTION, Kind
 from foretoken.policy.account import PACE, Guard
-from foretoken.policy.costs import Costs
+from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.lines import LONGER
 from foretoken.policy.request import Request, Row, fell_behind, miss, planned_alone
 from foretoken.policy.rests import Rests
@@ -126,20 +126,22 @@ class Lessons:
         drafted = any(row.chosen.tokens and not row.request.looking for row in rows if row.request.costs is costs)
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
+            among = count if own is costs else 1
             if request.asked:
                 source = row.chosen.source if row.chosen.copied else row.chosen.drafter
                 # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
-                request.copying.gained(row.gain if used else 0.0, request.rounds)
+                spared = time_apart(own, among) / own.plain(among)  # a draft's verification has paid for that, too
+                request.copying.gained(row.gain + spared if used else 0.0, request.rounds)
                 if own is costs:
                     miss(self.guards[0], row, count, plain)
-            each, among = planned, count
+            each = planned
             if own is costs:
                 shared.append((row, tokens))
                 if not request.rounds:
                     self.guards[1].begin(count)
             else:
-                each, among = planned_alone(row, self.free), 1
+                each = planned_alone(row, self.free)
                 self._settle(request.guards, [row], each, tokens, looked=request.looking)
             request.rounds += 1
             request.pace.add(tokens, each)
@@ -162,6 +164,7 @@ class Lessons:
         """Rounds of a row by itself are over, which went by `Policy.prices`."""
         costs, count, models = self.costs, len(rounds), not request.copied
         plain, planned = costs.plain(1), 0.0
+        spared = time_apart(costs, 1) / plain
         for one in rounds:
             # After a prompt's pass, a plain one has another width than the last one, too.
             apart = costs.change if one.changed and self._prompted else 0.0
@@ -181,7 +184,7 @@ class Lessons:
             self.guards[not models].settle(emitted, emitted)
             request.late += took - emitted
             if not models:
-                request.copying.gained(one.gain, request.rounds)
+                request.copying.gained(one.gain + spared if one.gain else 0.0, request.rounds)
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None

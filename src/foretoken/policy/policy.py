@@ -46,7 +46,7 @@ from typing import Any
 from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
 from foretoken.policy.account import FORESEEN, PACE, Guard, Pace, Runs
 from foretoken.policy.copying import Copying
-from foretoken.policy.costs import Costs
+from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.decision import Decision
 from foretoken.policy.lessons import Lessons
 from foretoken.policy.request import LARGEST, Request, Row
@@ -91,7 +91,7 @@ class Policy:
             for sampled in (False, True)
         }
         self._paces = {sampled: (Pace(4 * PACE, 1.0), Runs(FORESEEN)) for sampled in (False, True)}
-        self._copying = {sampled: Copying() for sampled in (False, True)}
+        self._copying = {sampled: Copying(sampled=sampled) for sampled in (False, True)}
         self._widths = Widths()
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.rests = Rests(self.costs, self._models, self.guards[1])
@@ -128,7 +128,7 @@ class Policy:
         """
         if reproducible:
             own = [Acceptance(EngineRates(kind)) for kind in self.kinds]
-            request = Request(own, self.fixed_costs, (Guard(), Guard()))
+            request = Request(own, self.fixed_costs, (Guard(), Guard()), copying=Copying(sampled=sampled))
         else:
             shared = list(map(Acceptance, self._engine[sampled]))
             request = Request(shared, self.costs, self.guards, self._paces[sampled], self._copying[sampled])
@@ -164,7 +164,8 @@ class Policy:
         for row, request in enumerate(requests):
             if request.costs is not self.costs:
                 cost = request.costs.copy(1)
-                request.asked = request.copied and (not cost or request.copying.asks(cost, request.rounds))
+                wanted = not cost or request.copying.asks(cost + time_apart(request.costs, 1), request.rounds)
+                request.asked = request.copied and wanted
                 least[row] = 0.0 if request.asked else None
         if shared:
             count = len(shared) + beside
@@ -172,7 +173,7 @@ class Policy:
             pace = max(sum(request.pace.of(request.above[0]) for request in shared) / len(shared), 1.0)
             rho = pace * count / table.plain
             asking, made = table.asking
-            cost = rho * (asking / count + self.lessons.awake / len(shared))
+            cost = rho * (asking / count + (self.lessons.awake + time_apart(self.costs, count)) / len(shared))
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
                     wanted = request.copying.asks(cost, request.rounds)

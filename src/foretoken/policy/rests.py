@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from math import exp
 
 from foretoken.policy.account import CREDIT, SHARE, Guard
-from foretoken.policy.costs import Costs
+from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.request import PLAIN, Request, Row
 
 _REST = 8
@@ -165,7 +166,9 @@ class Rests:
             self._considered, self._considered_rows, waits = now, len(rows), []
             self._idle = 0 if drafted else self._idle + 1  # behind copies, a model may be next
             # What a model is worth to a row depends on its last tokens, too, and on those of one row more than of many.
-            worth = deciding / (2.0 * SHARE * self._costs.target(len(rows)) * exp(self._costs.drift.value))
+            costs, each = self._costs, len(rows)
+            awake = deciding * exp(-costs.drift.value) + time_apart(costs, count)
+            worth = awake / (2.0 * SHARE * costs.target(each))
             most = max(min(_REST, len(rows) - 1), min(_LONG_REST, 2**self._idle - 1, int(worth)))
             looked_at = self._models if self._guard.spare > 0.0 else ()
             for row in rows:
@@ -188,20 +191,23 @@ class Rests:
         """The same for a row that depends on no other request: its rests are counted in rounds of its own.
 
         Beside models they take up to `_REST` rounds, or up to `_LONG_REST` where decisions are dear, by what they and
-        rounds of one pass, which plain passes that go together do without, are assumed to take.
+        rounds of one pass, which plain passes that go together do without, are assumed to take; and begin with the
+        longer ones, the dearer these are.
         """
         request = row.request
         if row.chosen.tokens:
             request.idle = 0
             return
         request.idle += 1
-        most = _LONG_REST
+        most = sys.maxsize
         if self._models:
             costs = request.costs  # a decision is assumed to take as long as asking free drafters does
-            worth = int((costs.copy(1) + costs.rounds) / (2.0 * SHARE))
+            worth = int((costs.copy(1) + time_apart(costs, 1)) / (2.0 * SHARE))
+            first = max(1, worth // _REST)
             looked_at = self._models if request.guards[1].spare > 0.0 else ()
             dues = (request.looks[at].due - request.rounds for at in looked_at)
-            most = min([max(_REST, min(_LONG_REST, worth)), 2**request.idle - 1, *(due for due in dues if due >= 0)])
+            longer = first * (2**request.idle - 1)
+            most = min([max(_REST, min(_LONG_REST, worth)), longer, *(due for due in dues if due >= 0)])
         request.rests_alone = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
 
     def _until(self, rounds: int, count: int) -> int:

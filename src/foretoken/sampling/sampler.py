@@ -14,7 +14,7 @@ from foretoken.limits import current_limits
 from foretoken.randomness import gumbel, gumbel_at, seed_tensor
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.penalties import Penalties, node_depths
-from foretoken.sampling.truncation import Filters, Kept, truncate
+from foretoken.sampling.truncation import Filters, Kept, over_temperature, truncate
 from foretoken.sampling.vocabulary import argmax, best_of, zeros_for_none
 from foretoken.sequence import Sequence
 
@@ -194,8 +194,7 @@ class Sampler:
     def _softmax(self, scores: Tensor) -> Tensor:
         """``[B, M, V]``: the distributions for scores, filters applied; NaN where all scores are -inf."""
         if self._alike is not None:
-            (kept,) = truncate(scores, self._alike)
-            return kept.scores.softmax(-1)
+            return self._scaled(scores).softmax(-1)
         parts = [kept for group in self._groups for kept in self._truncate(scores, group)]
         if len(parts) == 1 and parts[0].rows is None and parts[0].ids is None:
             return parts[0].scores.softmax(-1).view(scores.shape)
@@ -213,6 +212,17 @@ class Sampler:
             best = argmax(scores if self.all_greedy else scores[self._greedy])
             probs[self._greedy] = probs[self._greedy].scatter_(-1, best[..., None], 1.0)
         return probs
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """``[B, M, V]`` float32: what `probabilities` are the softmaxes of, where `scales_alone`.
+
+        May be `logits` itself: don't write to it.
+        """
+        return self._scaled(logits if logits.dtype is torch.float32 else logits.to(torch.float32))
+
+    def _scaled(self, scores: Tensor) -> Tensor:
+        assert self._alike is not None
+        return over_temperature(scores, self._alike.inverse_temperature)
 
     def picks(
         self,

@@ -111,6 +111,13 @@ def truncate(scores: Tensor, filters: Filters) -> list[Kept]:
     ]
 
 
+def over_temperature(scores: Tensor, inverse_temperature: float | Tensor) -> Tensor:
+    """Scores ``[…, V]`` over temperature, up to a constant for each row; may return its argument."""
+    if _is_one(inverse_temperature):
+        return scores
+    return _scale(scores, scores.amax(-1, keepdim=True), inverse_temperature)
+
+
 def _scale(scores: Tensor, best: Tensor, inverse_temperature: float | Tensor) -> Tensor:
     """(scores - best) / temperature: at most 0, so that no temperature makes it overflow to +inf."""
     scaled = scores - best
@@ -187,8 +194,8 @@ def _whole(scores: Tensor, filters: Filters) -> Tensor:
     """The filters over whole rows ``[R, V]``; may return its argument."""
     if 0 < filters.top_k < scores.shape[-1]:
         scores = scores.masked_fill(scores < topk(scores, filters.top_k)[0][:, -1:], -torch.inf)
-    if filters.top_p is None and filters.log_min_p is None and _is_one(filters.inverse_temperature):
-        return scores
+    if filters.top_p is None and filters.log_min_p is None:
+        return over_temperature(scores, filters.inverse_temperature)
     scaled = _scale(scores, scores.amax(-1, keepdim=True), filters.inverse_temperature)
     if filters.top_p is not None:
         for row, top_p in enumerate(_numbers(filters.top_p, len(scaled))):

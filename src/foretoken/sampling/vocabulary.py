@@ -215,15 +215,51 @@ def _draw_one(probs: Any, u: float, width: int) -> int:
         width: of a block.
     """
     wide = probs.astype(np.float64, copy=False)  # to sum entries that are wide already takes a third less
-    whole = len(wide) // width * width
-    ends = np.add.accumulate(np.add.reduce(wide[:whole].reshape(-1, width), 1)).tolist()
-    if whole < len(wide):
-        ends.append(ends[-1] + float(np.add.reduce(wide[whole:])))
+    return _draw_wide(wide, wide[: len(wide) // width * width].reshape(-1, width), u)
+
+
+def _draw_wide(wide: Any, blocks: Any, u: float) -> int:
+    """`_draw_one` for ``[V]`` float64, whose whole blocks are ``[blocks, W]``."""
+    count, width = blocks.shape
+    ends = np.add.accumulate(np.add.reduce(blocks, 1)).tolist()
+    if count * width < len(wide):
+        ends.append(ends[-1] + float(np.add.reduce(wide[count * width :])))
     block = _invert_one(ends, u)
     before = ends[block - 1] if block else 0.0
     mass = ends[block] - before
     share = (u * ends[-1] - before) / mass if mass else 0.0
     return block * width + _invert_one(np.add.accumulate(wide[block * width : (block + 1) * width]), share)
+
+
+class RowDraws:
+    """Draws tokens from softmaxes of scores on the CPU, one row after another: their memory is made once.
+
+    The tokens are those of `draw_rows`.
+
+    Args:
+        size: V.
+    """
+
+    def __init__(self, size: int) -> None:
+        width = current_limits().block
+        self._probs = torch.empty((1, 1, size))
+        self._narrow, self._wide = self._probs.numpy()[0, 0], np.empty(size)
+        self._blocks = self._wide[: size // width * width].reshape(-1, width) if size > width else None
+
+    def draw(self, scores: Tensor, u: float) -> int | None:
+        """A token; None where the scores are of no use (`check_finite`).
+
+        Args:
+            scores: ``[1, 1, V]`` float32.
+            u: in [0, 1).
+        """
+        torch.softmax(scores, -1, out=self._probs)
+        if not isfinite(self._narrow[0]):  # where one entry is of no use, all are NaN
+            return None
+        if self._blocks is None:
+            return draw_rows(self._probs, [u])[0]
+        self._wide[:] = self._narrow
+        return _draw_wide(self._wide, self._blocks, u)
 
 
 def _invert_one(cumulative: Any, share: float) -> int:

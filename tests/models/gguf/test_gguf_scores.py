@@ -195,7 +195,10 @@ def test_a_pass_that_failed_leaves_nothing_in_the_next_one(load, monkeypatch):
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mamba"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_row_by_itself_has_the_scores_that_it_has_beside_others(load, kind, seed):
-    """Single steps of one row take a shorter way: among branches, commits of a part, and contexts that grow."""
+    """Single steps of one row take a shorter way: among branches, commits of a part, and contexts that grow.
+
+    They may be asked for as such, or be passes like others.
+    """
     model = load(kind, {**ROLLING_BACK, "mamba": tiny_mamba}[kind])
     model.pool.options = replace(model.pool.options, cells=1)
     alone, pair = model.open(1), model.open(2)
@@ -223,7 +226,10 @@ def test_a_row_by_itself_has_the_scores_that_it_has_beside_others(load, kind, se
             *range(nodes, nodes + count - 1),
         ]
         new, parents = torch.tensor([tokens]), torch.tensor([above[nodes:]])
-        found = model.forward(new, parents, torch.tensor([count]), alone).logits[0]
+        if count == 1 and chance.random() < 0.5:
+            found = model.next_scores(tokens[0], above[-1], alone).logits[0]
+        else:
+            found = model.forward(new, parents, torch.tensor([count]), alone).logits[0]
         beside = model.forward(new.expand(2, -1), parents.expand(2, -1), torch.tensor([count, 0]), pair).logits[0]
         assert torch.equal(found, beside)
         steps += count == 1

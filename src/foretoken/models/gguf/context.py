@@ -212,8 +212,8 @@ class Context:
         """Run a pass over the batch.
 
         Returns:
-            ``[outputs, V]`` float32, logits of the tokens that wanted some, in their order: the library's own memory,
-            which the next pass overwrites.
+            ``[1, outputs, V]`` float32, logits of the tokens that wanted some, in their order: the library's own
+            memory, which the next pass overwrites.
 
         Raises:
             ModelError: llama.cpp fails.
@@ -227,11 +227,12 @@ class Context:
             reason = "; ".join(list(self._library.said)[-3:]) or f"status {status}"
             raise ModelError(f"llama.cpp failed to compute a pass over {count:,} tokens: {reason}")
         if wanted == 0:
-            return torch.empty((0, self._vocab_size))
+            return torch.empty((1, 0, self._vocab_size))
         place = self._library.llama_get_logits(self._pointer)
         if self._logits is None or self._logits[:2] != (place, wanted):  # making a tensor of it takes 10 us
             memory = (ctypes.c_float * (wanted * self._vocab_size)).from_address(place)
-            self._logits = place, wanted, torch.frombuffer(memory, dtype=torch.float32).view(wanted, self._vocab_size)
+            logits = torch.frombuffer(memory, dtype=torch.float32).view(1, wanted, self._vocab_size)
+            self._logits = place, wanted, logits
         return self._logits[2]
 
 

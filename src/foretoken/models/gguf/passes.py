@@ -185,14 +185,14 @@ class Pass:
             return
         logits, targets = self._context.decode(), self._targets
         if len(self._out) == 1 and logits.numel() == self._out.numel() and targets == list(range(len(targets))):
-            self._out.copy_(logits)
+            self._out.copy_(logits.view_as(self._out))
         elif targets:
             places = self._out.view(-1, logits.shape[-1])
             first = targets[0]
             if targets == list(range(first, first + len(targets))):
-                places[first : first + len(targets)] = logits
+                places[first : first + len(targets)] = logits[0]
             else:
-                places[targets] = logits
+                places[targets] = logits[0]
         self._batch.clear()
         self._targets, self._waiting = [], {}
 
@@ -206,7 +206,7 @@ def next_in_chain(row: Row, contexts: Contexts, token: int, parent: int) -> Tens
         token, parent: of the node.
 
     Returns:
-        ``[1, V]`` float32, in the context's memory; None where the node does not simply follow what the context has.
+        ``[1, 1, V]`` float32, in the context's memory; None where the node does not simply follow what the context has.
     """
     context, known, position = row.shard.context, len(row.nodes), len(row.tokens) + len(row.nodes)
     if (

@@ -146,7 +146,7 @@ class GgufModel(LanguageModel):
         if batch_size == width == 1 and added == [1] and keep != "none":
             logits = next_in_chain(cache.rows[0], self.pool, *tokens.tolist()[0], *parents.tolist()[0])
             if logits is not None:
-                return Scores(logits.clone()[None])
+                return Scores(logits.clone())
         columns = 1 if keep == "last" else width
         out = torch.empty if all(count == width for count in added) else torch.zeros
         logits = out((batch_size, 0 if keep == "none" else columns, self.vocab_size))
@@ -165,6 +165,12 @@ class GgufModel(LanguageModel):
                 run.add(cache.rows[index], starts[index], index * columns)
             run.flush()
         return Scores(None if keep == "none" else logits)
+
+    def next_scores(self, token: int, parent: int, cache: Cache) -> Scores:
+        """See `LanguageModel.next_scores`."""
+        assert isinstance(cache, GgufCache)
+        logits = next_in_chain(cache.rows[0], self.pool, token, parent)
+        return super().next_scores(token, parent, cache) if logits is None else Scores(logits)
 
     def _pass(self, cache: GgufCache, shard: Shard, out: Tensor, later: int = 0) -> Pass:
         rows = [row for row in cache.rows if row.shard is shard]
