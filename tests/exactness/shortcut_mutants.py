@@ -144,7 +144,7 @@ SHORTCUT_MUTANTS: dict[str, ShortcutMutant] = {
     "draw of one row: blocks without what came before": ShortcutMutant(DRAW, "(u * ends[-1] - before)", "(u * ends[-1])", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: share of the whole, not of the block": ShortcutMutant(DRAW, "/ mass if mass else 0.0", "/ ends[-1]", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: no renormalisation": ShortcutMutant(DRAW, "    left = share * total\n    return", "    left = share\n    return", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
-    "draw of one row: a short last block left out": ShortcutMutant(DRAW, "float(np.add.reduce(wide[whole:]))", "0.0", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
+    "draw of one row: a short last block left out": ShortcutMutant(DRAW, "float(np.add.reduce(wide[count * width :]))", "0.0", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: a short last block without what came before": ShortcutMutant(DRAW, "ends.append(ends[-1] + float", "ends.append(float", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw of one row: a block too far": ShortcutMutant(DRAW, "return block * width + _invert_one", "return max(block - 1, 0) * width + _invert_one", shape=(0,), alone=True, vocabularies=(5, 5), limits=BLOCKS),
     "draw: a short last block left out": ShortcutMutant(DRAW, "rest = probs[..., whole:]", "rest = 0 * probs[..., whole:]", shape=(0,), vocabularies=(5, 5), limits=BLOCKS, tensors=True),
