@@ -11,6 +11,7 @@ from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.outputs import Completion, StreamEvent
 from foretoken.engine.row import Row
 from foretoken.errors import ForetokenError, OutOfMemory, show_bytes
+from foretoken.models.threads import release_threads
 
 
 class Request:
@@ -129,6 +130,8 @@ class Scheduler:
         ]
         events += [(self._requests[row], row.event()) for row in grown]
         self._settle([row for row in grown if row.finished])
+        if not self.busy:
+            release_threads()
         return events
 
     def _settle(self, rows: AbstractSequence[Row]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache
+from functools import cache, wraps
+from pathlib import Path
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
@@ -41,6 +44,44 @@ class _OneThread:
 
     def __exit__(self, *_: object) -> None:
         self._omp.omp_set_num_threads(self._before)
+
+
+_SOFT = 1  # omp_pause_soft: what the threads know of variables of their own may stay
+
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+
+def release_threads() -> None:
+    """Let the threads go that helped the calling one to compute; its next pass makes new ones, in some 0.1 ms.
+
+    GNU's OpenMP, which torch and llama.cpp compute with, keeps such threads for every thread that ever computed. As
+    soon as there are more of them than processors, all hardly spin any more before they sleep where they wait for each
+    other: a pass over a small model, which has hundreds of such places, then takes up to three times as long. So a
+    thread that loaded a model, or ran it alone, may not keep them while another one decodes.
+
+    A forked process has none of its parent's threads, and would wait for them: nothing is done there.
+    """
+    for runtime in _runtimes():
+        runtime.omp_pause_resource_all(_SOFT)
+
+
+def threads_released(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+    """The function, with `release_threads` at its end."""
+
+    @wraps(function)
+    def released(*given: _Given.args, **named: _Given.kwargs) -> _Found:
+        try:
+            return function(*given, **named)
+        finally:
+            release_threads()
+
+    return released
+
+
+def library_loaded() -> None:
+    """A shared library was loaded, which may have brought an OpenMP runtime of its own."""
+    _runtimes.cache_clear()
 
 
 _TURNS: WeakKeyDictionary[object, RLock] = WeakKeyDictionary()
@@ -91,3 +132,26 @@ def _omp() -> Any | None:
     if not (hasattr(library, "omp_set_num_threads") and hasattr(library, "omp_get_max_threads")):
         return None
     return library
+
+
+@cache
+def _runtimes() -> list[Any]:
+    """GNU's OpenMP runtimes that are loaded: packages may bring their own."""
+    if not sys.platform.startswith("linux"):
+        return []
+    try:
+        mapped = Path("/proc/self/maps").read_text(errors="surrogateescape")
+        files = sorted(set(re.findall(r"/\S*libgomp\S*\.so\S*", mapped)))
+        found = [ctypes.CDLL(file) for file in files]
+    except OSError:  # not to be seen, or their files are gone
+        return []
+    return [runtime for runtime in found if hasattr(runtime, "omp_pause_resource_all")]  # from GCC 9 on
+
+
+def _forget_parent() -> None:
+    global _runtimes
+    _runtimes = cache(list)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)

@@ -19,6 +19,7 @@ from typing import Any
 
 from foretoken.errors import ModelError, install_extra
 from foretoken.models.gguf import layouts
+from foretoken.models.threads import library_loaded
 
 INSTALL = install_extra("gguf")
 
@@ -127,6 +128,7 @@ class Library:
     def __init__(self, home: Home) -> None:
         self.home = home
         self._calls = ctypes.CDLL(home.file)
+        library_loaded()
         self._lock = Lock()
         self.said: deque[str] = deque(maxlen=50)
         for name, (result, arguments) in {**_VOCAB, **_MODEL, **_CONTEXT, **_WHOLE}.items():
