@@ -111,17 +111,22 @@ def test_what_can_not_be_rolled_back_extends_no_other_draft_and_shares_no_prefix
     assert not DraftModel(state).extends
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("told", [None, 2])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mamba"])
-def test_plain_rounds_of_several_passes_give_the_tokens_of_rounds_of_one(kind, temperature, engine, load):
+def test_plain_rounds_of_several_passes_give_the_tokens_of_rounds_of_one(kind, temperature, told, engine, load):
+    """And their log-probabilities, though each pass overwrites the scores of the last one."""
     other = {"gpt2": tiny_gpt2, "mamba": tiny_mamba}.get(kind)
     target = engine("none").target if other is None else load(f"plain {kind}", other)
-    params = SamplingParams(temperature=temperature, max_new_tokens=40, ignore_eos=True, seed=3)
+    params = SamplingParams(temperature=temperature, max_new_tokens=40, ignore_eos=True, seed=3, logprobs=told)
     one, many = (Engine(target, None, limits=Limits(plain_passes=passes)) for passes in (1, 8))
     for _ in range(2):
         expected = [found.token_ids for found in one.generate(PROMPTS, params)]
         assert [found.token_ids for found in many.generate(PROMPTS, params)] == expected
-        assert many.generate(PROMPTS[1], params).token_ids == expected[1]
+        alone = many.generate(PROMPTS[1], params)
+        assert alone.token_ids == expected[1]
+        assert alone.logprobs == one.generate(PROMPTS[1], params).logprobs
+        assert (alone.logprobs is None) == (told is None)
     rounds = sum(1 for _ in many.stream(PROMPTS[0], params))
     assert rounds == 40 if kind == "mamba" else rounds < 10  # a state that can't be rolled back is committed each time
 
