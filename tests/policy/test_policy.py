@@ -854,11 +854,14 @@ def test_a_reproducible_request_asks_the_later_the_dearer_the_rounds_are_in_whic
     assert request.copying.due == round(2 * max(cost / usual, 1.0))
     assert request.rests_alone == request.copying.due - 1
     long = Row(policy.open(sampled=True, reproducible=True), 100, [0], [Offer(0, 8, 16)])
+    long.request.pace.add(30.0, 10.0)
     policy.ask([long.request])
     policy.choose([long])
     assert long.chosen.tokens
+    pace = long.request.pace.of(long.request.above[0])
+    assert pace > 2
     policy.lessons.learn([long], [1 + long.chosen.tokens], 1 + long.chosen.tokens, [], None)
-    assert long.request.copying.last == pytest.approx(long.gain + rounds)
+    assert long.request.copying.last == pytest.approx(long.gain + pace * rounds)  # as the choice had it
 
 
 def test_requests_without_a_model_rest_until_free_drafters_are_due_however_late():

@@ -23,6 +23,7 @@ from foretoken.engine.settings import check_num_speculative_tokens, measurement_
 from foretoken.errors import ForetokenError
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models import LanguageModel
+from foretoken.models.threads import release_threads
 from foretoken.policy.request import AUTO
 from foretoken.randomness import seed_with
 from foretoken.sampling import GrammarCompiler, SamplingParams
@@ -66,6 +67,7 @@ class Loops:
     ) -> None:
         self.limits = limits
         self.target = target
+        release_threads()  # of who loaded it
         self.reuse_prefixes, self._vocab, self._load_options = reuse_prefixes, vocab, load_options or {}
         self.budget = None if cache_memory is None else Budget(cache_memory, [target])
         self._idle: DecodeLoop | None = None
@@ -186,13 +188,16 @@ class Loops:
         loop = self.take()
         scheduler = Scheduler(loop, 1, self.budget)
         scheduler.submit(row)
-        while scheduler.busy:
-            for _, event in scheduler.step():
-                if row.error is not None:
-                    raise row.error
-                if not scheduler.busy:
-                    self.put_back(loop)
-                yield event
+        try:
+            while scheduler.busy:
+                for _, event in scheduler.step():
+                    if row.error is not None:
+                        raise row.error
+                    if not scheduler.busy:
+                        self.put_back(loop)
+                    yield event
+        finally:  # nobody may want the rest
+            release_threads()
 
     def warm_up(self, drawn: bool) -> None:
         """Compile what drafts of drawn tokens need, or those of chosen ones, if that has not been done."""

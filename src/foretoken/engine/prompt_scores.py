@@ -11,7 +11,7 @@ import torch
 from foretoken.engine.outputs import TokenLogprob
 from foretoken.engine.recording import token_logprobs
 from foretoken.models.base import LanguageModel
-from foretoken.models.threads import taking_turns
+from foretoken.models.threads import release_threads, taking_turns
 
 _MOST_LOGITS = 2**23
 """Logits of one pass: 32 MiB of them."""
@@ -91,6 +91,7 @@ class Scoring:
             self.fail(error)
             return True
         if self._scores.done:
+            release_threads()
             found = self._scores.found
             self._tell(lambda: self.result.set_result(found))
         return self._scores.done

@@ -122,6 +122,7 @@ class Scheduler:
                 row.fail(why)
             self._settle(running)
             self.loop.clear()
+            release_threads()
             raise
         grown = [
             row
@@ -130,7 +131,7 @@ class Scheduler:
         ]
         events += [(self._requests[row], row.event()) for row in grown]
         self._settle([row for row in grown if row.finished])
-        if not self.busy:
+        if running and not self.busy:
             release_threads()
         return events
 

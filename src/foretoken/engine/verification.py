@@ -47,7 +47,8 @@ class Verified:
             token could be sampled: those before the first other node. Plain decoding would have emitted these, too.
         usable: of each row, whether that is all of them.
         stuck: of each row that is not usable, whether its grammar and other parameters left no token at that node.
-        scores: ``[B, N+1, V]``, the logits that were verified: grammars applied.
+        scores: ``[B, N+1, V]``, the logits that were verified, grammars applied; may be the model's own memory, which
+            its next pass overwrites.
     """
 
     verdict: Verdict

@@ -234,12 +234,14 @@ class LanguageModel(ABC):
     def next_scores(self, token: int, parent: int, cache: Cache) -> Scores:
         """`forward` over one node of a KV cache of one row, for models that take less time for it so.
 
+        A subclass that changes what `forward` does has to change this, too.
+
         Args:
             token, parent: of the node.
             cache: from `open`.
 
         Returns:
-            Logits alone, ``[1, 1, V]``, which the next pass may overwrite.
+            Logits alone, ``[1, 1, V]``, which the caller may write to, and the next pass may overwrite.
         """
         return self.forward(int_tensor([[token]]), int_tensor([[parent]]), int_tensor([1]), cache)
 

@@ -19,13 +19,11 @@ from foretoken.models.load_errors import translated_errors
 from foretoken.models.locating import hub_resolves, locate
 from foretoken.models.native import config as native_config
 from foretoken.models.placement import resolve_device, resolve_dtype
-from foretoken.models.threads import threads_released
 from foretoken.models.tokenizers import check_tokenizer, load_tokenizer, quiet_transformers, tokenizer_for
 
 Runner = Literal["auto", "native", "hf", "gguf"]
 
 
-@threads_released
 def load(
     model: Any,
     *,

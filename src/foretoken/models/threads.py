@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache, wraps
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
@@ -48,35 +47,22 @@ class _OneThread:
 
 _SOFT = 1  # omp_pause_soft: what the threads know of variables of their own may stay
 
-_Given = ParamSpec("_Given")
-_Found = TypeVar("_Found")
-
 
 def release_threads() -> None:
-    """Let the threads go that helped the calling one to compute; its next pass makes new ones, in some 0.1 ms.
+    """Let the threads go that helped the calling one to compute; its next pass makes new ones.
 
     GNU's OpenMP, which torch and llama.cpp compute with, keeps such threads for every thread that ever computed. As
     soon as there are more of them than processors, all hardly spin any more before they sleep where they wait for each
     other: a pass over a small model, which has hundreds of such places, then takes up to three times as long. So a
     thread that loaded a model, or ran it alone, may not keep them while another one decodes.
 
-    A forked process has none of its parent's threads, and would wait for them: nothing is done there.
+    That goes for every copy of the runtime that is loaded. It takes 0.1 ms with two processors, and longer with many;
+    next to nothing where there is nothing to let go. A forked process has none of its parent's threads, and would wait
+    for them: nothing is done there, as long as it has no other thread of its own.
     """
     for runtime in _runtimes():
-        runtime.omp_pause_resource_all(_SOFT)
-
-
-def threads_released(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
-    """The function, with `release_threads` at its end."""
-
-    @wraps(function)
-    def released(*given: _Given.args, **named: _Given.kwargs) -> _Found:
-        try:
-            return function(*given, **named)
-        finally:
-            release_threads()
-
-    return released
+        if len(os.listdir("/proc/self/task")) > 1:
+            runtime.omp_pause_resource_all(_SOFT)
 
 
 def library_loaded() -> None:
@@ -139,12 +125,13 @@ def _runtimes() -> list[Any]:
     """GNU's OpenMP runtimes that are loaded: packages may bring their own."""
     if not sys.platform.startswith("linux"):
         return []
-    try:
-        mapped = Path("/proc/self/maps").read_text(errors="surrogateescape")
-        files = sorted(set(re.findall(r"/\S*libgomp\S*\.so\S*", mapped)))
-        found = [ctypes.CDLL(file) for file in files]
-    except OSError:  # not to be seen, or their files are gone
-        return []
+    found = []
+    with suppress(OSError):  # it can't be seen
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+        for file in sorted({line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}):
+            if not Path(file).name.startswith("libgomp-plugin"):
+                with suppress(OSError):  # the file is gone: it would be loaded a second time
+                    found.append(ctypes.CDLL(file, mode=os.RTLD_NOW | os.RTLD_NOLOAD))
     return [runtime for runtime in found if hasattr(runtime, "omp_pause_resource_all")]  # from GCC 9 on
 
 

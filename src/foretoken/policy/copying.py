@@ -9,9 +9,10 @@ from __future__ import annotations
 from foretoken.policy.account import PACE, SHARE, Pace
 
 _START = {False: 1.0, True: 0.25}
-"""Tokens that the drafts of a round gain before any were made in this process, greedily and at a temperature: more than
-they usually cost, so they are made. Assumed, a weight of one round; the second is what rounds that asked gained at
-temperature 1 in replays of the shipped pair's outputs, 0.1 to 0.5 (0.5 to 1.2 at 0.7)."""
+"""Tokens that the drafts of a round gain before any were made in this process, greedily and at a temperature; the less
+that is beside the cost of asking, the later the second round that asks. Assumed, a weight of one round; the second is
+what rounds that asked gained at temperature 1 in replays of the shipped pair's outputs, 0.1 to 0.5 (0.5 to 1.2 at
+0.7)."""
 
 _FIRST_WAIT = 2  # rounds from a first one that gained nothing to the next one, where such drafts usually gain enough
 _REQUEST = PACE / 2  # rounds over which a request's gains are averaged: copies come and go with the passage

@@ -320,5 +320,6 @@ class Costs:
 
 
 def time_apart(costs: Costs, rows: int) -> float:
-    """Seconds that a plain round of one pass takes longer than a plain pass over so many roots does on average."""
+    """Seconds (passes, where costs are by bytes) that a plain round of one pass over so many roots takes longer than
+    plain passes do on average, alone in their rounds or not."""
     return costs.rounds + costs.target(rows) - costs.plain(rows)

@@ -126,22 +126,23 @@ class Lessons:
         drafted = any(row.chosen.tokens and not row.request.looking for row in rows if row.request.costs is costs)
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
-            among = count if own is costs else 1
             if request.asked:
                 source = row.chosen.source if row.chosen.copied else row.chosen.drafter
                 # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
-                spared = time_apart(own, among) / own.plain(among)  # a draft's verification has paid for that, too
+                spared = 0.0
+                if own is not costs:  # what the cost of asking has of a round, and a draft's verification has, too
+                    spared = max(request.pace.of(request.above[0]), 1.0) * time_apart(own, 1) / own.plain(1)
                 request.copying.gained(row.gain + spared if used else 0.0, request.rounds)
                 if own is costs:
                     miss(self.guards[0], row, count, plain)
-            each = planned
+            each, among = planned, count
             if own is costs:
                 shared.append((row, tokens))
                 if not request.rounds:
                     self.guards[1].begin(count)
             else:
-                each = planned_alone(row, self.free)
+                each, among = planned_alone(row, self.free), 1
                 self._settle(request.guards, [row], each, tokens, looked=request.looking)
             request.rounds += 1
             request.pace.add(tokens, each)
@@ -164,7 +165,6 @@ class Lessons:
         """Rounds of a row by itself are over, which went by `Policy.prices`."""
         costs, count, models = self.costs, len(rounds), not request.copied
         plain, planned = costs.plain(1), 0.0
-        spared = time_apart(costs, 1) / plain
         for one in rounds:
             # After a prompt's pass, a plain one has another width than the last one, too.
             apart = costs.change if one.changed and self._prompted else 0.0
@@ -184,7 +184,7 @@ class Lessons:
             self.guards[not models].settle(emitted, emitted)
             request.late += took - emitted
             if not models:
-                request.copying.gained(one.gain + spared if one.gain else 0.0, request.rounds)
+                request.copying.gained(one.gain, request.rounds)
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None

@@ -128,7 +128,9 @@ class Policy:
         """
         if reproducible:
             own = [Acceptance(EngineRates(kind)) for kind in self.kinds]
-            request = Request(own, self.fixed_costs, (Guard(), Guard()), copying=Copying(sampled=sampled))
+            request = Request(
+                own, self.fixed_costs, (Guard(), Guard()), copying=Copying(sampled=sampled and not predicted)
+            )
         else:
             shared = list(map(Acceptance, self._engine[sampled]))
             request = Request(shared, self.costs, self.guards, self._paces[sampled], self._copying[sampled])
@@ -173,7 +175,7 @@ class Policy:
             pace = max(sum(request.pace.of(request.above[0]) for request in shared) / len(shared), 1.0)
             rho = pace * count / table.plain
             asking, made = table.asking
-            cost = rho * (asking / count + (self.lessons.awake + time_apart(self.costs, count)) / len(shared))
+            cost = rho * (asking / count + self.lessons.awake / len(shared))
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
                     wanted = request.copying.asks(cost, request.rounds)

@@ -16,9 +16,9 @@ rest so long wake together, in rounds that are multiples of it. A decision takes
 several rows little more than for one."""
 
 _LONG_REST = 4 * _REST
-"""The same for requests without models, whose free drafters are due later, and where decisions take long beside rounds:
-a decision on 32 rows takes a fifth of a round of the shipped pair, or more, and one on a row by itself a quarter on a
-fast processor."""
+"""The same for requests without models that others depend on, whose free drafters are due later, and where decisions
+take long beside rounds: a decision on 32 rows takes a fifth of a round of the shipped pair, or more, and one on a row
+by itself a quarter on a fast processor."""
 
 _TOGETHER = 2 * _REST
 """Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
@@ -158,17 +158,18 @@ class Rests:
         A row that wakes among many takes a tenth of their round, and little more does if others wake with it: rests in
         such a batch end together.
 
-        A row by itself rests only where decisions take more than 2 `SHARE` of the time, for a round, then for three,
-        …, until they don't or a draft is made.
+        A row by itself rests only where decisions, and what a round of one pass takes beside plain passes that go
+        together, are more than 2 `SHARE` of the time: for a round, then for three, …, until they aren't or a draft is
+        made.
         """
         now = self.now
         if rows and self.considers and self._models:
             self._considered, self._considered_rows, waits = now, len(rows), []
             self._idle = 0 if drafted else self._idle + 1  # behind copies, a model may be next
             # What a model is worth to a row depends on its last tokens, too, and on those of one row more than of many.
-            costs, each = self._costs, len(rows)
-            awake = deciding * exp(-costs.drift.value) + time_apart(costs, count)
-            worth = awake / (2.0 * SHARE * costs.target(each))
+            costs = self._costs
+            dear = deciding * exp(-costs.drift.value) / costs.target(len(rows))
+            worth = (dear + time_apart(costs, count) / costs.target(count)) / (2.0 * SHARE)
             most = max(min(_REST, len(rows) - 1), min(_LONG_REST, 2**self._idle - 1, int(worth)))
             looked_at = self._models if self._guard.spare > 0.0 else ()
             for row in rows:
@@ -191,8 +192,8 @@ class Rests:
         """The same for a row that depends on no other request: its rests are counted in rounds of its own.
 
         Beside models they take up to `_REST` rounds, or up to `_LONG_REST` where decisions are dear, by what they and
-        rounds of one pass, which plain passes that go together do without, are assumed to take; and begin with the
-        longer ones, the dearer these are.
+        rounds of one pass, which plain passes that go together do without, are assumed to take. The first rest is an
+        eighth of what would be worth it, and at least a round. Without models they last until free drafters are due.
         """
         request = row.request
         if row.chosen.tokens:
@@ -201,7 +202,8 @@ class Rests:
         request.idle += 1
         most = sys.maxsize
         if self._models:
-            costs = request.costs  # a decision is assumed to take as long as asking free drafters does
+            # A decision is assumed to take as long as asking free drafters does.
+            costs = request.costs
             worth = int((costs.copy(1) + time_apart(costs, 1)) / (2.0 * SHARE))
             first = max(1, worth // _REST)
             looked_at = self._models if request.guards[1].spare > 0.0 else ()

@@ -86,7 +86,7 @@ def truncate(scores: Tensor, filters: Filters) -> list[Kept]:
     processed, and returned, as a part of their own.
 
     Args:
-        scores: ``[R, V]`` float32, not written to; ``[…, V]`` where filters remove nothing and don't vary.
+        scores: ``[R, V]`` float32, not written to.
         filters: filters of the R rows.
 
     Returns:

@@ -234,7 +234,7 @@ def _draw_wide(wide: Any, blocks: Any, u: float) -> int:
 class RowDraws:
     """Draws tokens from softmaxes of scores on the CPU, one row after another: their memory is made once.
 
-    The tokens are those of `draw_rows`.
+    The tokens are those of `draw_rows`. To be used under the limits, and in the inference mode, that it is made in.
 
     Args:
         size: V.

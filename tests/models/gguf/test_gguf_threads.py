@@ -47,7 +47,7 @@ def _openmp(load):
 
 
 def test_a_call_of_the_engine_leaves_no_threads_behind(files):
-    before, computing, after, streamed, again = run(
+    before, computing, made, after, streamed, closed, failed = run(
         files,
         """
 compute(model)
@@ -55,21 +55,31 @@ release_threads()
 before = threads()
 compute(model)
 print(before, threads())
-Engine(model, None).generate([3, 4], PARAMS)
+engine = Engine(model, None)
 print(threads(before))
-list(Engine(model, None).stream([3, 4], PARAMS))
+engine.generate([3, 4], PARAMS)
 print(threads(before))
-compute(load(sys.argv[1], n_threads=2))
-load(sys.argv[1], n_threads=2)
+list(engine.stream([3, 4], PARAMS))
 print(threads(before))
+for event in engine.stream([3, 4], PARAMS):
+    break
+del event
+print(threads(before))
+engine.submit([3, 4], PARAMS)
+engine.step()
+engine.target.next_scores = None
+try:
+    engine.step()
+except TypeError:
+    print(threads(before))
 """,
     )
     assert computing == before + 1  # else this shows nothing
-    assert before == after == streamed == again
+    assert before == made == after == streamed == closed == failed
 
 
 def test_an_engine_of_a_thread_of_its_own_keeps_none_between_requests(files):
-    before, idle = run(
+    before, idle, scored = run(
         files,
         """
 async def main():
@@ -80,11 +90,13 @@ async def main():
         for _ in range(3):
             await served.generate([3, 4], PARAMS)
         print(before, threads(before + 1))
+        await served.score([3, 4, 5])
+        print(threads(before + 1))
 
 asyncio.run(main())
 """,
     )
-    assert idle == before + 1
+    assert idle == scored == before + 1
 
 
 def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have(files):
