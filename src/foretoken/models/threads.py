@@ -60,8 +60,9 @@ def release_threads() -> None:
     next to nothing where there is nothing to let go. A forked process has none of its parent's threads, and would wait
     for them: nothing is done there, as long as it has no other thread of its own.
     """
-    for runtime in _runtimes():
-        if len(os.listdir("/proc/self/task")) > 1:
+    runtimes = _runtimes()
+    if runtimes and len(os.listdir("/proc/self/task")) > 1:
+        for runtime in runtimes:
             runtime.omp_pause_resource_all(_SOFT)
 
 
