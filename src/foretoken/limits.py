@@ -44,6 +44,7 @@ class Limits:
         prediction_tokens: most tokens of a request's predicted output; longer ones are refused.
         plain_passes: most passes of a round in which nothing is drafted, where they take little time
             (`foretoken.engine.plain`): what else a round does is done once for all of them.
+        untold_times: how many times as many, where nobody is told of tokens before all requests are finished.
         forced_tokens: most tokens that a grammar forces which are verified in one round.
         proof_entries: probabilities (drafts × nodes × vocabulary) that `foretoken.verify.exact` processes at once.
     """
@@ -66,6 +67,7 @@ class Limits:
     window_ties: int = 16
     prediction_tokens: int = 1 << 16
     plain_passes: int = 16
+    untold_times: int = 4
     forced_tokens: int = 32
     proof_entries: int = 4_000_000
 

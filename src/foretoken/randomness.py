@@ -113,6 +113,15 @@ def uniforms_of_rows(seeds: list[int], positions: list[int], streams: list[int])
     return found
 
 
+def uniforms_ahead(seed: int, position: int, count: int, stream: int) -> list[float]:
+    """`uniforms` of one row at so many positions from one on."""
+    if count <= current_limits().scalar_uniforms:
+        return [_uniform(seed, position + later, stream) for later in range(count)]
+    first, second, _, _ = philox((0, stream, *_halves(np.arange(position, position + count))), _halves(seed))
+    found: list[float] = (_unit_interval(first, second).astype(np.float64) * 2.0**-53).tolist()
+    return found
+
+
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Standard Gumbel noise for every token of a vocabulary.
 

@@ -10,7 +10,7 @@ import torch
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams, load
 from foretoken.drafters import Eagle3
-from foretoken.engine import plain
+from foretoken.engine import decode_loop, plain
 from foretoken.engine.plain import passes_of
 from foretoken.errors import NumericalError, OutOfMemory
 from foretoken.limits import Limits
@@ -354,7 +354,126 @@ def model(seconds=1e-4, share=None, commits_late=True):
     ],
 )
 def test_how_many_passes_a_round_takes(expected, target, of, idle, most):
-    assert passes_of(target, of, idle, most) == expected
+    assert passes_of(target, of, idle, Limits(plain_passes=most)) == expected
+
+
+@pytest.mark.parametrize(
+    ("expected", "target", "of", "idle", "limits"),
+    [
+        (32, model(), members(), 100, Limits(plain_passes=8)),
+        (24, model(), members(), 100, Limits(plain_passes=8, untold_times=3)),
+        (8, model(), members(), 100, Limits(plain_passes=8, untold_times=1)),
+        (5, model(), members(left=5), 100, Limits()),
+        (7, model(), members(), 7, Limits()),
+        (1, model(), members(), 100, Limits(plain_passes=1)),
+        (1, model(commits_late=False), members(), 100, Limits()),
+        (1, model(1 / 50), members(), 100, Limits()),
+        (1, model(), members(trace=True), 100, Limits()),
+        (1, model(), members(2, slots=3), 100, Limits()),
+    ],
+)
+def test_rounds_that_nobody_is_told_of_take_more_passes(expected, target, of, idle, limits):
+    assert passes_of(target, of, idle, limits, told=False) == expected
+
+
+def rounds_of(monkeypatch):
+    """The passes of each round of several."""
+    found, decode = [], decode_loop.decode_plainly
+
+    def watched(*arguments):
+        result = decode(*arguments)
+        found.append(result[1])
+        return result
+
+    monkeypatch.setattr(decode_loop, "decode_plainly", watched)
+    return found
+
+
+def test_generate_is_told_of_no_round_and_steps_and_streams_of_each(target, monkeypatch):
+    found = rounds_of(monkeypatch)
+    engine = Engine(target, None, limits=Limits(plain_passes=4, untold_times=3))
+    params = SamplingParams(temperature=0, max_new_tokens=21, ignore_eos=True)
+    whole = engine.generate(PROMPTS[0], params)
+    assert found == [12, 8]  # the first round has the prompt in it
+    found.clear()
+    streamed = list(engine.stream(PROMPTS[0], params))
+    assert found == [4] * 5
+    found.clear()
+    request = engine.submit(PROMPTS[0], params)
+    while engine.busy:
+        engine.step()
+    assert found == [4] * 5
+    assert whole.token_ids == streamed[-1].completion.token_ids == request.completion.token_ids
+
+
+def test_requests_that_wait_join_when_a_row_ends_though_nobody_is_told(target, monkeypatch):
+    found = rounds_of(monkeypatch)
+    engine = Engine(target, None, max_batch_size=2)
+    lengths = [5, 30, 12]
+    params = [SamplingParams(temperature=0, max_new_tokens=length, ignore_eos=True) for length in lengths]
+    together = engine.generate(PROMPTS, params)
+    assert found[0] == 4  # with the first row's last token
+    assert [one.token_ids for one in together] == [
+        Engine(target, None, limits=ONE).generate(prompt, one).token_ids
+        for prompt, one in zip(PROMPTS, params, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("tell", ["stream", "generate"])
+@pytest.mark.parametrize("how", ["stop string", "end token", "stop token", "length", "least length"])
+def test_a_row_by_itself_has_no_pass_behind_its_end(target, monkeypatch, tell, how):
+    first = Engine(target, None, limits=ONE).generate(
+        PROMPTS[0], SamplingParams(temperature=1.0, seed=5, max_new_tokens=30, ignore_eos=True)
+    )
+    last = first.token_ids[11]
+    options = {
+        "stop string": {"stop": (target.tokenizer.decode([last]),)},
+        "end token": {},
+        "stop token": {"stop_token_ids": (last,)},
+        "length": {"max_new_tokens": 13},
+        "least length": {"stop_token_ids": (last,), "min_new_tokens": 20},
+    }[how]
+    if how == "end token":
+        monkeypatch.setattr(target, "eos_token_ids", (last,))
+    params = SamplingParams(temperature=1.0, seed=5, **{"max_new_tokens": 30, **options})
+    expected = Engine(target, None, limits=ONE).generate(PROMPTS[0], params)
+    passes = watch(target, monkeypatch)
+    engine = Engine(target, None)
+    if tell == "stream":
+        found = list(engine.stream(PROMPTS[0], params))[-1].completion
+    else:
+        found = engine.generate(PROMPTS[0], params)
+    assert (found.token_ids, found.text, found.finish_reason, found.stop_reason) == (
+        expected.token_ids, expected.text, expected.finish_reason, expected.stop_reason,
+    )  # fmt: skip
+    assert len(passes) == found.stats.rounds == len(found.token_ids)
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("entries", "value"), [(slice(None), "nan"), (slice(None), "-inf"), (100, "inf"), (258, "nan")]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_scores_of_no_use_end_a_row_by_itself_with_the_tokens_before(
+    target, monkeypatch, at, entries, value, temperature
+):
+    def spoil(scores):
+        with torch.inference_mode():
+            scores.logits[0, ..., entries] = float(value)
+
+    params = SamplingParams(temperature=temperature, max_new_tokens=20, ignore_eos=True, seed=1)
+    expected = Engine(target, None, limits=ONE).generate(PROMPTS[0], params).token_ids
+    engine = Engine(target, None)
+    request = engine.submit(PROMPTS[0], params)
+    events = engine.step()  # the prompt's
+    watch(target, monkeypatch, at, spoil)
+    while engine.busy:
+        events += engine.step()
+    assert isinstance(request.completion.error, NumericalError)
+    assert request.completion.token_ids == expected[: 1 + at]
+    assert [piece.token_id for _, event in events for piece in event.pieces] == expected[: 1 + at]
+    assert request.completion.stats.emitted == 1 + at
+    assert engine.generate(PROMPTS[0], params).token_ids == expected
 
 
 def test_models_that_say_nothing_take_one_pass_a_round():

@@ -27,7 +27,7 @@ from foretoken.limits import Limits, use_limits
 from foretoken.randomness import gumbel, seed_tensor
 from foretoken.sampling import Sampler, SamplingParams, check_finite, draw, draw_rows
 from foretoken.sampling.params import DEFAULT_MAX_NEW_TOKENS
-from foretoken.sampling.vocabulary import RowDraws, argmax, topk
+from foretoken.sampling.vocabulary import RowBest, RowDraws, argmax, best_tokens, topk
 from foretoken.sequence import Sequence
 from tiny import tiny_llama
 
@@ -654,6 +654,39 @@ def test_a_row_whose_scores_are_of_no_use_draws_nothing_and_the_next_one_does(si
         draw_rows(logits.softmax(-1), [0.5])[0],
         None,
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 9, 4096])
+def test_the_best_tokens_of_rows_one_after_another_are_those_of_rows_at_once(size, dtype):
+    """Rows may be the same memory with other scores; ties go to the first; scores of no use give nothing."""
+    made, row = torch.Generator().manual_seed(size), RowBest()
+    memory = torch.zeros(1, 1, size, dtype=dtype)
+    for turn in range(60):
+        scores = torch.randint(-3, 4, (1, 1, size), generator=made).to(dtype)
+        if turn % 3 == 0:
+            scores[..., turn % size] = float(("nan", "inf", "-inf")[turn // 3 % 3])
+        if turn % 10 == 9:
+            scores[:] = -torch.inf
+        memory.copy_(scores)
+        best = best_tokens(scores)
+        assert [row.best(logits) for logits in (memory, memory, scores)] == 3 * [None if best is None else best[0]]
+    with torch.inference_mode():
+        assert row.best(torch.ones(1, 1, size, dtype=dtype)) == 0
+
+
+def test_what_a_temperature_of_one_leaves_as_it_is():
+    def sampler(**options):
+        return Sampler([SamplingParams(**options)] * 2, [1, 2], vocab_size=9)
+
+    logits = torch.randn(2, 1, 9)
+    assert sampler().leaves_scores
+    assert sampler().scaled(logits) is logits
+    for options in ({"temperature": 0.9}, {"temperature": 0.0}, {"top_k": 3}, {"presence_penalty": 0.5}):
+        assert not sampler(**options).leaves_scores
+    mixed = Sampler([SamplingParams(), SamplingParams(temperature=2.0)], [1, 2], vocab_size=9)
+    assert not mixed.leaves_scores
+    assert not ProcessorSampler([SamplingParams()], [1], {}, alters=False, vocab_size=9, device="cpu").leaves_scores
 
 
 def test_what_processors_do_is_more_than_a_temperature():

@@ -94,8 +94,12 @@ class DecodeLoop:
         self._prefixes.clear()
         self._members = None
 
-    def step(self) -> None:
-        """One round for every row whose prompt is cached; rows that finished with it, or were ended before, leave."""
+    def step(self, *, told: bool = True) -> None:
+        """One round for every row whose prompt is cached; rows that finished with it, or were ended before, leave.
+
+        Args:
+            told: somebody looks at what each round adds, or may end a request between two.
+        """
         with self._turns:
             self._remove_finished()
             if self.rows:
@@ -103,14 +107,14 @@ class DecodeLoop:
                 others = self.target.own_threads and self.drafter.own_threads
                 few = logits <= self.limits.one_thread_logits
                 with torch.inference_mode(), one_thread(others and few), use_limits(self.limits):
-                    self._round()
+                    self._round(told)
                 self._remove_finished()
 
     def _remove_finished(self) -> None:
         if self._prefixes.remove_finished():
             self._members = None
 
-    def _round(self) -> None:
+    def _round(self, told: bool) -> None:
         learning = self._learning
         clock = RoundClock(learning)
         clock.turn_to("target")
@@ -130,7 +134,7 @@ class DecodeLoop:
         if not draft.width and not prefilled:
             never = follows and not any(length != 0 for length in members.fixed_lengths)
             idle = sys.maxsize if never else drafter.idle_rounds() if any(limits) else 1
-            passes = passes_of(self.target, members, idle, self.limits.plain_passes)
+            passes = passes_of(self.target, members, idle, self.limits, told=told)
             if passes > 1:
                 return self._decode_plainly(members, passes, clock, None if never else drafter)
         clock.turn_to("target")
@@ -205,7 +209,7 @@ class DecodeLoop:
             self._prefixes.cache,
             hidden_layers=self.drafter.hidden_layers,
         )
-        return members.logits(scores), tuple(map(members.from_slots, scores.hidden))
+        return members.logits(scores.logits), tuple(map(members.from_slots, scores.hidden))
 
     def _commit(self, members: Membership, verified: Verified) -> Tensor:
         """Keep root and accepted nodes in the target's KV cache: ``[B, D+1]`` int64, those nodes of each row."""

@@ -13,7 +13,7 @@ from foretoken.drafters.base import Batch
 from foretoken.engine.draft_length import DraftLengths
 from foretoken.engine.row import Row
 from foretoken.engine.verification import VerifierGroup, group_by_verifier
-from foretoken.models.base import Cache, LanguageModel, Scores
+from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.placement import moved
 from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
@@ -132,10 +132,10 @@ class Membership:
         spread[list(self.slots)] = values
         return spread
 
-    def logits(self, scores: Scores) -> Tensor:
+    def logits(self, scores: Tensor | None) -> Tensor:
         """The logits of a pass over all rows of the KV cache, ``[B, N, V]`` of the rows that take part."""
-        assert scores.logits is not None
-        logits, device = self.from_slots(scores.logits), self.sampler.device
+        assert scores is not None
+        logits, device = self.from_slots(scores), self.sampler.device
         if device.type == "cpu" and logits.is_cpu:  # a device of a tensor's is made each time that it is asked for
             return logits
         return logits if logits.device.type == device.type else moved(logits.float(), device)

@@ -7,23 +7,24 @@ tokens that rounds of one pass would have given, with the same uniforms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isfinite
 
+import torch
 from torch import Tensor
 
 from foretoken.draft import int_tensor, no_draft
 from foretoken.engine.membership import Membership
 from foretoken.engine.recording import RoundClock, emit, emit_plain
-from foretoken.engine.verification import Verified, verdict_uniforms, verify_round
-from foretoken.limits import current_limits
+from foretoken.engine.verification import Verified, verify_round
+from foretoken.limits import Limits, current_limits
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.policy.costs import plain_passes
-from foretoken.sampling.vocabulary import RowDraws, best_tokens, draw_rows
+from foretoken.randomness import Stream, uniforms_ahead
+from foretoken.sampling.vocabulary import RowBest, RowDraws, best_tokens, draw_rows
 from foretoken.verify import is_coupled
 
 
-def passes_of(target: LanguageModel, members: Membership, idle: int, most: int) -> int:
+def passes_of(target: LanguageModel, members: Membership, idle: int, limits: Limits, *, told: bool = True) -> int:
     """How many passes a round takes in which nothing is drafted.
 
     Nothing here depends on a clock. A row's first token is told at once.
@@ -32,10 +33,12 @@ def passes_of(target: LanguageModel, members: Membership, idle: int, most: int) 
         target: the model.
         members: the rows of the round.
         idle: rounds that may pass before the drafter is asked again, the present one included.
-        most: passes of a round.
+        limits: of the engine.
+        told: as in `DecodeLoop.step`.
     """
     waits = len(members.slots) < members.num_slots  # for the next chunk of its prompt
-    most = min(affordable(target, len(members.rows), most), idle)
+    most = affordable(target, len(members.rows), limits.plain_passes)
+    most = min(most if told or most == 1 else most * limits.untold_times, idle)
     if most == 1 or waits:
         return 1
     for row, length in zip(members.rows, members.fixed_lengths, strict=True):
@@ -69,45 +72,111 @@ def decode_plainly(
     Returns:
         The last pass's result, None where it had nothing to tell but tokens; and how many passes there were.
     """
-    rows, choose = members.rows, _chooser(members, most)
-    nothing, matchers = no_draft(len(rows), members.sampler.device), [row.matcher for row in rows]
-    counts, sequences = members.to_slots(int_tensor([1] * len(rows))), members.sequences
-    alone = rows[0].sequence if members.num_slots == 1 else None
-    for done in range(most):
-        clock.turn_to("target")
-        if alone is not None:
-            scores = target.next_scores(alone.tokens[-1], done - 1, cache)
-        else:
-            roots = int_tensor([[sequence.tokens[-1]] for sequence in sequences])
-            above = int_tensor([[done - 1]] * len(rows))
-            scores = target.forward(members.to_slots(roots), members.to_slots(above), counts, cache)
-        logits = members.logits(scores)
-        clock.turn_to("verification")
-        tokens = choose(logits, done) if choose is not None else None
-        verified: Verified | None = None
-        if tokens is None:
-            verified = verify_round(members.groups, sequences, nothing, logits, matchers)
-        clock.turn_to("other")
-        if tokens is not None:
-            emit_plain(rows, tokens, more=done > 0)
-        if verified is not None:
-            emit(rows, nothing, verified, logits, more=done > 0)
-            if not all(verified.usable):
-                break
-        if any(row.finished for row in rows):
-            break
+    taking = _Taking(target, members, most, clock)
+    rows = members.rows
     clock.turn_to("target")
-    path = int_tensor([list(range(done + 1))] * len(rows))
-    cache.commit(members.to_slots(path), members.to_slots(int_tensor([done + 1] * len(rows))))
+    if members.num_slots == 1:
+        target.decode_row(rows[0].sequence.tokens[-1], most, cache, taking.next_of_row)
+    else:
+        counts = members.to_slots(int_tensor([1] * len(rows)))
+        for done in range(most):
+            roots = int_tensor([[sequence.tokens[-1]] for sequence in members.sequences])
+            above = int_tensor([[done - 1]] * len(rows))
+            if not taking.take(target.forward(members.to_slots(roots), members.to_slots(above), counts, cache).logits):
+                break
+    taking.hand_over()
+    clock.turn_to("target")
+    path = int_tensor([list(range(taking.done))] * len(rows))
+    cache.commit(members.to_slots(path), members.to_slots(int_tensor([taking.done] * len(rows))))
     clock.turn_to("other")
-    return verified, done + 1
+    return taking.verified, taking.done
 
 
-def _chooser(members: Membership, most: int) -> Callable[[Tensor, int], list[int] | None] | None:
-    """Gives each row's token for the logits ``[B, 1, V]`` of a pass and its number, None where some are of no use.
+class _Taking:
+    """Takes the tokens of a round's passes, one pass after another, and hands them to the rows.
 
-    The tokens are those of `verify_round`, but it takes a fraction of the time. None where more is wanted of the
-    logits. Of greedy rows all lossless verifiers take the best tokens, coupled ones too.
+    A row by itself that ends by its tokens alone gets them at the end of the round: all that is done between two passes
+    finds the processor's caches empty, and takes two to three times as long as in a row.
+
+    Args:
+        target: the model.
+        members: the rows of the round.
+        most: passes.
+        clock: of the round; it counts the target's part while no token is taken.
+
+    Attributes:
+        done: passes whose tokens were taken.
+        verified: the last pass's result, None where it had nothing to tell but tokens.
+    """
+
+    def __init__(self, target: LanguageModel, members: Membership, most: int, clock: RoundClock) -> None:
+        self._members, self._most, self._clock = members, most, clock
+        self._choose = _chooser(members, most)
+        self._nothing = no_draft(len(members.rows), members.sampler.device)
+        self._later: list[int] = []  # tokens that a row by itself did not get yet
+        row, on_cpu = members.rows[0], members.sampler.device.type == target.device.type == "cpu"
+        alone = members.num_slots == 1 and on_cpu and row.ends_by_token
+        self._choose_one = self._choose.of_row if alone and self._choose is not None else None
+        self.done = 0
+        self.verified: Verified | None = None
+
+    def next_of_row(self, scores: Tensor) -> int | None:
+        """`take` for a row by itself: the root of its next pass, None if there is to be none."""
+        row = self._members.rows[0]
+        if self._choose_one is None:
+            return row.sequence.tokens[-1] if self.take(scores) else None
+        self._clock.turn_to("verification")
+        token = self._choose_one(scores, self.done)
+        if token is None:
+            self.hand_over()
+            self._verify(scores)
+            return None
+        self._later.append(token)
+        self.done += 1
+        self._clock.turn_to("target")
+        return None if self.done == self._most or row.stops_at(token) else token
+
+    def take(self, scores: Tensor | None) -> bool:
+        """Take the tokens after a pass, whose logits are ``[B, 1, V]`` with all slots: whether passes may follow."""
+        clock, rows = self._clock, self._members.rows
+        clock.turn_to("verification")
+        logits = self._members.logits(scores)
+        tokens = self._choose(logits, self.done) if self._choose is not None else None
+        if tokens is None:
+            usable = self._verify(logits)
+        else:
+            usable = True
+            clock.turn_to("other")
+            for row, token in zip(rows, tokens, strict=True):
+                emit_plain(row, (token,), more=self.done > 0)
+            self.done += 1
+        clock.turn_to("target")
+        return usable and self.done < self._most and not any(row.finished for row in rows)
+
+    def _verify(self, logits: Tensor) -> bool:
+        """Take the tokens of one more pass by its verdict: whether all of its scores are of use."""
+        members = self._members
+        matchers = [row.matcher for row in members.rows]
+        verified = verify_round(members.groups, members.sequences, self._nothing, logits, matchers)
+        self._clock.turn_to("other")
+        emit(members.rows, self._nothing, verified, logits, more=self.done > 0)
+        self.verified = verified
+        self.done += 1
+        return all(verified.usable)
+
+    def hand_over(self) -> None:
+        """Give a row by itself the tokens that it did not get yet."""
+        self._clock.turn_to("other")
+        if self._later:
+            emit_plain(self._members.rows[0], self._later)
+            self._later = []
+
+
+def _chooser(members: Membership, most: int) -> _Best | _Draws | None:
+    """Chooses the tokens of `verify_round` from the logits of a pass, in a fraction of the time.
+
+    None where more is wanted of the logits. Of greedy rows all lossless verifiers take the best tokens, coupled ones
+    too.
 
     Args:
         members: the rows of the round.
@@ -119,11 +188,26 @@ def _chooser(members: Membership, most: int) -> Callable[[Tensor, int], list[int
     if not all(verifier.lossless for verifier in verifiers):
         return None
     if sampler.all_greedy and not sampler.alters:
-        return lambda logits, _: best_tokens(logits)
+        return _Best()
     entries = len(members.rows) * sampler.vocab_size
     if any(map(is_coupled, verifiers)) or not sampler.scales_alone or entries > current_limits().verify_entries:
         return None
     return _Draws(members, most)
+
+
+class _Best:
+    """Gives the best tokens."""
+
+    def __init__(self) -> None:
+        self._row = RowBest()
+
+    def __call__(self, logits: Tensor, done: int) -> list[int] | None:
+        """Each row's token for the logits ``[B, 1, V]`` of a pass and its number; None where some are of no use."""
+        return best_tokens(logits)
+
+    def of_row(self, logits: Tensor, done: int) -> int | None:
+        """The same for a row by itself, ``[1, 1, V]`` on the CPU."""
+        return self._row.best(logits)
 
 
 class _Draws:
@@ -136,17 +220,26 @@ class _Draws:
 
     def __init__(self, members: Membership, most: int) -> None:
         self._sampler, size = members.sampler, len(members.rows)
-        uniforms = (verdict_uniforms(members.sampler, members.sequences, stop=False, later=at) for at in range(most))
-        self._uniforms = [[own for (own,) in each] for each in uniforms]
+        # Those of `verdict_uniforms` for rounds without drafts.
+        self._uniforms = [
+            uniforms_ahead(seed, len(sequence.tokens), most, int(Stream.NEXT))
+            for seed, sequence in zip(members.sampler.seeds.tolist(), members.sequences, strict=True)
+        ]
         on_cpu = members.sampler.device.type == "cpu"
-        self._alone = RowDraws(members.sampler.vocab_size) if size == 1 and on_cpu else None
+        self._row = RowDraws(members.sampler.vocab_size) if size == 1 and on_cpu else None
+        self._as_they_are = members.sampler.leaves_scores
 
     def __call__(self, logits: Tensor, done: int) -> list[int] | None:
-        """See `_chooser`."""
-        scores = self._sampler.scaled(logits)
-        if self._alone is not None:
-            token = self._alone.draw(scores, self._uniforms[done][0])
+        """See `_Best`."""
+        if self._row is not None:
+            token = self.of_row(logits, done)
             return None if token is None else [token]
-        probs = scores.softmax(-1)
+        probs = self._sampler.scaled(logits).softmax(-1)
         usable = all(map(isfinite, probs[:, 0, 0].tolist()))
-        return draw_rows(probs, self._uniforms[done]) if usable else None
+        return draw_rows(probs, [own[done] for own in self._uniforms]) if usable else None
+
+    def of_row(self, logits: Tensor, done: int) -> int | None:
+        """See `_Best`."""
+        assert self._row is not None
+        as_it_is = self._as_they_are and logits.dtype is torch.float32
+        return self._row.draw(logits if as_it_is else self._sampler.scaled(logits), self._uniforms[0][done])

@@ -44,10 +44,10 @@ class RoundClock:
 _PLAIN: tuple[Origin, ...] = ("target",)
 
 
-def emit_plain(rows: AbstractSequence[Row], tokens: AbstractSequence[int], *, more: bool = False) -> None:
-    """Append a token of the target's own to each row, nothing having been drafted; `more` as in `emit`."""
-    for row, token in zip(rows, tokens, strict=True):
-        row.stats.record((), 0, row.extend((token,), _PLAIN, more=more))
+def emit_plain(row: Row, tokens: AbstractSequence[int], *, more: bool = False) -> None:
+    """Append tokens of the target's own to a row, each of a pass for which nothing was drafted; `more` as in `emit`."""
+    for _ in range(row.extend(tokens, _PLAIN * len(tokens), more=more)):
+        row.stats.record((), 0, 1)
 
 
 def emit(

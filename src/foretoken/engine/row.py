@@ -82,6 +82,7 @@ class Row:
             context, skip = self._text_context(), params.skip_special_tokens
             self._detokenizer = Detokenizer(model.tokenizer, params.stop, context, skip)
         self._pieces: list[Piece] = []
+        self._completion: Completion | None = None
 
     @property
     def finished(self) -> bool:
@@ -135,6 +136,16 @@ class Row:
                 return taken
         return len(tokens)
 
+    @property
+    def ends_by_token(self) -> bool:
+        """Nothing but a token that `stops_at` names, or its length, ends the row, so that tokens may be added later."""
+        watched = self.matcher is not None or type(self).must_stop is not Row.must_stop
+        return not (watched or self.sequence.params.stop)
+
+    def stops_at(self, token: int) -> bool:
+        """Whether this token ends the row, unless it is too short for that."""
+        return token in self._stop_ids
+
     def must_stop(self, token: int) -> bool:
         """A further reason to stop after a token that was just appended; for subclasses."""
         return False
@@ -150,6 +161,7 @@ class Row:
     def fail(self, error: Exception, *, emitted: bool = False) -> None:
         """End the request with an error; `emitted`: after the tokens of this round, which its event has."""
         self.error = error
+        self._completion = None
         self.finish_reason = "error"
         self.drafted, self.traced = (), None
         if not emitted:
@@ -164,8 +176,10 @@ class Row:
         return StreamEvent(tuple(self._pieces), self.stats, self.drafted, self.traced, completion, logprobs)
 
     def completion(self) -> Completion:
-        """The result of a finished request."""
+        """The result of a finished request, made once."""
         assert self.finish_reason is not None
+        if self._completion is not None:
+            return self._completion
         output = self.sequence.output
         if self._detokenizer is not None:
             text = self._detokenizer.text
@@ -174,9 +188,10 @@ class Row:
             text = continuation(self._model.tokenizer, self._text_context(), output, skip)
         else:
             text = ""
-        return Completion(
+        self._completion = Completion(
             output, text, self.finish_reason, self.logprobs, self.stats, self.error, stop_reason=self._stop_reason()
         )
+        return self._completion
 
     def _stop_reason(self) -> str | int | None:
         if self.finish_reason != "stop":

@@ -93,10 +93,13 @@ class Scheduler:
         self._waiting.append(row)
         return request
 
-    def step(self) -> list[tuple[Request, StreamEvent]]:
+    def step(self, *, told: bool = True) -> list[tuple[Request, StreamEvent]]:
         """One round: what each request got that took part in it, or that finished since the last one.
 
         A request that fails has a completion with ``finish_reason="error"`` in its last event; others go on.
+
+        Args:
+            told: as in `DecodeLoop.step`.
 
         Raises:
             OutOfMemory: the round did not fit. The running requests end with that error; those that wait stay. The same
@@ -115,7 +118,7 @@ class Scheduler:
         lengths = [len(row.sequence.tokens) for row in running]
         try:
             self.loop.join(joining)
-            self.loop.step()
+            self.loop.step(told=told)
         except BaseException as error:
             why = error if isinstance(error, Exception) else ForetokenError(f"interrupted by {type(error).__name__}")
             for row in running:
@@ -163,4 +166,4 @@ class Scheduler:
     def run(self) -> None:
         """Steps until no request is left."""
         while self.busy:
-            self.step()
+            self.step(told=False)

@@ -226,7 +226,7 @@ def decide_batch(
 
 
 def verdict_uniforms(
-    sampler: Sampler, sequences: AbstractSequence[Sequence], *, stop: bool = True, later: int = 0
+    sampler: Sampler, sequences: AbstractSequence[Sequence], *, stop: bool = True
 ) -> list[list[float]]:
     """What a round of these rows is drawn with, two a row: for the node to stop at, and for the next token.
 
@@ -234,9 +234,8 @@ def verdict_uniforms(
         sampler: of the rows.
         sequences: of the rows.
         stop: False leaves the first one out, for a round without drafts, where there is one node.
-        later: tokens that each row will have besides its own.
     """
-    positions = [len(sequence.tokens) + later for sequence in sequences]
+    positions = [len(sequence.tokens) for sequence in sequences]
     streams = [int(Stream.STOP), int(Stream.NEXT)] if stop else [int(Stream.NEXT)]
     return uniforms_of_rows(sampler.seeds.tolist(), positions, streams)
 

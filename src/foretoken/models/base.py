@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from types import MappingProxyType
@@ -231,19 +231,26 @@ class LanguageModel(ABC):
                 always empty unless `supports_hidden_states`.
         """
 
-    def next_scores(self, token: int, parent: int, cache: Cache) -> Scores:
-        """`forward` over one node of a KV cache of one row, for models that take less time for it so.
+    def decode_row(self, token: int, most: int, cache: Cache, choose: Callable[[Tensor], int | None]) -> None:
+        """Passes over one node each of a KV cache of one row, every node the child of the one before.
 
-        A subclass that changes what `forward` does has to change this, too.
+        It is the same as calls of `forward`, for models that take less time for them together. A subclass that changes
+        what `forward` does has to change this, too.
 
         Args:
-            token, parent: of the node.
-            cache: from `open`.
-
-        Returns:
-            Logits alone, ``[1, 1, V]``, which the caller may write to, and the next pass may overwrite.
+            token: of the first node, which follows the committed prefix.
+            most: passes, 1 or more.
+            cache: from `open`, with one row and no tentative nodes.
+            choose: called after every pass with its logits ``[1, 1, V]``, which it may not write to, and which are
+                another pass's after it; gives the next node's token, or None to end here.
         """
-        return self.forward(int_tensor([[token]]), int_tensor([[parent]]), int_tensor([1]), cache)
+        for parent in range(-1, most - 1):
+            logits = self.forward(int_tensor([[token]]), int_tensor([[parent]]), int_tensor([1]), cache).logits
+            assert logits is not None
+            following = choose(logits)
+            if following is None:
+                return
+            token = following
 
     @property
     def turn(self) -> RLock:

@@ -14,7 +14,7 @@ from foretoken.limits import current_limits
 from foretoken.randomness import gumbel, gumbel_at, seed_tensor
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.penalties import Penalties, node_depths
-from foretoken.sampling.truncation import Filters, Kept, over_temperature, truncate
+from foretoken.sampling.truncation import Filters, Kept, is_one, over_temperature, truncate
 from foretoken.sampling.vocabulary import argmax, best_of, zeros_for_none
 from foretoken.sequence import Sequence
 
@@ -194,7 +194,7 @@ class Sampler:
     def _softmax(self, scores: Tensor) -> Tensor:
         """``[B, M, V]``: the distributions for scores, filters applied; NaN where all scores are -inf."""
         if self._alike is not None:
-            return self._scaled(scores).softmax(-1)
+            return over_temperature(scores, self._alike.inverse_temperature).softmax(-1)
         parts = [kept for group in self._groups for kept in self._truncate(scores, group)]
         if len(parts) == 1 and parts[0].rows is None and parts[0].ids is None:
             return parts[0].scores.softmax(-1).view(scores.shape)
@@ -218,11 +218,14 @@ class Sampler:
 
         May be `logits` itself: don't write to it.
         """
-        return self._scaled(logits if logits.dtype is torch.float32 else logits.to(torch.float32))
-
-    def _scaled(self, scores: Tensor) -> Tensor:
         assert self._alike is not None
+        scores = logits if logits.dtype is torch.float32 else logits.to(torch.float32)
         return over_temperature(scores, self._alike.inverse_temperature)
+
+    @property
+    def leaves_scores(self) -> bool:
+        """Whether `scaled` gives float32 logits back as they are."""
+        return self.scales_alone and self._alike is not None and is_one(self._alike.inverse_temperature)
 
     def picks(
         self,

@@ -113,7 +113,7 @@ def truncate(scores: Tensor, filters: Filters) -> list[Kept]:
 
 def over_temperature(scores: Tensor, inverse_temperature: float | Tensor) -> Tensor:
     """Scores ``[…, V]`` over temperature, up to a constant for each row; may return its argument."""
-    if _is_one(inverse_temperature):
+    if is_one(inverse_temperature):
         return scores
     return _scale(scores, scores.amax(-1, keepdim=True), inverse_temperature)
 
@@ -121,12 +121,13 @@ def over_temperature(scores: Tensor, inverse_temperature: float | Tensor) -> Ten
 def _scale(scores: Tensor, best: Tensor, inverse_temperature: float | Tensor) -> Tensor:
     """(scores - best) / temperature: at most 0, so that no temperature makes it overflow to +inf."""
     scaled = scores - best
-    if not _is_one(inverse_temperature):
+    if not is_one(inverse_temperature):
         scaled.mul_(inverse_temperature)
     return scaled
 
 
-def _is_one(value: float | Tensor) -> bool:
+def is_one(value: float | Tensor) -> bool:
+    """Whether it is the number 1."""
     return not isinstance(value, Tensor) and value == 1.0
 
 
@@ -155,7 +156,7 @@ def _window_of_p(scores: Tensor, filters: Filters) -> tuple[Kept, Tensor]:
         _cut(scaled, scaled.exp().sum(-1, keepdim=True, dtype=torch.float64), filters.top_p)
         return Kept(None, _min_p(scaled, filters), ids), torch.ones_like(best[:, 0], dtype=torch.bool)
     # The best token's exponential is 1, so the sum of all is 1 over its probability; softmax is the fastest way to it.
-    probs = (scores if _is_one(inverse) else _scale(scores, best, inverse)).softmax(-1)
+    probs = (scores if is_one(inverse) else _scale(scores, best, inverse)).softmax(-1)
     total = 1.0 / probs.gather(-1, ids[:, :1]).to(torch.float64)
     last = _cut(scaled, total, filters.top_p)
     done = (values.gather(-1, last) > values[:, -1:]).squeeze(-1)

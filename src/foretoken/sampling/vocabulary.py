@@ -231,6 +231,30 @@ def _draw_wide(wide: Any, blocks: Any, u: float) -> int:
     return block * width + _invert_one(np.add.accumulate(wide[block * width : (block + 1) * width]), share)
 
 
+class RowBest:
+    """Finds the best tokens of one row after another, on the CPU: `best_tokens` for one node, in half of the time."""
+
+    def __init__(self) -> None:
+        self._logits: Tensor | None = None
+        self._scores: Any = None
+
+    def best(self, logits: Tensor) -> int | None:
+        """The token; None where the logits are of no use (`check_finite`).
+
+        Args:
+            logits: ``[1, 1, V]``, V above 0.
+        """
+        scores = self._scores
+        if logits is not self._logits:  # a library's memory is the same one after every pass
+            if _is_plain(logits):
+                self._logits, self._scores = logits, logits.detach().numpy().reshape(-1)
+                scores = self._scores
+            else:
+                scores = logits.detach().float().numpy().reshape(-1)
+        token = int(scores.argmax())  # where there is NaN, if there is
+        return token if isfinite(scores.item(token)) else None
+
+
 class RowDraws:
     """Draws tokens from softmaxes of scores on the CPU, one row after another: their memory is made once.
 
@@ -254,11 +278,11 @@ class RowDraws:
             u: in [0, 1).
         """
         torch.softmax(scores, -1, out=self._probs)
-        if not isfinite(self._narrow[0]):  # where one entry is of no use, all are NaN
+        if not isfinite(self._narrow.item(0)):  # where one entry is of no use, all are NaN
             return None
         if self._blocks is None:
             return draw_rows(self._probs, [u])[0]
-        self._wide[:] = self._narrow
+        np.copyto(self._wide, self._narrow)
         return _draw_wide(self._wide, self._blocks, u)
 
 

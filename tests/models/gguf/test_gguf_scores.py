@@ -192,17 +192,29 @@ def test_a_pass_that_failed_leaves_nothing_in_the_next_one(load, monkeypatch):
         assert torch.allclose(found[node], expected, atol=1e-4)
 
 
+def scores_of_steps(model, tokens, cache):
+    """Logits ``[1, V]`` after each token of a run."""
+    found, left = [], list(tokens[1:])
+
+    def choose(logits):
+        found.append(logits[0].clone())
+        return left.pop(0) if left else None
+
+    model.decode_row(tokens[0], len(tokens) + 3, cache, choose)
+    return found
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mamba"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_row_by_itself_has_the_scores_that_it_has_beside_others(load, kind, seed):
     """Single steps of one row take a shorter way: among branches, commits of a part, and contexts that grow.
 
-    They may be asked for as such, or be passes like others.
+    So do several in a run, with nothing but the choice of tokens in between.
     """
     model = load(kind, {**ROLLING_BACK, "mamba": tiny_mamba}[kind])
     model.pool.options = replace(model.pool.options, cells=1)
     alone, pair = model.open(1), model.open(2)
-    chance, above, steps = random.Random(seed), [], 0
+    chance, above, steps, run = random.Random(seed), [], 0, 0
     limit = model.pool.positions or 400
     while True:
         room = limit - int(alone.lengths[0]) - len(above)
@@ -225,15 +237,21 @@ def test_a_row_by_itself_has_the_scores_that_it_has_beside_others(load, kind, se
             nodes - 1 if chance.random() < 0.85 else chance.randint(-1, nodes - 1),
             *range(nodes, nodes + count - 1),
         ]
+        if nodes == 0 and chance.random() < 0.5:
+            above, run = list(range(-1, count - 1)), run + count
+            found = list(scores_of_steps(model, tokens, alone))
+            for step, token in enumerate(tokens):
+                new, parents = torch.tensor([[token], [0]]), torch.tensor([[step - 1], [-1]])
+                beside = model.forward(new, parents, torch.tensor([1, 0]), pair).logits[0]
+                assert torch.equal(found[step], beside)
+            continue
         new, parents = torch.tensor([tokens]), torch.tensor([above[nodes:]])
-        if count == 1 and chance.random() < 0.5:
-            found = model.next_scores(tokens[0], above[-1], alone).logits[0]
-        else:
-            found = model.forward(new, parents, torch.tensor([count]), alone).logits[0]
+        found = model.forward(new, parents, torch.tensor([count]), alone).logits[0]
         beside = model.forward(new.expand(2, -1), parents.expand(2, -1), torch.tensor([count, 0]), pair).logits[0]
         assert torch.equal(found, beside)
         steps += count == 1
     assert steps > 50
+    assert run > 20
 
 
 @pytest.mark.parametrize(("kind", "length", "room"), [("llama", 300, 1), ("gpt2", 258, 1), ("gpt2", 258, 300)])
@@ -267,6 +285,34 @@ def test_a_step_after_one_that_failed_is_computed_with_it(load, monkeypatch, par
             model.forward(torch.tensor([[4]]), torch.tensor([[0]]), one, cache)
     found = model.forward(torch.tensor([[5]]), torch.tensor([[parent]]), one, cache).logits[0, 0]
     assert torch.allclose(found, model.module(input_ids=torch.tensor([text])).logits[0, -1], atol=1e-4)
+
+
+def test_a_run_of_steps_that_fails_leaves_what_was_computed(load, monkeypatch):
+    model = load("llama", tiny_llama)
+    cache = model.open(1)
+    scores_of_steps(model, [3], cache)
+    cache.commit(torch.tensor([[0]]), torch.tensor([1]))
+    decode, calls = cache.shards[0].context._library.llama_decode, []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            cache.shards[0].context._library,
+            "llama_decode",
+            lambda *arguments: 1 if len(calls) == 2 else calls.append(1) or decode(*arguments),
+        )
+        with pytest.raises(OutOfMemory, match="no room for 1 more"):
+            scores_of_steps(model, [4, 5, 6, 7], cache)
+    found = model.forward(torch.tensor([[8]]), torch.tensor([[2]]), torch.tensor([1]), cache).logits[0, 0]
+    assert torch.allclose(found, model.module(input_ids=torch.tensor([[3, 4, 5, 6, 8]])).logits[0, -1], atol=1e-4)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    cache.commit(torch.tensor([[0, 1, 2, 3]]), torch.tensor([4]))
+    with pytest.raises(KeyboardInterrupt):
+        model.decode_row(9, 5, cache, interrupt)
+    found = model.forward(torch.tensor([[4]]), torch.tensor([[0]]), torch.tensor([1]), cache).logits[0, 0]
+    text = torch.tensor([[3, 4, 5, 6, 8, 9, 4]])
+    assert torch.allclose(found, model.module(input_ids=text).logits[0, -1], atol=1e-4)
 
 
 def test_chains_are_the_steps_one_by_one(load):

@@ -70,7 +70,7 @@ del event
 print(threads(before))
 engine.submit([3, 4], PARAMS)
 engine.step()
-engine.target.next_scores = None
+engine.target.decode_row = None
 try:
     engine.step()
 except TypeError:

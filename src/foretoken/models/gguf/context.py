@@ -84,6 +84,11 @@ class TokenBatch:
         self.outputs += output
         return entry
 
+    def follow(self, token: int) -> None:
+        """Have a batch of one token be of the one that comes after it."""
+        self._ids[0] = token
+        self._positions[0] += 1
+
     def extend(self, ids: Sequence[int], position: int, sequence: int, outputs: int) -> None:
         """Append tokens of one sequence from a position on; the logits of the last `outputs` of them are wanted."""
         first_output = len(ids) - outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -197,33 +197,49 @@ class Pass:
         self._targets, self._waiting = [], {}
 
 
-def next_in_chain(row: Row, contexts: Contexts, token: int, parent: int) -> Tensor | None:
-    """What a `Pass` over one more node of a row by itself gives, in half of the time besides llama.cpp's own.
+def run_chain(
+    row: Row, contexts: Contexts, token: int, parent: int, most: int, choose: Callable[[Tensor], int | None]
+) -> bool:
+    """What a `Pass` over one more node of a row by itself gives, again and again, in a fraction of the time besides.
 
     Args:
         row: the only one of its context.
         contexts: what made that.
-        token, parent: of the node.
+        token, parent: of the first node.
+        most: passes.
+        choose: as in `LanguageModel.decode_row`; the logits are in the context's memory.
 
     Returns:
-        ``[1, 1, V]`` float32, in the context's memory; None where the node does not simply follow what the context has.
+        False where the nodes do not simply follow what the context has, and nothing was done.
     """
-    context, known, position = row.shard.context, len(row.nodes), len(row.tokens) + len(row.nodes)
+    context, known, first = row.shard.context, len(row.nodes), len(row.tokens) + len(row.nodes)
     if (
         context is None
         or not contexts.rolls_back
         or not parent == row.end(row.sequence) == known - 1
         or row.kept < len(row.tokens)
         or not row.is_chain
-        or position >= (context.cells if contexts.positions is None else min(context.cells, contexts.positions))
+        or first + most > (context.cells if contexts.positions is None else min(context.cells, contexts.positions))
     ):
-        return None
-    row.append(token, parent)
-    batch = context.batch
+        return False
+    batch, nodes = context.batch, row.nodes
     batch.clear()
-    batch.add(token, position, row.sequence, True)
-    logits = context.decode()
-    batch.clear()
-    row.homes.append(row.sequence)
-    row.ends[row.sequence] = known
-    return logits
+    batch.add(token, first, row.sequence, True)
+    computed = known
+    try:
+        for _ in range(most):
+            nodes.append(token)
+            logits = context.decode()
+            computed += 1
+            following = choose(logits)
+            if following is None:
+                break
+            token = following
+            batch.follow(token)
+    finally:
+        batch.clear()
+        row.parents += range(known - 1, len(nodes) - 1)
+        row.depths += range(known, len(nodes))
+        row.homes += [row.sequence] * (computed - known)
+        row.ends[row.sequence] = computed - 1
+    return True

@@ -13,7 +13,7 @@ from foretoken.models.chain import Chains, Draws
 from foretoken.models.gguf.cache import GgufCache, Shard
 from foretoken.models.gguf.context import Context, ContextOptions
 from foretoken.models.gguf.handle import Handle
-from foretoken.models.gguf.passes import Pass, next_in_chain
+from foretoken.models.gguf.passes import Pass, run_chain
 from foretoken.models.gguf.picking import best, draw
 
 _SPARE_CONTEXTS = 2
@@ -144,9 +144,9 @@ class GgufModel(LanguageModel):
         added = counts.tolist()
         batch_size, width = tokens.shape
         if batch_size == width == 1 and added == [1] and keep != "none":
-            logits = next_in_chain(cache.rows[0], self.pool, *tokens.tolist()[0], *parents.tolist()[0])
-            if logits is not None:
-                return Scores(logits.clone())
+            (token,), (parent,), found = tokens.tolist()[0], parents.tolist()[0], list[Tensor]()
+            if run_chain(cache.rows[0], self.pool, token, parent, 1, lambda logits: found.append(logits.clone())):
+                return Scores(found[0])
         columns = 1 if keep == "last" else width
         out = torch.empty if all(count == width for count in added) else torch.zeros
         logits = out((batch_size, 0 if keep == "none" else columns, self.vocab_size))
@@ -166,11 +166,11 @@ class GgufModel(LanguageModel):
             run.flush()
         return Scores(None if keep == "none" else logits)
 
-    def next_scores(self, token: int, parent: int, cache: Cache) -> Scores:
-        """See `LanguageModel.next_scores`."""
+    def decode_row(self, token: int, most: int, cache: Cache, choose: Callable[[Tensor], int | None]) -> None:
+        """See `LanguageModel.decode_row`."""
         assert isinstance(cache, GgufCache)
-        logits = next_in_chain(cache.rows[0], self.pool, token, parent)
-        return super().next_scores(token, parent, cache) if logits is None else Scores(logits)
+        if not run_chain(cache.rows[0], self.pool, token, -1, most, choose):
+            super().decode_row(token, most, cache, choose)
 
     def _pass(self, cache: GgufCache, shard: Shard, out: Tensor, later: int = 0) -> Pass:
         rows = [row for row in cache.rows if row.shard is shard]
