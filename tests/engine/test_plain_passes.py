@@ -380,10 +380,9 @@ def rounds_of(monkeypatch):
     """The passes of each round of several."""
     found, decode = [], decode_loop.decode_plainly
 
-    def watched(*arguments):
-        result = decode(*arguments)
-        found.append(result[1])
-        return result
+    def watched(taking, *arguments):
+        decode(taking, *arguments)
+        found.append(taking.done)
 
     monkeypatch.setattr(decode_loop, "decode_plainly", watched)
     return found
@@ -404,6 +403,70 @@ def test_generate_is_told_of_no_round_and_steps_and_streams_of_each(target, monk
         engine.step()
     assert found == [4] * 5
     assert whole.token_ids == streamed[-1].completion.token_ids == request.completion.token_ids
+
+
+@pytest.fixture
+def hopeless(target, monkeypatch):
+    """A draft model beside which, by the bytes that they have, no draft pays: requests rest after each decision."""
+    draft_model = load(tiny_llama(vocab_size=259, seed=2, num_hidden_layers=1), runner="native")
+    monkeypatch.setattr(target, "weight_bytes", 20_000_000)
+    monkeypatch.setattr(draft_model, "weight_bytes", 10_000_000)
+    return draft_model
+
+
+def test_a_round_that_is_decided_goes_on_with_those_that_rest_after_it(target, hopeless):
+    params = SamplingParams(max_new_tokens=120, seed=4, ignore_eos=True)
+    told = list(Engine(target, "prompt-lookup").stream(PROMPTS[0], params))
+    assert told[0].stats.drafts == 1  # in the first round
+    passes = [len(event.pieces) for event in told]
+    first = next(at for at, count in enumerate(passes) if count > 1)  # those before are as wide as the draft was
+    assert first < 10
+    assert 1 not in passes[first:]
+    engine, one = Engine(target, hopeless), Engine(target, hopeless, limits=ONE)
+    for history in range(3):  # what was learnt is the same, too
+        params = SamplingParams(max_new_tokens=90, seed=history, ignore_eos=True)
+        outputs = [each.generate(prompt, params) for each in (engine, one) for prompt in PROMPTS]
+        assert [out.token_ids for out in outputs[:3]] == [out.token_ids for out in outputs[3:]]
+        assert [out.stats.drafted for out in outputs[:3]] == [out.stats.drafted for out in outputs[3:]]
+        assert [out.stats.rounds for out in outputs[:3]] == [out.stats.rounds for out in outputs[3:]]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 6])
+@pytest.mark.parametrize("drafter", ["lookup", "model"])
+def test_scores_of_no_use_after_a_decision_end_the_row_and_the_next_request_goes_on(
+    target, hopeless, monkeypatch, at, drafter
+):
+    def spoil(scores):
+        with torch.inference_mode():
+            scores.logits[0, ..., 100] = float("nan")
+
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True, seed=1)
+    made = hopeless if drafter == "model" else drafter
+    engine, one = Engine(target, made), Engine(target, made, limits=ONE)
+    expected = one.generate(PROMPTS[0], params).token_ids
+    assert engine.generate(PROMPTS[0], params).token_ids == expected
+    request = engine.submit(PROMPTS[0], params)
+    engine.step()
+    with monkeypatch.context() as patch:
+        watch(target, patch, at, spoil)
+        while engine.busy:
+            engine.step()
+    assert isinstance(request.completion.error, NumericalError)
+    assert request.completion.token_ids == expected[: len(request.completion.token_ids)]
+    assert engine.generate(PROMPTS[0], params).token_ids == expected
+
+
+@pytest.mark.parametrize("place", range(1, 12))
+def test_a_stop_in_any_pass_after_a_decision_ends_the_row_there(target, hopeless, place):
+    plain = SamplingParams(max_new_tokens=60, ignore_eos=True, seed=1)
+    tokens = Engine(target, hopeless, limits=ONE).generate(PROMPTS[0], plain).token_ids
+    params = SamplingParams(max_new_tokens=60, stop_token_ids=(tokens[place],), seed=1, ignore_eos=True)
+    engine, one = Engine(target, hopeless), Engine(target, hopeless, limits=ONE)
+    for _ in range(2):
+        stopped, expected = engine.generate(PROMPTS[0], params), one.generate(PROMPTS[0], params)
+        assert stopped.token_ids == expected.token_ids == tokens[: tokens.index(tokens[place]) + 1]
+        assert stopped.stats.rounds == expected.stats.rounds
+    assert engine.generate(PROMPTS[0], plain).token_ids == tokens
 
 
 def test_requests_that_wait_join_when_a_row_ends_though_nobody_is_told(target, monkeypatch):

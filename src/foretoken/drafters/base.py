@@ -232,6 +232,19 @@ class Drafter(ABC):
         """
         return 1
 
+    @property
+    def may_rest(self) -> bool:
+        """Whether `rest` may find such rounds after the present one, for which nothing was proposed."""
+        return False
+
+    def rest(self, batch: Batch, limits: AbstractSequence[int]) -> int:
+        """Called in place of `propose` once a round is over: does the same if it would propose nothing, whatever comes.
+
+        Returns:
+            What `idle_rounds` gives for the round that is begun with it; 0 where none is.
+        """
+        return 0
+
     def observe_idle(self, rounds: int, seconds: float) -> None:
         """The round is over, in which so many of the `idle_rounds` went together.
 

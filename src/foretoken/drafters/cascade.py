@@ -24,7 +24,7 @@ from foretoken.models.widths import PassWidths
 from foretoken.policy import store
 from foretoken.policy.costs import Costs
 from foretoken.policy.policy import Policy
-from foretoken.policy.request import LARGEST, LONGEST, Offer, Row
+from foretoken.policy.request import LARGEST, LONGEST, Offer
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -155,7 +155,8 @@ class Cascade(Drafter):
             self._steady = None
         if self._sleep.holds(batch.sequences, self.policy):
             self._sleep.begin()
-            return self._plain(batch, size)
+            self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers))
+            return no_draft(size, batch.device)
         self._sleep.tell(self.policy)
         if len(self.drafters) > 1 and any(batch.trees):
             batch = replace(batch, trees=(False,) * size)
@@ -167,7 +168,8 @@ class Cascade(Drafter):
         if not awake and self._left_alone:
             rests = self.policy.rests
             self._sleep = Sleep(batch.sequences, rests.asleep_until(requests), rests.alone(requests))
-            return self._plain(batch, size)
+            self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers))
+            return no_draft(size, batch.device)
         widths = self._widths(self.hidden_layers)
         alone = size == 1
         drafts = [no_draft(size, batch.device)] * len(self._sources)
@@ -180,7 +182,7 @@ class Cascade(Drafter):
         copied = self.clock() - start
         rows = [state.resting for state in states]
         for index in awake:
-            rows[index] = self._row(batch, index, states[index], limits[index], offered[index])
+            rows[index] = states[index].row(batch, index, limits[index], offered[index], self.drafters)
         self.policy.extends = [drafter.extends for drafter in self._sources]
         free = [rows[index] for index in awake if rows[index].room > 0]
         passes = (widths.last, widths.least) if widths is not None else None
@@ -211,29 +213,6 @@ class Cascade(Drafter):
             for count, row in zip(used, rows, strict=True)
         )
         return replace(draft, predicted=predicted) if any(predicted) else draft
-
-    def _plain(self, batch: Batch, size: int) -> Draft:
-        """No draft, in a round in which all rows rest."""
-        current = self._round = Round(list(batch.sequences), [], [], [], [], False)
-        widths = self._widths(self.hidden_layers)
-        current.positions, current.changed = widths.plan(size, 0, alone=size == 1) if widths else (size, False)
-        return no_draft(size, batch.device)
-
-    def _row(
-        self, batch: Batch, row: int, state: State, limit: int, offered: list[tuple[Offer, list[int], list[int]]]
-    ) -> Row:
-        """A row as the policy sees it."""
-        sequence = batch.sequences[row]
-        state.request.emitted = len(sequence.tokens) - sequence.prompt_length
-        return Row(
-            state.request,
-            room=min(limit, batch.depths[row]) if batch.depths else limit,
-            lags=[state.lag(at, drafter, sequence) for at, drafter in enumerate(self.drafters)],
-            offers=[offer for offer, _, _ in offered],
-            trees=batch.trees[row],
-            most=limit,
-            barred=barred_in(batch, row, self.drafters),
-        )
 
     def _wanted(
         self, batch: Batch, limits: AbstractSequence[int], states: list[State], awake: list[int]
@@ -369,6 +348,21 @@ class Cascade(Drafter):
         """Those in which all rows rest."""
         now = self._round
         return max(1, self._sleep.left(self.policy)) if now is not None and now.is_rest else 1
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether the next rounds may be plain ones that are as wide as this one."""
+        widths = self._widths(self.hidden_layers)
+        narrow = widths is None or widths.last == (widths.narrow or (widths.least,))[0] == widths.least
+        return narrow and self._left_alone and self._steady is None
+
+    def rest(self, batch: Batch, limits: AbstractSequence[int]) -> int:
+        """Rounds in which all rows rest, if they do; the first is begun."""
+        states = map(self._states.get, batch.sequences)
+        if not self.policy.rests.all_rest([state.request for state in states if state is not None]):
+            return 0
+        self.propose(batch, limits)
+        return self.idle_rounds()
 
     def observe_idle(self, rounds: int, seconds: float) -> None:
         """The rows rested for so many rounds."""

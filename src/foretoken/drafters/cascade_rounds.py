@@ -10,6 +10,7 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.limits import Limits
 from foretoken.models.base import LanguageModel
+from foretoken.models.widths import PassWidths
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
 from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, ROUND_SECONDS, plain_passes
@@ -57,6 +58,35 @@ class State:
         resting = Row(request, room=0, lags=[0] * drafters)
         return cls(request, [-len(sequence.source or ())] * drafters, [False] * drafters, resting)
 
+    def row(
+        self,
+        batch: Batch,
+        row: int,
+        limit: int,
+        offered: AbstractSequence[tuple[Offer, list[int], list[int]]],
+        drafters: AbstractSequence[Drafter],
+    ) -> Row:
+        """The sequence's row of a round, number `row`, as the policy sees it.
+
+        Args:
+            batch: of the round.
+            row: its number.
+            limit: most draft tokens.
+            offered: drafts that are made already.
+            drafters: of the cascade.
+        """
+        sequence = batch.sequences[row]
+        self.request.emitted = len(sequence.tokens) - sequence.prompt_length
+        return Row(
+            self.request,
+            room=min(limit, batch.depths[row]) if batch.depths else limit,
+            lags=[self.lag(at, drafter, sequence) for at, drafter in enumerate(drafters)],
+            offers=[offer for offer, _, _ in offered],
+            trees=batch.trees[row],
+            most=limit,
+            barred=barred_in(batch, row, drafters),
+        )
+
     def lag(self, at: int, drafter: Drafter, sequence: Sequence) -> int:
         """Tokens that a drafter with weights, number `at`, has not seen; those of one round don't count."""
         if self.asked[at] or not drafter.models or drafter.hidden_layers:
@@ -80,6 +110,13 @@ class Round:
     copied: float = 0.0  # seconds that free drafters took
     deciding: float = 0.0  # seconds that the choice took
     emitted: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of_rest(cls, sequences: AbstractSequence[Sequence], widths: PassWidths | None) -> Round:
+        """A round in which all rows rest."""
+        size, made = len(sequences), cls(list(sequences), [], [], [], [], False)
+        made.positions, made.changed = widths.plan(size, 0, alone=size == 1) if widths else (size, False)
+        return made
 
     @property
     def is_rest(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,7 +16,7 @@ from foretoken.drafters.cascade import Cascade
 from foretoken.engine.draft_length import DraftLengths
 from foretoken.engine.forced import Forced
 from foretoken.engine.membership import MakeSampler, Membership
-from foretoken.engine.plain import decode_plainly, passes_of
+from foretoken.engine.plain import Taking, decode_plainly, passes_of
 from foretoken.engine.prefill import Prefill
 from foretoken.engine.prefix_cache import PrefixCache
 from foretoken.engine.recording import RoundClock, emit
@@ -27,6 +28,7 @@ from foretoken.limits import DEFAULT_LIMITS, Limits, use_limits
 from foretoken.models.base import LanguageModel, Scores
 from foretoken.models.threads import one_thread, taking_turns
 from foretoken.sequence import Sequence
+from foretoken.verify.base import Verdict
 
 _CPU = torch.device("cpu")
 _USUAL_WIDTH = 6  # positions of a row's pass, to tell about how many logits a round has
@@ -137,6 +139,11 @@ class DecodeLoop:
             passes = passes_of(self.target, members, idle, self.limits, told=told)
             if passes > 1:
                 return self._decode_plainly(members, passes, clock, None if never else drafter)
+            if any(limits) and drafter.may_rest:
+                most = passes_of(self.target, members, sys.maxsize, self.limits, told=told)
+                taking = Taking(self.target, members, most, clock)
+                if most > 1 and taking.by_token:
+                    return self._decode_on(taking, members, clock, _Decided(drafter, batch, drafted, limits))
         clock.turn_to("target")
         with self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
@@ -167,14 +174,44 @@ class DecodeLoop:
 
     def _decode_plainly(self, members: Membership, passes: int, clock: RoundClock, drafter: Drafter | None) -> None:
         """The rest of a round of several passes, in which nothing is drafted; no drafter for rows that never draft."""
-        with self._memory_guard(self.target.name):
-            verified, passes = decode_plainly(self.target, self._prefixes.cache, members, passes, clock)
-        if verified is not None:
-            self._handle_bad_logits(members, verified)
-        seconds = _stop(clock, members)
+        taking = Taking(self.target, members, passes, clock)
+        seconds = self._take(taking, members, clock)
         if drafter is not None:
-            drafter.observe_idle(passes, sum(seconds.values()) - self._learning)
+            drafter.observe_idle(taking.done, seconds - self._learning)
         self._learning = clock.since_stop()
+
+    def _decode_on(self, taking: Taking, members: Membership, clock: RoundClock, decided: _Decided) -> None:
+        """The rest of a round of a row by itself in which nothing is drafted, and rounds after it that are idle.
+
+        The drafter is told of the first one as soon as its token is known, and asked whether it is to be asked again.
+        """
+        told: float | None = None
+
+        def after_first(logits: Tensor, token: int) -> int:
+            nonlocal told
+            clock.turn_to("drafter")
+            with self._memory_guard(f"the drafter {self.drafter.name}"):
+                decided.observe(logits, token)
+                decided.drafter.observe_seconds(clock.so_far() - self._learning)
+                following = 0 if members.rows[0].stops_at(token) else decided.rest()
+            told = clock.so_far()
+            return following
+
+        taking.after_first = after_first
+        seconds = self._take(taking, members, clock)
+        if told is None:  # there was no token
+            decided.drafter.observe_seconds(seconds - self._learning)
+        elif taking.done > 1:
+            decided.drafter.observe_idle(taking.done - 1, seconds - told)
+        self._learning = clock.since_stop()
+
+    def _take(self, taking: Taking, members: Membership, clock: RoundClock) -> float:
+        """The passes of a round of plain ones, and its end; its seconds."""
+        with self._memory_guard(self.target.name):
+            decode_plainly(taking, self.target, self._prefixes.cache, members, clock)
+        if taking.verified is not None:
+            self._handle_bad_logits(members, taking.verified)
+        return sum(_stop(clock, members).values())
 
     def _membership(self, slots: list[int]) -> Membership:
         """The rows in these slots: the last round's value if nothing has changed."""
@@ -247,6 +284,24 @@ class DecodeLoop:
 
     def _memory_guard(self, name: str) -> _MemoryGuard:
         return _MemoryGuard(name, self.rows)
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """A proposal of nothing for a row by itself."""
+
+    drafter: Drafter
+    batch: Batch
+    draft: Draft
+    limits: list[int]
+
+    def observe(self, logits: Tensor, token: int) -> None:
+        """Tell the drafter of the token after the pass, whose logits the next one overwrites."""
+        self.drafter.observe(self.batch, self.draft, Verdict.from_lists([[]], [token]), logits.clone())
+
+    def rest(self) -> int:
+        """See `Drafter.rest`."""
+        return self.drafter.rest(self.batch, self.limits)
 
 
 class _MemoryGuard:

@@ -7,6 +7,7 @@ tokens that rounds of one pass would have given, with the same uniforms.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isfinite
 
 import torch
@@ -55,31 +56,25 @@ def affordable(target: LanguageModel, rows: int, most: int) -> int:
     return plain_passes(target.assumed_seconds, target.position_share, rows, most)
 
 
-def decode_plainly(
-    target: LanguageModel, cache: Cache, members: Membership, most: int, clock: RoundClock
-) -> tuple[Verified | None, int]:
-    """Up to so many passes, each followed by the token that it gives each row.
+def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members: Membership, clock: RoundClock) -> None:
+    """Passes, each followed by the token that it gives each row.
 
     The round ends early with a row that finishes, or whose scores are of no use.
 
     Args:
+        taking: takes these tokens; has the results afterwards.
         target: the model.
         cache: its KV cache, without tentative nodes.
         members: the rows of the round.
-        most: passes.
         clock: of the round.
-
-    Returns:
-        The last pass's result, None where it had nothing to tell but tokens; and how many passes there were.
     """
-    taking = _Taking(target, members, most, clock)
     rows = members.rows
     clock.turn_to("target")
     if members.num_slots == 1:
-        target.decode_row(rows[0].sequence.tokens[-1], most, cache, taking.next_of_row)
+        target.decode_row(rows[0].sequence.tokens[-1], taking.most, cache, taking.next_of_row)
     else:
         counts = members.to_slots(int_tensor([1] * len(rows)))
-        for done in range(most):
+        for done in range(taking.most):
             roots = int_tensor([[sequence.tokens[-1]] for sequence in members.sequences])
             above = int_tensor([[done - 1]] * len(rows))
             if not taking.take(target.forward(members.to_slots(roots), members.to_slots(above), counts, cache).logits):
@@ -89,10 +84,9 @@ def decode_plainly(
     path = int_tensor([list(range(taking.done))] * len(rows))
     cache.commit(members.to_slots(path), members.to_slots(int_tensor([taking.done] * len(rows))))
     clock.turn_to("other")
-    return taking.verified, taking.done
 
 
-class _Taking:
+class Taking:
     """Takes the tokens of a round's passes, one pass after another, and hands them to the rows.
 
     A row by itself that ends by its tokens alone gets them at the end of the round: all that is done between two passes
@@ -105,20 +99,29 @@ class _Taking:
         clock: of the round; it counts the target's part while no token is taken.
 
     Attributes:
+        most: passes.
+        after_first: of a row by itself that `by_token` is True for: called with the first pass's logits ``[1, 1, V]``
+            and token, which the row has not got yet; gives the passes that may follow. None where all of them may.
         done: passes whose tokens were taken.
         verified: the last pass's result, None where it had nothing to tell but tokens.
     """
 
     def __init__(self, target: LanguageModel, members: Membership, most: int, clock: RoundClock) -> None:
-        self._members, self._most, self._clock = members, most, clock
+        self._members, self.most, self._clock = members, most, clock
         self._choose = _chooser(members, most)
         self._nothing = no_draft(len(members.rows), members.sampler.device)
         self._later: list[int] = []  # tokens that a row by itself did not get yet
         row, on_cpu = members.rows[0], members.sampler.device.type == target.device.type == "cpu"
         alone = members.num_slots == 1 and on_cpu and row.ends_by_token
         self._choose_one = self._choose.of_row if alone and self._choose is not None else None
+        self.after_first: Callable[[Tensor, int], int] | None = None
         self.done = 0
         self.verified: Verified | None = None
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the tokens are those of a row by itself, chosen without a verdict and added in any number."""
+        return self._choose_one is not None
 
     def next_of_row(self, scores: Tensor) -> int | None:
         """`take` for a row by itself: the root of its next pass, None if there is to be none."""
@@ -131,10 +134,12 @@ class _Taking:
             self.hand_over()
             self._verify(scores)
             return None
+        if not self.done and self.after_first is not None:
+            self.most = min(self.most, 1 + self.after_first(scores, token))
         self._later.append(token)
         self.done += 1
         self._clock.turn_to("target")
-        return None if self.done == self._most or row.stops_at(token) else token
+        return None if self.done >= self.most or row.stops_at(token) else token
 
     def take(self, scores: Tensor | None) -> bool:
         """Take the tokens after a pass, whose logits are ``[B, 1, V]`` with all slots: whether passes may follow."""
@@ -151,7 +156,7 @@ class _Taking:
                 emit_plain(row, (token,), more=self.done > 0)
             self.done += 1
         clock.turn_to("target")
-        return usable and self.done < self._most and not any(row.finished for row in rows)
+        return usable and self.done < self.most and not any(row.finished for row in rows)
 
     def _verify(self, logits: Tensor) -> bool:
         """Take the tokens of one more pass by its verdict: whether all of its scores are of use."""
@@ -219,12 +224,10 @@ class _Draws:
     """
 
     def __init__(self, members: Membership, most: int) -> None:
-        self._sampler, size = members.sampler, len(members.rows)
-        # Those of `verdict_uniforms` for rounds without drafts.
-        self._uniforms = [
-            uniforms_ahead(seed, len(sequence.tokens), most, int(Stream.NEXT))
-            for seed, sequence in zip(members.sampler.seeds.tolist(), members.sequences, strict=True)
-        ]
+        self._sampler, size, self._most = members.sampler, len(members.rows), most
+        self._seeds = members.sampler.seeds.tolist()
+        self._lengths = [len(sequence.tokens) for sequence in members.sequences]
+        self._uniforms: list[list[float]] = []  # of each row
         on_cpu = members.sampler.device.type == "cpu"
         self._row = RowDraws(members.sampler.vocab_size) if size == 1 and on_cpu else None
         self._as_they_are = members.sampler.leaves_scores
@@ -236,10 +239,19 @@ class _Draws:
             return None if token is None else [token]
         probs = self._sampler.scaled(logits).softmax(-1)
         usable = all(map(isfinite, probs[:, 0, 0].tolist()))
-        return draw_rows(probs, [own[done] for own in self._uniforms]) if usable else None
+        return draw_rows(probs, self._uniforms_of(done)) if usable else None
 
     def of_row(self, logits: Tensor, done: int) -> int | None:
         """See `_Best`."""
         assert self._row is not None
         as_it_is = self._as_they_are and logits.dtype is torch.float32
-        return self._row.draw(logits if as_it_is else self._sampler.scaled(logits), self._uniforms[0][done])
+        return self._row.draw(logits if as_it_is else self._sampler.scaled(logits), self._uniforms_of(done)[0])
+
+    def _uniforms_of(self, done: int) -> list[float]:
+        """Each row's uniform for the token after this pass: that of `verdict_uniforms` for a round without drafts."""
+        if done < 2:  # one for the first pass, which may be the only one; then those of all others
+            self._uniforms = [
+                uniforms_ahead(seed, length + done, self._most - done if done else 1, int(Stream.NEXT))
+                for seed, length in zip(self._seeds, self._lengths, strict=True)
+            ]
+        return [own[max(done - 1, 0)] for own in self._uniforms]

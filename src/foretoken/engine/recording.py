@@ -31,6 +31,11 @@ class RoundClock:
         self._seconds[self._part] += now - self._since
         self._part, self._since = part, now
 
+    def so_far(self) -> float:
+        """Seconds until now."""
+        self.turn_to(self._part)
+        return sum(self._seconds.values())
+
     def stop(self) -> dict[str, float]:
         """Seconds by part."""
         self.turn_to("other")

@@ -140,6 +140,14 @@ class Rests:
             request.rest(self.now, until)
         return [request.rests(self.now) for request in requests]
 
+    def all_rest(self, requests: Sequence[Request]) -> bool:
+        """Whether `resting` will find that these requests all rest in the present round; none may be fixed."""
+        decides = self._considers(requests) if self._models else False
+        return all(
+            request.rests_alone > 0 or (request.costs is self._costs and request.rests(self.now) and not decides)
+            for request in requests
+        )
+
     def asleep_until(self, requests: Sequence[Request]) -> int:
         """The policy's round before which these requests all rest, as long as there are no others; they rest now."""
         shared = [request.rests_until for request in requests if request.costs is self._costs]
