@@ -9,7 +9,7 @@ import torch
 
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams, load
-from foretoken.drafters import Eagle3
+from foretoken.drafters import Cascade, Eagle3
 from foretoken.engine import decode_loop, plain
 from foretoken.engine.plain import passes_of
 from foretoken.errors import NumericalError, OutOfMemory
@@ -265,6 +265,7 @@ def test_memory_that_runs_out_in_a_later_pass_ends_what_runs_and_nothing_else(ta
         raise MemoryError
 
     params = SamplingParams(temperature=0, max_new_tokens=20, ignore_eos=True)
+    expected = Engine(target, None, limits=ONE).generate(PROMPTS[0], params).token_ids
     engine = Engine(target, None, max_batch_size=1)
     first, second = (engine.submit(prompt, params) for prompt in PROMPTS[:2])
     engine.step()
@@ -272,6 +273,7 @@ def test_memory_that_runs_out_in_a_later_pass_ends_what_runs_and_nothing_else(ta
     with pytest.raises(OutOfMemory, match="lower max_batch_size"):
         engine.step()
     assert isinstance(first.completion.error, OutOfMemory)
+    assert first.completion.token_ids == expected[:4]
     while engine.busy:
         engine.step()
     assert second.completion.token_ids == Engine(target, None).generate(PROMPTS[1], params).token_ids
@@ -429,6 +431,52 @@ def test_a_round_that_is_decided_goes_on_with_those_that_rest_after_it(target, h
         assert [out.token_ids for out in outputs[:3]] == [out.token_ids for out in outputs[3:]]
         assert [out.stats.drafted for out in outputs[:3]] == [out.stats.drafted for out in outputs[3:]]
         assert [out.stats.rounds for out in outputs[:3]] == [out.stats.rounds for out in outputs[3:]]
+
+
+@pytest.mark.parametrize("options", [{"drafter": "lookup"}, {"prediction": [9, 9, 9, 1, 2]}])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fixed_length_is_drafted_in_every_round_though_the_policy_would_rest(target, hopeless, options, seed):
+    params = SamplingParams(max_new_tokens=200, seed=seed, ignore_eos=True)
+    found = []
+    for limits in (ONE, MANY):
+        engine = Engine(target, ["lookup", "prompt-lookup"], limits=limits)
+        request = engine.submit(PROMPTS[0], params, num_speculative_tokens=4, **options)
+        while engine.busy:
+            engine.step()
+        found.append((request.completion.token_ids, request.completion.stats.drafted_by_position))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("passes", [2, 3, 4, 16])
+@pytest.mark.parametrize("drafter", ["lookup", "prompt-lookup", "model", "both"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_policy_knows_of_every_round_once(target, hopeless, monkeypatch, passes, drafter, temperature):
+    """Whichever went together: of those that were decided, and of those that rest after them, as long as they do."""
+    rest, rests = Cascade.rest, []
+
+    def watched(cascade, *arguments):
+        found = rest(cascade, *arguments)
+        if found:
+            rests.append(found)
+            assert cascade._round.is_rest
+            assert cascade._sleep._rested == 0
+            assert cascade._sleep.left(cascade.policy) == found
+        return found
+
+    monkeypatch.setattr(Cascade, "rest", watched)
+    made = {"model": hopeless, "both": ["lookup", hopeless]}.get(drafter, drafter)
+    engine = Engine(target, made, limits=Limits(plain_passes=passes))
+    known, rounds = engine.policy.rounds, 0
+    for requests, prompt in enumerate(PROMPTS, start=1):
+        params = SamplingParams(max_new_tokens=150, ignore_eos=True, temperature=temperature)
+        *_, last = engine.stream(prompt, params)
+        cascade = engine._loops.cascade
+        if cascade._steady is not None:
+            cascade._steady.tell()
+        rounds += last.completion.stats.rounds
+        told = engine.policy.rounds + cascade._sleep._rested - known
+        assert rounds - requests <= told <= rounds  # the last token may have a round in which nothing can be drafted
+    assert rests
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 6])

@@ -166,8 +166,7 @@ class Cascade(Drafter):
         rest = self.policy.resting(requests, exact)
         awake = [row for row in range(size) if not rest[row]]
         if not awake and self._left_alone:
-            rests = self.policy.rests
-            self._sleep = Sleep(batch.sequences, rests.asleep_until(requests), rests.alone(requests))
+            self._sleep = Sleep.of(batch.sequences, requests, self.policy)
             self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers))
             return no_draft(size, batch.device)
         widths = self._widths(self.hidden_layers)
@@ -354,14 +353,16 @@ class Cascade(Drafter):
         """Whether the next rounds may be plain ones that are as wide as this one."""
         widths = self._widths(self.hidden_layers)
         narrow = widths is None or widths.last == (widths.narrow or (widths.least,))[0] == widths.least
-        return narrow and self._left_alone and self._steady is None
+        decided = self._steady is None and self._round is not None and bool(self._round.turns)
+        return decided and narrow and self._left_alone
 
     def rest(self, batch: Batch, limits: AbstractSequence[int]) -> int:
         """Rounds in which all rows rest, if they do; the first is begun."""
-        states = map(self._states.get, batch.sequences)
-        if not self.policy.rests.all_rest([state.request for state in states if state is not None]):
+        requests = [state.request for state in map(self._states.get, batch.sequences) if state is not None]
+        if any(batch.exact) or not self.policy.rests.all_rest(requests) or not all(self.policy.resting(requests)):
             return 0
-        self.propose(batch, limits)
+        self._sleep = Sleep.of(batch.sequences, requests, self.policy)
+        self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers))
         return self.idle_rounds()
 
     def observe_idle(self, rounds: int, seconds: float) -> None:

@@ -139,6 +139,11 @@ class Sleep:
         self._rows, self._until, self._alone = [ref(sequence) for sequence in sequences], until, alone
         self._rested = 0  # rounds that the policy has not heard of: to tell it of each takes as long as to decide
 
+    @classmethod
+    def of(cls, sequences: AbstractSequence[Sequence], requests: AbstractSequence[Request], policy: Policy) -> Sleep:
+        """The rest of these rows, whose first round begins."""
+        return cls(sequences, policy.rests.asleep_until(requests), policy.rests.alone(requests))
+
     def counts(self, current: Round, policy: Policy) -> bool:
         """Whether a round that is over was one of rest from which the policy learns nothing: it is told of it later."""
         if not current.is_rest or is_heard(policy.rounds + self._rested + 1):

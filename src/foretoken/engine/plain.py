@@ -70,16 +70,19 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
     """
     rows = members.rows
     clock.turn_to("target")
-    if members.num_slots == 1:
-        target.decode_row(rows[0].sequence.tokens[-1], taking.most, cache, taking.next_of_row)
-    else:
-        counts = members.to_slots(int_tensor([1] * len(rows)))
-        for done in range(taking.most):
-            roots = int_tensor([[sequence.tokens[-1]] for sequence in members.sequences])
-            above = int_tensor([[done - 1]] * len(rows))
-            if not taking.take(target.forward(members.to_slots(roots), members.to_slots(above), counts, cache).logits):
-                break
-    taking.hand_over()
+    try:
+        if members.num_slots == 1:
+            target.decode_row(rows[0].sequence.tokens[-1], taking.most, cache, taking.next_of_row)
+        else:
+            counts = members.to_slots(int_tensor([1] * len(rows)))
+            for done in range(taking.most):
+                roots = int_tensor([[sequence.tokens[-1]] for sequence in members.sequences])
+                above = int_tensor([[done - 1]] * len(rows))
+                logits = target.forward(members.to_slots(roots), members.to_slots(above), counts, cache).logits
+                if not taking.take(logits):
+                    break
+    finally:  # after an error, too, the rows have the tokens before it
+        taking.hand_over()
     clock.turn_to("target")
     path = int_tensor([list(range(taking.done))] * len(rows))
     cache.commit(members.to_slots(path), members.to_slots(int_tensor([taking.done] * len(rows))))
@@ -134,12 +137,12 @@ class Taking:
             self.hand_over()
             self._verify(scores)
             return None
+        self._later.append(token)
         if not self.done and self.after_first is not None:
             self.most = min(self.most, 1 + self.after_first(scores, token))
-        self._later.append(token)
         self.done += 1
         self._clock.turn_to("target")
-        return None if self.done >= self.most or row.stops_at(token) else token
+        return None if self.done >= self.most or row.stops_at(token) or row.finished else token
 
     def take(self, scores: Tensor | None) -> bool:
         """Take the tokens after a pass, whose logits are ``[B, 1, V]`` with all slots: whether passes may follow."""

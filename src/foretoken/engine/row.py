@@ -106,6 +106,7 @@ class Row:
         """
         if not more:
             self._pieces = []
+        self._completion = None
         sequence, detokenizer, matcher = self.sequence, self._detokenizer, self.matcher
         may_stop_from = sequence.prompt_length + sequence.params.min_new_tokens
         for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
