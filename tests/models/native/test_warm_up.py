@@ -40,10 +40,10 @@ def compiled(monkeypatch):
             found.append((key, bool(running)))
         return call(self, key)
 
-    def watched_step(self):
+    def watched_step(self, **options):
         running.append(self)
         try:
-            return step(self)
+            return step(self, **options)
         finally:
             running.pop()
 
