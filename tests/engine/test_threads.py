@@ -53,6 +53,33 @@ def test_every_pass_has_the_model_to_itself(runner, monkeypatch):
     assert is_free(drafter)
 
 
+@pytest.mark.parametrize("drafter", ["model", "early-exit"])
+def test_models_are_warmed_up_while_no_other_thread_runs_them(drafter, monkeypatch):
+    """What is prepared shares memory with what runs: a GPU gave wrong tokens."""
+    target, draft_model = (load(tiny_llama(seed=seed), runner="native") for seed in (1, 2))
+    seen = []
+    for backend in {type(target.backend), type(draft_model.backend)}:
+        for name in ("warm_up", "warm_up_chains"):
+
+            def watched(self, told, warm_up=getattr(backend, name)):
+                seen.append([is_free(model) for model in (target, draft_model) if self in of(model)])
+                return warm_up(self, told)
+
+            monkeypatch.setattr(backend, name, watched)
+
+    def of(model):
+        early = engine.drafter.models[0]._early.backend if drafter == "early-exit" else None
+        return [model.backend, early] if model is target else [model.backend]
+
+    engine = Engine(target, draft_model if drafter == "model" else "early-exit", num_speculative_tokens=2)
+    engine.generate(PROMPTS[0], PARAMS)
+    engine.warm_up()
+    assert [False] in seen
+    assert not any(free for models in seen for free in models)
+    assert is_free(target)
+    assert is_free(draft_model)
+
+
 def test_a_model_behind_another_vocabulary_has_its_turn():
     ours, theirs = (
         load(tiny_llama(vocab_size=len(tokenizer), seed=seed), tokenizer=tokenizer)

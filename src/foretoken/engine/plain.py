@@ -114,8 +114,8 @@ class Taking:
         self._choose = _chooser(members, most)
         self._nothing = no_draft(len(members.rows), members.sampler.device)
         self._later: list[int] = []  # tokens that a row by itself did not get yet
-        row, on_cpu = members.rows[0], members.sampler.device.type == target.device.type == "cpu"
-        alone = members.num_slots == 1 and on_cpu and row.ends_by_token
+        chosen_on_cpu, self._moves = members.sampler.device.type == "cpu", target.device.type != "cpu"
+        alone = members.num_slots == 1 and chosen_on_cpu and members.rows[0].ends_by_token
         self._choose_one = self._choose.of_row if alone and self._choose is not None else None
         self.after_first: Callable[[Tensor, int], int] | None = None
         self.done = 0
@@ -132,6 +132,8 @@ class Taking:
         if self._choose_one is None:
             return row.sequence.tokens[-1] if self.take(scores) else None
         self._clock.turn_to("verification")
+        if self._moves:
+            scores = self._members.logits(scores)
         token = self._choose_one(scores, self.done)
         if token is None:
             self.hand_over()

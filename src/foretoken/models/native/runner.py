@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -173,15 +174,17 @@ class NativeModel(LanguageModel):
 
     def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up`."""
-        self.backend.warm_up(hidden_layers)
-        if alone and self.backend.narrow is not None:
-            self.backend.narrow.prepare_passes()
+        with self.turn:
+            self.backend.warm_up(hidden_layers)
+            if alone and self.backend.narrow is not None:
+                self.backend.narrow.prepare_passes()
 
     def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""
-        self._run_chains(self.backend.warm_up_chains(drawn), drawn)
-        if alone and self.backend.narrow is not None:
-            self._run_chains(self.backend.narrow.prepare_chains(drawn), drawn)
+        with self.turn:
+            self._run_chains(self.backend.warm_up_chains(drawn), drawn)
+            if alone and self.backend.narrow is not None:
+                self._run_chains(self.backend.narrow.prepare_chains(drawn), drawn)
 
     def _run_chains(self, lengths: Sequence[int], drawn: bool) -> None:
         """Chains of these lengths, whose graphs are new: a graph's first run packs weights and prepares its kernels."""
@@ -314,6 +317,11 @@ class _Exit(NativeModel):
         )
         self.num_layers = layers
         self._model = model
+
+    @property
+    def turn(self) -> RLock:
+        """See `LanguageModel.turn`."""
+        return self._model.turn
 
     def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
         """As of the whole model, but nothing is committed or appended."""
