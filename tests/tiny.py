@@ -9,12 +9,22 @@ import math
 import os
 from typing import Any
 
+import pytest
 import torch
 import transformers as tf
 from transformers import PreTrainedModel
 
+from foretoken.models import base
+
 DEVICE = torch.device(os.environ.get("FORETOKEN_TEST_DEVICE", "cpu"))
 """Where tests run models that they make in memory; ``make test-gpu`` says cuda."""
+
+
+def assume_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have passes be taken to last as long as on a CPU, by the bytes of their weights alone, wherever tests run."""
+    seconds = property(lambda model: model.weight_bytes / base._CPU_BYTES)
+    monkeypatch.setattr(base.LanguageModel, "assumed_seconds", seconds)
+
 
 NO_SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 

@@ -46,8 +46,9 @@ def slow_eagle3(head: Eagle3Head, model, tokens: list[int], drafted: list[int]) 
     the token after it; for drafted tokens the head's own output takes the feature's place.
     """
     config = head.config
-    weights = {name: value.double().numpy() for name, value in head.state_dict().items() if value.is_floating_point()}
-    table = model.get_input_embeddings().weight.detach().double().numpy()
+    state_dict = {name: value.cpu() for name, value in head.state_dict().items()}
+    weights = {name: value.double().numpy() for name, value in state_dict.items() if value.is_floating_point()}
+    table = model.get_input_embeddings().weight.detach().cpu().double().numpy()
     states = hidden_states(model, tokens)
     features = torch.cat([states[layer] for layer in config.target_layers], dim=-1).double().numpy()
     sequence = [*tokens, *drafted]

@@ -26,7 +26,7 @@ from foretoken.policy.costs import CALLED_SECONDS
 from foretoken.sampling import SamplingParams
 from foretoken.verify import EnsembleVerifier
 from number_tokenizer import NumberTokenizer
-from tiny import tiny_gpt2, tiny_llama
+from tiny import assume_cpus, tiny_gpt2, tiny_llama
 
 REPEATING = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3]
 NEW = [1, 9, 4, 7, 2]
@@ -397,7 +397,8 @@ def test_measured_costs_are_stored_for_the_next_process(monkeypatch, tmp_path):
     assert Engine(tiny_gpt2(seed=1), Cascade([Fixed("cheap", [1], match=2)])).policy is not first.policy
 
 
-def test_fixed_costs_are_by_the_sizes_of_weights():
+def test_fixed_costs_are_by_the_sizes_of_weights(monkeypatch):
+    assume_cpus(monkeypatch)
     target, small = load(tiny_llama(seed=1)), load(tiny_llama(seed=2, num_hidden_layers=1))
     costs = Engine(target, small).policy.fixed_costs
     call = CALLED_SECONDS / target.assumed_seconds  # many passes of so small a model
@@ -408,7 +409,8 @@ def test_fixed_costs_are_by_the_sizes_of_weights():
     assert costs.draft(0, 1, 1, 0) / costs.target(1) == pytest.approx(0.1, rel=0.1)  # hardly anything of a large one's
 
 
-def test_a_request_with_a_seed_is_not_drafted_for_by_a_model_whose_calls_take_as_long_as_passes():
+def test_a_request_with_a_seed_is_not_drafted_for_by_a_model_whose_calls_take_as_long_as_passes(monkeypatch):
+    assume_cpus(monkeypatch)
     target, small = load(tiny_llama(seed=1)), load(tiny_llama(seed=1))
     params = SamplingParams(seed=1, max_new_tokens=40, ignore_eos=True)
     drafted = []

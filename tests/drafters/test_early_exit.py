@@ -19,6 +19,7 @@ from foretoken.models.native.loader import openvino_refusal
 from foretoken.models.wrapping import SlowModelWarning
 from foretoken.sampling import SamplingParams
 from tiny import (
+    DEVICE,
     tiny_bloom,
     tiny_falcon,
     tiny_gemma2,
@@ -52,11 +53,15 @@ HF_ONLY = {
 PROMPTS = [[1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 7], [9] * 40 + [3, 1], [8], [2, 4] * 9]
 
 
-def target(runner: str, make=tiny_llama, **fields):
-    """A model of four layers; tests share those of no other fields."""
-    reason = openvino_refusal(torch.float32, torch.device("cpu"))
+def skip_unless_usable(runner: str) -> None:
+    reason = openvino_refusal(torch.float32, DEVICE)
     if runner == "openvino" and reason is not None:
         pytest.skip(reason)
+
+
+def target(runner: str, make=tiny_llama, **fields):
+    """A model of four layers; tests share those of no other fields."""
+    skip_unless_usable(runner)
     return loaded(runner, make, **fields) if fields else shared(runner, make)
 
 
@@ -75,7 +80,7 @@ def truncated(module, layers: int):
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
-    small = type(module)(config).eval()
+    small = type(module)(config).eval().to(DEVICE)
     state = module.state_dict()
     small.load_state_dict({name: state[name] for name in small.state_dict()})
     return small
@@ -96,14 +101,14 @@ def check_logits(model, module, layers: int) -> None:
             found.append(early.forward(nodes, torch.full((2, 1), step - 1), ones, cache).logits)
         small = truncated(module, layers)
         for row, text in enumerate(texts):
-            expected = small(input_ids=torch.tensor([text + tail])).logits[0, -3:]
+            expected = small(input_ids=torch.tensor([text + tail], device=DEVICE)).logits[0, -3:]
             actual = torch.cat(found, dim=1)[row]
             torch.testing.assert_close(actual, expected, atol=2e-4, rtol=0)
         # What was drafted is forgotten, and the model scores as if it had not been.
         cache.commit(torch.zeros((2, 0), dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
         logits = model.forward(torch.full((2, 1), 11), torch.full((2, 1), -1), ones, cache).logits
         for row, text in enumerate(texts):
-            expected = module(input_ids=torch.tensor([[*text, 11]])).logits[0, -1]
+            expected = module(input_ids=torch.tensor([[*text, 11]], device=DEVICE)).logits[0, -1]
             torch.testing.assert_close(logits[row, 0], expected, atol=2e-4, rtol=0)
 
 
@@ -149,6 +154,7 @@ def test_trees(runner, tree):
 def test_drawn_trees_keep_the_targets_distribution(runner):
     """So many draws find a deviation of 0.13 in total variation with probability 0.99."""
     module = tiny_llama(vocab_size=8, seed=1, num_hidden_layers=3)
+    skip_unless_usable(runner)
     model = load(module, **RUNNERS[runner])
     engine = Engine(model, EarlyExit(model, 2, "static"), "traversal", 6, max_batch_size=500)
     params = [SamplingParams(seed=seed, max_new_tokens=4, ignore_eos=True) for seed in range(1_500)]

@@ -28,7 +28,7 @@ OPTIONS = [
 
 
 def theirs(module, prompt, max_new_tokens, **options):
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=module.device)
     output = module.generate(
         ids,
         attention_mask=torch.ones_like(ids),

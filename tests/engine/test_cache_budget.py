@@ -11,6 +11,7 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import OutOfMemory, ParameterError, RequestTooLarge, show_bytes
 from foretoken.models import load
 from foretoken.models.feed import feed
+from foretoken.models.native.rooms import RoomStore
 from foretoken.sampling import SamplingParams
 from tiny import tiny_gpt2, tiny_llama, tiny_t5
 
@@ -37,6 +38,8 @@ def test_sizes_for_people():
 
 def taken(model, cache):
     """Bytes of the keys and values that are allocated."""
+    if isinstance(getattr(cache, "store", None), RoomStore):
+        return sum(room.bytes for room in cache.store._held)
     layers = getattr(getattr(cache, "slots", cache), "layers", None)
     if layers is None and hasattr(cache.store, "layers"):
         layers = cache.store.layers

@@ -6,7 +6,7 @@ import pytest
 
 from foretoken import Engine, SamplingParams, load
 from foretoken.policy.request import Request
-from tiny import tiny_llama
+from tiny import assume_cpus, tiny_llama
 
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
 
@@ -18,6 +18,7 @@ def target():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_output_is_the_same_whatever_happens_between_its_rounds(target, seed, monkeypatch):
+    assume_cpus(monkeypatch)
     rested = []
     rest_alone = Request.rest_alone
     monkeypatch.setattr(Request, "rest_alone", lambda self: (rested.append(self.rounds), rest_alone(self)))

@@ -19,7 +19,7 @@ from foretoken.heads import running, save_eagle3, save_medusa
 from foretoken.models.native import loader
 from foretoken.models.native.loader import openvino_refusal
 from foretoken.sampling import SamplingParams
-from tiny import tiny_gpt2, tiny_llama, tiny_t5
+from tiny import DEVICE, tiny_gpt2, tiny_llama, tiny_t5
 from tiny_heads import hidden_states, slow_eagle3, tiny_eagle3, tiny_medusa
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
@@ -170,6 +170,7 @@ def test_the_distributions_of_medusa_are_those_of_the_state_before_the_root():
     heads, target = tiny_medusa(model, num_heads=3, num_layers=2), load(model)
     drafter, seen = watched(Medusa(heads, target))
     Engine(target, drafter, "token", 5).generate([1, 2, 3, 4], SAMPLED)
+    heads.cpu()
     assert max(draft.width for _, draft in seen) == 3
     for (sequence,), draft in seen:
         state = hidden_states(model, sequence)[-1][len(sequence) - 2]
@@ -187,6 +188,7 @@ def test_a_tree_of_medusa_is_a_product_of_the_heads_best_tokens():
     heads, target = tiny_medusa(model), load(model)
     drafter, seen = watched(Medusa(heads, target, "dynamic"))
     Engine(target, drafter, "traversal", 12).generate([1, 2, 3, 4], GREEDY)
+    heads.cpu()
     (sequence,), draft = seen[0]
     state = hidden_states(model, sequence)[-1][len(sequence) - 2]
     depths = draft.depths()[0, 1 : int(draft.counts[0]) + 1].tolist()
@@ -253,15 +255,15 @@ def test_long_prompts_are_read_in_chunks(backend):
     texts, draft = next(
         (texts, draft) for texts, draft in seen if len(texts) == 2 and len(texts[0]) > 1100 and draft.counts[0]
     )
-    sequence = torch.tensor([texts[0]])
+    sequence = torch.tensor([texts[0]], device=DEVICE)
     with (
         torch.inference_mode()
     ):  # the whole sequence in one pass: its slots are those of a sequence that is read at once
         states = model(sequence, output_hidden_states=True).hidden_states
         features = torch.cat([states[layer][:, :-1] for layer in head.config.target_layers], dim=-1)
         embedded = model.get_input_embeddings()(sequence[:, 1:])
-        outputs = head(embedded, head.fuse(features), torch.arange(sequence.shape[1] - 1)[None])
-        probs = head.logits(outputs[0, -1]).softmax(-1)
+        outputs = head(embedded, head.fuse(features), torch.arange(sequence.shape[1] - 1, device=DEVICE)[None])
+        probs = head.logits(outputs[0, -1]).softmax(-1).cpu()
     assert (draft.probs[0, 0] - probs).abs().max() < 1e-4
 
 

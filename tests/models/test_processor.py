@@ -27,6 +27,7 @@ def test_a_further_token_costs_the_more_the_fewer_bytes_its_weights_have(
 
 def test_models_in_float32_say_what_a_further_token_costs_and_rounded_ones_do_not():
     path = tiny_pair_path() / "drafter"
-    exact, rounded = (load(path, dtype="float32", backend="torch", eager=True, quantize=one) for one in (None, "int8"))
+    options = {"dtype": "float32", "backend": "torch", "eager": True, "device": "cpu"}
+    exact, rounded = (load(path, **options, quantize=one) for one in (None, "int8"))
     assert exact.position_share == processor.position_share(4.0, wide=True)
     assert rounded.position_share is None

@@ -29,7 +29,8 @@ def kept(tmp_path_factory):
 
 
 def native(module, **options):
-    model = load(module, runner="native", backend="torch", **options)
+    """On the CPU, wherever other tests run: nothing is compiled elsewhere."""
+    model = load(module.cpu(), runner="native", backend="torch", **options)
     model.module = module
     return model
 

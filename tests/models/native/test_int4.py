@@ -84,7 +84,7 @@ def scores(model, text, chunk=16):
     parts = []
     for part in tokens.split(chunk, dim=1):
         steps, count = torch.arange(part.shape[1])[None], torch.tensor([part.shape[1]])
-        parts.append(model.forward(part, steps - 1, count, cache_).logits[0].float())
+        parts.append(model.forward(part, steps - 1, count, cache_).logits[0].float().cpu())
         cache_.commit(steps, count)
     return torch.cat(parts)
 

@@ -175,7 +175,7 @@ def test_who_runs_what(tmp_path):
     [
         (tiny.tiny_gpt2, "architecture 'gpt2'"),
         (lambda: tiny.tiny_llama(hidden_act="gelu"), "activation is 'gelu'"),
-        (lambda: tiny.tiny_llama().half(), "float16"),
+        (lambda: tiny.tiny_llama().half().cpu(), "float16"),
     ],
 )
 def test_what_can_not_run_natively(module, reason, tmp_path):
@@ -191,7 +191,7 @@ def test_what_can_not_run_natively(module, reason, tmp_path):
 def test_backends_that_can_not_be_used(monkeypatch):
     from foretoken.models.native import loader
 
-    module = tiny.tiny_llama()
+    module = tiny.tiny_llama().cpu()
     monkeypatch.setattr(loader, "version", lambda name: "2031.1.0")
     with pytest.raises(ModelError, match=r"version is 2031.1.0.*pip install '\.\[cpu\]' .*; or use backend='torch'"):
         load(module, runner="native", backend="openvino")
@@ -208,8 +208,8 @@ def test_a_processor_without_bfloat16_is_told_of(monkeypatch):
 
     monkeypatch.setattr(loader, "multiplies_bfloat16", lambda: False)
     with pytest.raises(ModelError, match=r"doesn't multiply bfloat16.*float32"):
-        load(tiny.tiny_llama().bfloat16(), runner="native", backend="openvino")
-    assert load(tiny.tiny_llama().bfloat16(), runner="native").backend.name == "torch"
+        load(tiny.tiny_llama().bfloat16().cpu(), runner="native", backend="openvino")
+    assert load(tiny.tiny_llama().bfloat16().cpu(), runner="native").backend.name == "torch"
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "smollm"])

@@ -7,12 +7,13 @@ from foretoken.drafters import get
 from foretoken.engine import loops
 from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.errors import GrammarError
-from foretoken.models.native import compilation
-from foretoken.models.native.chaining import CHAIN_STEPS
 from foretoken.models.tiny_pair import head_path, load_part
 from tiny import tiny_llama
 
 pytest.importorskip("openvino")
+
+from foretoken.models.native import compilation
+from foretoken.models.native.chaining import CHAIN_STEPS
 
 PARAMS = (
     SamplingParams(max_new_tokens=12, temperature=0.0),

@@ -19,7 +19,8 @@ Remember = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes a layer's index and its new keys and values ``[B, G, N, D]``; returns all that attention covers, K long."""
 
 MOST_PACKED_ROWS = 512
-"""With more queries a head than this, attention is arithmetic, and the mask for packed heads grows large."""
+"""With more queries a head than this, attention is arithmetic on a CPU, and the mask for packed heads grows large. On a
+GPU what takes a mask and heads that share keys computes all scores first, and keeps them."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
     size = heads // groups
     if mask is None and width == length > 1:
         return scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=size > 1)
-    if size * width > MOST_PACKED_ROWS or size == 1:
+    if size == 1 or (size * width > MOST_PACKED_ROWS and query.device.type == "cpu"):
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=size > 1)
     # The heads of a group become further queries of one head.
     packed = query.reshape(batch_size, groups, size * width, -1)

@@ -16,7 +16,7 @@ from foretoken.models.native.cache import Feed, NativeCache, prefill_chunk
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.decoder_backend import DecoderBackend
 from foretoken.models.native.linear import Quantize
-from foretoken.models.native.room_passes import RoomPasses
+from foretoken.models.native.room_passes import RoomPasses, ready_kernels
 from foretoken.models.native.rooms import Room, Rooms, RoomShape, RoomStore
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 64)
@@ -151,7 +151,7 @@ class RoomBackend(DecoderBackend):
     ) -> list[Tensor]:
         """States ``[B · N, hidden]`` of a pass over all rows of a room."""
         begins = begins + [0] * (room.rows - len(begins))
-        told = _told(begins, [(feed.row, feed) for feed in feeds], width, chain=False)
+        told = _told(begins, [(feed.row, feed) for feed in feeds], width, chain=width == 1)
         key = PassKey(width, hidden_layers, self._layers)
 
         def work(inputs: list[Tensor]) -> list[Tensor]:
@@ -164,7 +164,8 @@ class RoomBackend(DecoderBackend):
         chain = all(feed.parents is None for feed in feeds)
         told = _told([feed.start for feed in feeds], list(enumerate(feeds)), width, chain)
         rows = torch.tensor([feed.row for feed in feeds], device=self._device)
-        return self._passes.run(room, rows, [one.to(self._device) for one in told], hidden_layers, self._layers)
+        with ready_kernels(self._device):
+            return self._passes.run(room, rows, [one.to(self._device) for one in told], hidden_layers, self._layers)
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:
         """Capture one row's passes."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foretoken.models.native.captured import Captures
 from foretoken.models.native.checkpoint import Weights
@@ -15,6 +18,23 @@ from foretoken.models.native.drawing import best_tokens, draw_tokens
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.rooms import Room
 from foretoken.models.native.rope import Rotary
+
+_READY = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+_switching = RLock()
+
+
+@contextmanager
+def ready_kernels(device: torch.device) -> Iterator[None]:
+    """Attention without cuDNN's, which is torch's first choice on some GPUs: it makes a kernel for every new shape, in
+    30 to 80 ms, where others are there already.
+
+    Switches of the whole process say which are used: one thread at a time sets them, and sets them back.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with _switching, sdpa_kernel(list(_READY)):
+        yield
 
 
 class PassInputs(NamedTuple):
@@ -66,8 +86,9 @@ class RoomPasses:
         found = room.captured.get(key)
         if found is None:
             inputs = [one.to(self._device) for one in told]
-            # What was captured keeps the table of rotations that it has.
-            captured = self._captures.capture(lambda: work(inputs), self._table(room.slots))
+            with ready_kernels(self._device):
+                # What was captured keeps the table of rotations that it has.
+                captured = self._captures.capture(lambda: work(inputs), self._table(room.slots))
             room.captured[key] = inputs, captured
         else:
             inputs, captured = found
