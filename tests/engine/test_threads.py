@@ -61,7 +61,9 @@ def test_models_are_warmed_up_while_no_other_thread_runs_them(drafter, monkeypat
     for backend in {type(target.backend), type(draft_model.backend)}:
         for name in ("warm_up", "warm_up_chains"):
 
-            def watched(self, told, warm_up=getattr(backend, name)):
+            warm_up = getattr(backend, name)
+
+            def watched(self, told, warm_up=warm_up):
                 seen.append([is_free(model) for model in (target, draft_model) if self in of(model)])
                 return warm_up(self, told)
 
