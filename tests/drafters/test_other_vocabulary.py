@@ -403,8 +403,9 @@ def test_the_draft_carries_the_distribution_that_it_was_drawn_from():
     drafted = SharedTokens(pair[1], pair[0])
     draft = drafted.propose(batch_of(pair[0], PROMPT), [1])
     own = pair[1].tokenizer("".join("abcdefgh"[token] for token in PROMPT)).input_ids  # "cb" is one token there
+    module = model("llama", 2)
     with torch.inference_mode():
-        theirs = model("llama", 2)(torch.tensor([own])).logits[0, -1].softmax(-1)
+        theirs = module(torch.tensor([own], device=module.device)).logits[0, -1].softmax(-1).cpu()
     names = pair[1].tokenizer.get_vocab()
     wanted = torch.tensor([theirs[names[letter]] if letter in names else 0.0 for letter in "abcdefgh"])
     torch.testing.assert_close(draft.probs[0, 0], wanted / wanted.sum(), atol=1e-5, rtol=1e-4)

@@ -62,7 +62,9 @@ def test_caches_take_what_they_are_said_to_take(options, lengths):
     for start in range(0, max(lengths), 37):  # in steps, as they grow in use
         feed(model, cache, [[1] * max(0, min(37, length - start)) for length in lengths])
     said = model.cache_bytes(lengths)
-    assert said / 4 <= taken(model, cache) <= said
+    # Where rooms hold several rows, what is said leaves place for a chunk of a prompt behind every row.
+    share = 8 if isinstance(getattr(cache, "store", None), RoomStore) and len(lengths) > 1 else 4
+    assert said / share <= taken(model, cache) <= said
     # Most leave, one goes on, and others come.
     cache.select([0, *[-1] * 6])
     feed(model, cache, [[], *[[1] * 30] * 6])

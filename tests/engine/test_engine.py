@@ -60,7 +60,8 @@ def test_greedy_equals_transformers(make):
     target = make(seed=1)
     wanted = []
     for prompt in PROMPTS:
-        text = target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24)[0].tolist()
+        given = torch.tensor([prompt], device=target.device)
+        text = target.generate(given, do_sample=False, max_new_tokens=24)[0].tolist()
         wanted.append(text[1:] if target.config.is_encoder_decoder else text[len(prompt) :])
     for drafter in drafters(make):
         for verifier in ("token", "coupled"):

@@ -60,7 +60,6 @@ def test_models_are_warmed_up_while_no_other_thread_runs_them(drafter, monkeypat
     seen = []
     for backend in {type(target.backend), type(draft_model.backend)}:
         for name in ("warm_up", "warm_up_chains"):
-
             warm_up = getattr(backend, name)
 
             def watched(self, told, warm_up=warm_up):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import RLock
 from typing import NamedTuple
 
@@ -25,8 +25,11 @@ _switching = RLock()
 
 @contextmanager
 def ready_kernels(device: torch.device) -> Iterator[None]:
-    """Attention without cuDNN's, which is torch's first choice on some GPUs: it makes a kernel for every new shape, in
-    30 to 80 ms, where others are there already.
+    """Attention without cuDNN's, which is torch's first choice on some GPUs.
+
+    For every shape that a process has not had yet it makes a kernel, which took 60 to 120 ms a pass on an H100, where
+    others are there already. Once it is made, a pass of one row takes three quarters of the time, one of eight nine
+    tenths.
 
     Switches of the whole process say which are used: one thread at a time sets them, and sets them back.
     """
@@ -86,7 +89,8 @@ class RoomPasses:
         found = room.captured.get(key)
         if found is None:
             inputs = [one.to(self._device) for one in told]
-            with ready_kernels(self._device):
+            # One row's passes are captured at warm-up, and what is made for them there takes less time.
+            with nullcontext() if room.rows == 1 else ready_kernels(self._device):
                 # What was captured keeps the table of rotations that it has.
                 captured = self._captures.capture(lambda: work(inputs), self._table(room.slots))
             room.captured[key] = inputs, captured
