@@ -112,12 +112,13 @@ def test_rates_follow_what_is_right():
     (key,) = {key for token, key in known.candidates(known.here()) if token == 2}
     before = rates.rate(key)
     for _ in range(100):
-        rates.record(key, False)
+        assert rates.judge([(2, key)], 1) == 2
     assert rates.rate(key) < 0.1 * before
     assert AcceptanceRates(parent).rate(key) < 0.2 * before  # the next request begins with what was learnt
     for _ in range(400):
-        rates.record(key, True)
+        assert rates.judge([(2, key)], 2) == 2
     assert rates.rate(key) > 0.9
+    assert rates.judge([], 2) == -1
 
 
 def test_candidates_are_judged_whether_they_were_drafted_or_not():

@@ -101,23 +101,30 @@ class AcceptanceRates:
     """
 
     def __init__(self, parent: AcceptanceRates | None = None, *, weight: float = 8.0, memory: float = 200.0) -> None:
-        self._parent = parent
-        self._weight = weight
-        self._keep = 1.0 - 1.0 / memory
-        self._right = array("d", bytes(8 * _CLASSES))
-        self._seen = array("d", bytes(8 * _CLASSES))
+        own = [0.0] * _CLASSES, [0.0] * _CLASSES, weight, 1.0 - 1.0 / memory
+        self._levels: list[tuple[list[float], list[float], float, float]] = [*(parent._levels if parent else ()), own]
+        """From the first parent down to these rates: of each class, candidates that were right, and all; both
+        arguments. Loops over them take half the time of calls from one to the next."""
 
     def rate(self, key: int) -> float:
         """The chance that a candidate of this class is the next token, between 0 and 1."""
-        prior = _PRIOR[key] if self._parent is None else self._parent.rate(key)
-        return (self._right[key] + self._weight * prior) / (self._seen[key] + self._weight)
+        rate = _PRIOR[key]
+        for right, seen, weight, _ in self._levels:
+            rate = (right[key] + weight * rate) / (seen[key] + weight)
+        return rate
 
-    def record(self, key: int, right: bool) -> None:
-        """A candidate of this class was the next token, or was not."""
-        self._right[key] = self._right[key] * self._keep + right
-        self._seen[key] = self._seen[key] * self._keep + 1.0
-        if self._parent is not None:
-            self._parent.record(key, right)
+    def judge(self, candidates: Sequence[Candidate], token: int) -> int:
+        """This token was the next one: all candidates that there were for it are right or wrong.
+
+        Returns:
+            The candidate that was likeliest, of equal ones the highest id; -1 if there was none.
+        """
+        likeliest = max([(self.rate(key), one) for one, key in candidates], default=(0.0, -1))[1]
+        for right, seen, _, keep in self._levels:
+            for one, key in candidates:
+                right[key] = right[key] * keep + (one == token)
+                seen[key] = seen[key] * keep + 1.0
+        return likeliest
 
 
 Candidate = tuple[int, int]
@@ -177,11 +184,7 @@ class Continuations:
         """
         foreseen = []
         for token in tokens:
-            candidates = self.candidates(self.here())
-            best = max(((self.rates.rate(key), one) for one, key in candidates), default=(0.0, -1))
-            foreseen.append(best[1] == token)
-            for candidate, key in candidates:
-                self.rates.record(key, candidate == token)
+            foreseen.append(self.rates.judge(self.candidates(self.here()), token) == token)
             self._append(token)
         return foreseen
 
@@ -222,9 +225,8 @@ class Continuations:
                 agreement = 0 if token == first else 1 if token == second else 2
                 found.append((token, _pack(_COPY, bucket, rank, several, agreement)))
                 copied.append(token)
-        for token, key in zip(successors, _SUCCESSOR_CLASSES[bucket], strict=False):
-            if token not in copied:
-                found.append((token, key))
+        fresh = zip(successors, _SUCCESSOR_CLASSES[bucket], strict=False)
+        found += [each for each in fresh if each[0] not in copied] if copied else fresh
         return found
 
     def _append(self, token: int) -> None:

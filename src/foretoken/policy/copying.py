@@ -31,21 +31,21 @@ class Copying:
         cost: of asking in the present round, in tokens.
     """
 
-    __slots__ = ("_gains", "_wait", "above", "cost", "due", "last")
+    __slots__ = ("_gains", "_wait", "above", "cost", "due", "last", "spared")
 
     def __init__(self, above: Copying | None = None, *, sampled: bool = False) -> None:
-        self.above, self.due, self.last, self.cost = above, 0, 0.0, 0.0
+        self.above, self.due, self.last, self.cost, self.spared = above, 0, 0.0, 0.0, 0.0
         self._wait = 0.0
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
 
-    def asks(self, cost: float, now: int) -> bool:
+    def asks(self, cost: float, now: int, spared: float = 0.0) -> bool:
         """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens.
 
         They are if the drafts gained as much in the last round or on average; and else at intervals that double until
         they are so long that this costs `SHARE` of the time. The first interval is the longer the less was gained in
         other requests: many short requests would else spend a good part of their rounds on this.
         """
-        self.cost = cost
+        self.cost, self.spared = cost, spared
         return self.rounds_left(now) == 0
 
     def rounds_left(self, now: int) -> int:
@@ -58,9 +58,10 @@ class Copying:
         assert self.above is not None
         return self.last >= self.cost or self._gains.of(self.above._gains) >= self.cost
 
-    def gained(self, tokens: float, now: int) -> None:
-        """They were asked in round `now`, and so many tokens more are expected, verification paid."""
+    def gained(self, tokens: float, now: int, *, used: bool = True) -> None:
+        """They were asked in round `now`, and so many tokens more are expected, verification paid; none if not used."""
         assert self.above is not None
+        tokens = tokens + self.spared if used else 0.0
         self.last = tokens
         if not self._wait:
             usual = self.above._gains.tokens / self.above._gains.time

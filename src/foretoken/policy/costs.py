@@ -79,15 +79,22 @@ class Together:
 
     def __init__(self) -> None:
         self._shares: dict[int, float] = {}
+        self._several: dict[int, float] = {}
 
     def __call__(self, rows: int) -> float:
         """The share with so many rows."""
         return self._shares.get(rows, 1.0)
 
+    def of_several(self, rows: int) -> float:
+        """The same in rounds of several passes alone, whatever share of all passes these are."""
+        return self._several.get(rows, 1.0)
+
     def record(self, rows: int, share: float = 1.0, passes: int = 1) -> None:
-        """So many passes took this share each."""
-        before, keep = self(rows), (1.0 - 1.0 / _PLAIN_AVERAGED) ** passes
-        self._shares[rows] = before * keep + min(max(share, _LEAST_TOGETHER), 1.0) * (1.0 - keep)
+        """So many passes of one round took this share each."""
+        keep = (1.0 - 1.0 / _PLAIN_AVERAGED) ** passes
+        for shares in (self._shares, self._several)[: 1 if passes == 1 else 2]:
+            before = shares.get(rows, 1.0)
+            shares[rows] = before * keep + min(max(share, _LEAST_TOGETHER), 1.0) * (1.0 - keep)
 
 
 class Table(NamedTuple):
@@ -320,6 +327,6 @@ class Costs:
 
 
 def time_apart(costs: Costs, rows: int) -> float:
-    """Seconds (passes, where costs are by bytes) that a plain round of one pass over so many roots takes longer than
-    plain passes do on average, alone in their rounds or not."""
-    return costs.rounds + costs.target(rows) - costs.plain(rows)
+    """Seconds (passes, where costs are by bytes) that a plain round of one pass over so many roots takes longer than a
+    pass of a round of several."""
+    return costs.rounds + costs.target(rows) * (1.0 - costs.together.of_several(rows))

@@ -7,7 +7,7 @@ from math import exp
 
 from foretoken.policy.acceptance import PREDICTION, Kind
 from foretoken.policy.account import PACE, Guard
-from foretoken.policy.costs import Costs, time_apart
+from foretoken.policy.costs import Costs
 from foretoken.policy.lines import LONGER
 from foretoken.policy.request import Request, Row, fell_behind, miss, planned_alone
 from foretoken.policy.rests import Rests
@@ -130,10 +130,7 @@ class Lessons:
                 source = row.chosen.source if row.chosen.copied else row.chosen.drafter
                 # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
-                spared = 0.0
-                if own is not costs:  # what the cost of asking has of a round, and a draft's verification has, too
-                    spared = max(request.pace.of(request.above[0]), 1.0) * time_apart(own, 1) / own.plain(1)
-                request.copying.gained(row.gain + spared if used else 0.0, request.rounds)
+                request.copying.gained(row.gain, request.rounds, used=bool(used))
                 if own is costs:
                     miss(self.guards[0], row, count, plain)
             each, among = planned, count
@@ -184,7 +181,7 @@ class Lessons:
             self.guards[not models].settle(emitted, emitted)
             request.late += took - emitted
             if not models:
-                request.copying.gained(one.gain, request.rounds)
+                request.copying.gained(one.gain, request.rounds, used=one.tokens > 0)
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None

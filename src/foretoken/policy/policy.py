@@ -165,8 +165,9 @@ class Policy:
         least: list[float | None] = [0.0] * len(requests)
         for row, request in enumerate(requests):
             if request.costs is not self.costs:
-                cost = request.costs.copy(1)
-                wanted = not cost or request.copying.asks(cost + time_apart(request.costs, 1), request.rounds)
+                cost, apart = request.costs.copy(1), time_apart(request.costs, 1)
+                spared = max(request.pace.of(request.above[0]), 1.0) * apart / request.costs.plain(1)
+                wanted = not cost or request.copying.asks(cost + apart, request.rounds, spared)
                 request.asked = request.copied and wanted
                 least[row] = 0.0 if request.asked else None
         if shared:
@@ -175,10 +176,11 @@ class Policy:
             pace = max(sum(request.pace.of(request.above[0]) for request in shared) / len(shared), 1.0)
             rho = pace * count / table.plain
             asking, made = table.asking
-            cost = rho * (asking / count + self.lessons.awake / len(shared))
+            apart = rho * time_apart(self.costs, count) / len(shared)
+            cost = rho * (asking / count + self.lessons.awake / len(shared)) + apart
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
-                    wanted = request.copying.asks(cost, request.rounds)
+                    wanted = request.copying.asks(cost, request.rounds, apart)
                     request.asked = request.copied and (wanted or request.missed is not None)
                     least[row] = rho * (table.token + made) if request.asked else None
         return least
