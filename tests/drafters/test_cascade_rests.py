@@ -71,6 +71,8 @@ def test_what_plain_passes_take_is_averaged_over_all_of_them_by_rows():
         for _ in range(8):
             costs.together.record(1)
     assert costs.together(1) == pytest.approx(0.9, abs=0.02)
+    assert costs.together.of_several(1) == pytest.approx(0.8, abs=1e-3)  # whatever there is besides
+    assert costs.together.of_several(2) == 1.0
     for share, expected in ((0.1, 0.5), (7.0, 1.0)):
         for _ in range(200):
             costs.together.record(3, share, 8)

@@ -19,6 +19,7 @@ from foretoken.policy.lessons import is_heard
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row, fell_behind
+from foretoken.policy.steady import Told
 
 SMALL = Machine(overhead=0.5, weights=1.5, position=0.06, call=0.3, step=0.45, read=0.01)
 LARGE = Machine(overhead=1.0, weights=36.0, position=1.2, call=1.5, step=1.2, read=0.03, load=0.1)
@@ -864,6 +865,53 @@ def test_a_reproducible_request_asks_the_later_the_dearer_the_rounds_are_in_whic
     assert long.request.copying.last == pytest.approx(long.gain + pace * rounds)  # as the choice had it
 
 
+@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_rounds_that_ask_cost_what_plain_passes_that_go_together_do_without(share, rows, steady):
+    """Of any request, shared by the rows that ask; a draft that is verified spares it, as its own cost has it, too."""
+    policy = policy_of_copies()
+    policy.lessons.awake = 0.05
+    for _ in range(400):  # in most rounds of any number of passes
+        policy.costs.together.record(rows, share, 8)
+        for _ in range(80):
+            policy.costs.together.record(rows)
+    requests = [policy.open(sampled=False) for _ in range(rows)]
+    policy.ask(requests)
+    costs = policy.costs
+    rho = rows / costs.plain(rows)
+    apart = (1.0 - share) * costs.target(rows) / rows
+    asking = costs.copy(rows) / rows + 0.05 / rows
+    for request in requests:
+        assert request.copying.cost == pytest.approx(rho * (asking + apart), rel=0.02)
+        assert request.copying.spared == pytest.approx(rho * apart, rel=0.02)
+    request = requests[0]
+    row = Row(request, 100, [0], [Offer(0, 8, 16)])
+    policy.choose([row])
+    assert row.chosen.tokens
+    if steady:
+        told = {"offered": 8, "changed": False, "seconds": None, "copied": 0.0, "deciding": 0.0}
+        policy.lessons.learn_together(request, [Told(8, emitted=9, gain=3.0, positions=9, **told)])
+        assert request.copying.last == pytest.approx(3.0 + request.copying.spared)
+        policy.lessons.learn_together(request, [Told(0, emitted=1, gain=0.0, positions=1, **told)])
+    else:
+        policy.lessons.learn([row], [9], 9, [], None)
+        assert request.copying.last == pytest.approx(row.gain + request.copying.spared)
+        plain = Row(request, 100, [0])
+        policy.lessons.learn([plain], [1], 1, [], None)
+    assert request.copying.last == 0.0
+
+
+@pytest.mark.parametrize(("share", "unsure"), [(1.0, 0), (0.8, 0), (0.6, 2), (0.5, 7)])
+def test_copies_that_pay_are_drafted_in_every_round_however_dear_one_that_asks_is(share, unsure):
+    """As soon as it is known that they do."""
+    policy = policy_of_copies()
+    for _ in range(400):
+        policy.costs.together.record(1, share, 8)
+    _, verified = play_copies(policy, 60, lambda verified: True)
+    assert all(tokens == 8 for tokens in verified[max(unsure, 1) :])
+
+
 def test_requests_without_a_model_rest_until_free_drafters_are_due_however_late():
     policy = policy_of((LOOKUP,), (True,))
     request = policy.open(sampled=True, reproducible=True)
@@ -880,7 +928,7 @@ def test_rows_rest_longer_where_rounds_of_one_pass_take_long_beside_passes_that_
         policy.costs.anchored = True
         policy.guards[1].spare = 0.0  # else they wake to look at the model again
         for _ in range(400):
-            policy.costs.together.record(1, share)
+            policy.costs.together.record(1, share, 2)
         row = Row(policy.open(sampled=False), 100, [0])
         for _ in range(8):
             row.request.rests_until = 0

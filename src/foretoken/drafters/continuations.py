@@ -15,7 +15,6 @@ before it is verified.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple

@@ -29,6 +29,7 @@ class Copying:
         due: round of the request in which they are asked whatever they gained.
         last: tokens that the last round gained in which they were asked.
         cost: of asking in the present round, in tokens.
+        spared: the part of it that the verification of a draft has in its cost, too.
     """
 
     __slots__ = ("_gains", "_wait", "above", "cost", "due", "last", "spared")
@@ -39,7 +40,8 @@ class Copying:
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
 
     def asks(self, cost: float, now: int, spared: float = 0.0) -> bool:
-        """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens.
+        """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens, of which
+        `spared` are spared if a draft is verified.
 
         They are if the drafts gained as much in the last round or on average; and else at intervals that double until
         they are so long that this costs `SHARE` of the time. The first interval is the longer the less was gained in
@@ -59,7 +61,13 @@ class Copying:
         return self.last >= self.cost or self._gains.of(self.above._gains) >= self.cost
 
     def gained(self, tokens: float, now: int, *, used: bool = True) -> None:
-        """They were asked in round `now`, and so many tokens more are expected, verification paid; none if not used."""
+        """They were asked in round `now`.
+
+        Args:
+            tokens: that the draft was expected to gain, verification paid.
+            now: the round.
+            used: it was verified; else it gained none.
+        """
         assert self.above is not None
         tokens = tokens + self.spared if used else 0.0
         self.last = tokens
