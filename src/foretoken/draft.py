@@ -81,10 +81,12 @@ class Draft:
 
         Args:
             tokens: one list a row.
-            device: device of the draft's tensors.
+            device: device of the draft's tensors, which nobody may write to.
             parents: node number of each token's parent, parents first; None for chains. If all rows are chains the
                 draft has `is_chain` set.
         """
+        if not any(tokens):
+            return no_draft(len(tokens), torch.device(device))
         counts = int_tensor([len(row) for row in tokens], device)
         width = max((len(row) for row in tokens), default=0)
         padded = int_tensor([row + [0] * (width - len(row)) for row in tokens], device).reshape(len(tokens), width)

@@ -244,8 +244,9 @@ class Cascade(Drafter):
         if at == len(self.drafters) and batch.depths:  # in rows that take trees, limits are numbers of nodes
             wanted = list(map(min, wanted, batch.depths))
         draft = drafter.propose(batch, wanted)
-        for row, made in enumerate(offers_of(drafter, at, draft, batch.sequences)):
-            offered[row] += made
+        if draft.width:
+            for row, made in enumerate(offers_of(drafter, at, draft, batch.sequences)):
+                offered[row] += made
         return draft
 
     def _ask(self, at: int, drafter: Drafter, batch: Batch, current: Round, states: list[State]) -> Draft:

@@ -206,8 +206,10 @@ class Policy:
         shared = [row for row in rows if row.request.costs is self.costs]
         if not shared:
             return 0
-        widths = None if passes is None or groups else (self._widths, *passes)
         alone = not groups and not beside
+        if alone and len(shared) == 1 and passes is None and not self._models and not shared[0].offers:
+            return 0  # there is nothing to choose
+        widths = None if passes is None or groups else (self._widths, *passes)
         last = 0 if passes is None else passes[0]
         kept = self._kept.take(shared, self.rests.now, last) if alone else None
         if kept is not None:
