@@ -9,6 +9,7 @@ import pytest
 
 from foretoken import AsyncEngine, Engine, SamplingParams, beam_search, load
 from foretoken.drafters import SharedTokens
+from models.native.checkpoints import in_rooms
 from tiny import tiny_llama
 from tiny_tokenizers import byte_bpe
 
@@ -55,8 +56,8 @@ def test_every_pass_has_the_model_to_itself(runner, monkeypatch):
 
 @pytest.mark.parametrize("drafter", ["model", "early-exit"])
 def test_models_are_warmed_up_while_no_other_thread_runs_them(drafter, monkeypatch):
-    """What is prepared shares memory with what runs: a GPU gave wrong tokens."""
-    target, draft_model = (load(tiny_llama(seed=seed), runner="native") for seed in (1, 2))
+    """Where what is prepared shares memory with what runs: a GPU gave wrong tokens."""
+    target, draft_model = (in_rooms(tiny_llama(seed=seed), widths=(1, 4)) for seed in (1, 2))
     seen = []
     for backend in {type(target.backend), type(draft_model.backend)}:
         for name in ("warm_up", "warm_up_chains"):

@@ -14,6 +14,7 @@ from foretoken.limits import current_limits
 from foretoken.models.cache import SlotCache
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.masks import FULL, MaskBuilder
+from foretoken.models.native.kernels import attention_kernels
 from foretoken.models.native.linear import Quantize
 from foretoken.models.traits import NO_LIMIT
 
@@ -87,10 +88,11 @@ class TorchRunner:
         slots = cache.slots
         assert isinstance(slots, SlotCache)
         plan = slots.begin(parents, counts, tokens.shape[1])
-        return self._head(
-            embedding(tokens, self._embeddings),
-            states,
-            self._masks.positions(plan, NO_LIMIT).expand(len(tokens), -1),
-            self._masks.mask(plan, FULL, True),
-            lambda keys, values: slots.update(keys, values, 0),
-        )
+        with attention_kernels(self._device, ready=True):
+            return self._head(
+                embedding(tokens, self._embeddings),
+                states,
+                self._masks.positions(plan, NO_LIMIT).expand(len(tokens), -1),
+                self._masks.mask(plan, FULL, True),
+                lambda keys, values: slots.update(keys, values, 0),
+            )

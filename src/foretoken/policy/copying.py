@@ -27,27 +27,27 @@ class Copying:
 
     Attributes:
         due: round of the request in which they are asked whatever they gained.
-        last: tokens that the last round gained in which they were asked.
         cost: of asking in the present round, in tokens.
-        spared: the part of it that the verification of a draft has in its cost, too.
+        apart: the part of it that a round takes which plain passes that go together do without.
     """
 
-    __slots__ = ("_gains", "_wait", "above", "cost", "due", "last", "spared")
+    __slots__ = ("_drafted", "_gains", "_last", "_wait", "above", "apart", "cost", "due")
 
     def __init__(self, above: Copying | None = None, *, sampled: bool = False) -> None:
-        self.above, self.due, self.last, self.cost, self.spared = above, 0, 0.0, 0.0, 0.0
-        self._wait = 0.0
+        self.above, self.due, self.cost, self.apart = above, 0, 0.0, 0.0
+        self._wait, self._last = 0.0, (0.0, False)
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
+        self._drafted = Pace(_REQUEST) if above else Pace(4 * PACE, 0.0)  # rounds that verified a draft
 
-    def asks(self, cost: float, now: int, spared: float = 0.0) -> bool:
-        """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens, of which
-        `spared` are spared if a draft is verified.
+    def asks(self, cost: float, now: int, apart: float = 0.0) -> bool:
+        """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens, `apart` among
+        them.
 
         They are if the drafts gained as much in the last round or on average; and else at intervals that double until
         they are so long that this costs `SHARE` of the time. The first interval is the longer the less was gained in
         other requests: many short requests would else spend a good part of their rounds on this.
         """
-        self.cost, self.spared = cost, spared
+        self.cost, self.apart = cost, apart
         return self.rounds_left(now) == 0
 
     def rounds_left(self, now: int) -> int:
@@ -58,23 +58,31 @@ class Copying:
     def earns(self) -> bool:
         """Whether they gained what asking for them cost last, in the last round or on average."""
         assert self.above is not None
-        return self.last >= self.cost or self._gains.of(self.above._gains) >= self.cost
+        usual = self._gains.of(self.above._gains) + self._drafted.of(self.above._drafted) * self.apart
+        return self.last >= self.cost or usual >= self.cost
 
-    def gained(self, tokens: float, now: int, *, used: bool = True) -> None:
+    @property
+    def last(self) -> float:
+        """What they gained in the last round in which they were asked, in tokens, as it counts beside `cost`."""
+        tokens, drafted = self._last
+        return tokens + drafted * self.apart
+
+    def gained(self, tokens: float, now: int, *, drafted: bool = False) -> None:
         """They were asked in round `now`.
 
         Args:
-            tokens: that the draft was expected to gain, verification paid.
+            tokens: that their draft was expected to gain, verification paid; 0 if it was not verified.
             now: the round.
-            used: it was verified; else it gained none.
+            drafted: a draft was verified, theirs or another one: then `apart` is no cost of asking.
         """
         assert self.above is not None
-        tokens = tokens + self.spared if used else 0.0
-        self.last = tokens
+        self._last = tokens, drafted
         if not self._wait:
-            usual = self.above._gains.tokens / self.above._gains.time
+            gains, rounds = self.above._gains, self.above._drafted
+            usual = gains.tokens / gains.time + rounds.tokens / rounds.time * self.apart
             self._wait = _FIRST_WAIT * max(self.cost / max(usual, SHARE), 1.0)
         self.due = now + max(round(min(self._wait, self.cost / SHARE)), 1)
-        self._wait = _FIRST_WAIT if tokens >= self.cost else 2 * self._wait
-        self._gains.add(tokens, 1.0)
-        self.above._gains.add(tokens, 1.0)
+        self._wait = _FIRST_WAIT if self.last >= self.cost else 2 * self._wait
+        for one in (self, self.above):
+            one._gains.add(tokens, 1.0)
+            one._drafted.add(float(drafted), 1.0)

@@ -130,7 +130,9 @@ class Lessons:
                 source = row.chosen.source if row.chosen.copied else row.chosen.drafter
                 # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
-                request.copying.gained(row.gain, request.rounds, used=bool(used))
+                # A draft of another one, or of another row, too, takes a round that plain passes can't go on in.
+                drafts_there = bool(used) or (own is costs and (positions > count or bool(calls)))
+                request.copying.gained(row.gain if used else 0.0, request.rounds, drafted=drafts_there)
                 if own is costs:
                     miss(self.guards[0], row, count, plain)
             each, among = planned, count
@@ -181,7 +183,7 @@ class Lessons:
             self.guards[not models].settle(emitted, emitted)
             request.late += took - emitted
             if not models:
-                request.copying.gained(one.gain, request.rounds, used=one.tokens > 0)
+                request.copying.gained(one.gain if one.tokens else 0.0, request.rounds, drafted=one.tokens > 0)
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None

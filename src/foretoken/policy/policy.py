@@ -166,8 +166,8 @@ class Policy:
         for row, request in enumerate(requests):
             if request.costs is not self.costs:
                 cost, apart = request.costs.copy(1), time_apart(request.costs, 1)
-                spared = max(request.pace.of(request.above[0]), 1.0) * apart / request.costs.plain(1)
-                wanted = not cost or request.copying.asks(cost + apart, request.rounds, spared)
+                counted = max(request.pace.of(request.above[0]), 1.0) * apart / request.costs.plain(1)
+                wanted = not cost or request.copying.asks(cost + apart, request.rounds, counted)
                 request.asked = request.copied and wanted
                 least[row] = 0.0 if request.asked else None
         if shared:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
+from threading import Event
 
 import pytest
 import torch
@@ -25,8 +28,10 @@ from foretoken.limits import Limits, use_limits
 from foretoken.models import load
 from foretoken.models.chain import UNITS, Draws, probs_of
 from foretoken.models.feed import feed
+from foretoken.models.native import decoder
 from foretoken.models.native.captured import Captures
 from foretoken.models.native.drawing import best_tokens, draw_tokens
+from foretoken.models.native.kernels import attention_kernels
 from foretoken.models.native.rooms import LEAST_SLOTS, Rooms, RoomShape, RoomStore
 from foretoken.sampling import SamplingParams
 from models.native.checkpoints import MODELS, in_rooms, longrope, plain
@@ -75,6 +80,61 @@ def test_windows_of_long_rows(window):
     module = tiny.tiny_mistral(sliding_window=window, max_position_embeddings=2048)
     text = [(7 * i) % 30 for i in range(700)]
     assert torch.allclose(scores(in_rooms(module), text, 50), plain(module, text), atol=EXACT)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("used", [False, True])
+def test_kernels_of_cudnns_are_left_out_and_nothing_else_is_changed(ready, used):
+    """The process's switches can be set without a GPU, too."""
+    cuda = torch.backends.cuda
+    before, flash = cuda.cudnn_sdp_enabled(), cuda.flash_sdp_enabled()
+    cuda.enable_cudnn_sdp(used)
+    cuda.enable_flash_sdp(False)
+    try:
+        with suppress(ZeroDivisionError), attention_kernels(torch.device("cuda"), ready=ready):
+            assert cuda.cudnn_sdp_enabled() == (used and not ready)
+            assert not cuda.flash_sdp_enabled()
+            raise ZeroDivisionError
+        assert cuda.cudnn_sdp_enabled() == used
+        with attention_kernels(torch.device("cpu"), ready=True):
+            assert cuda.cudnn_sdp_enabled() == used
+    finally:
+        cuda.enable_cudnn_sdp(before)
+        cuda.enable_flash_sdp(flash)
+
+
+def test_one_thread_at_a_time_says_which_kernels_are_used():
+    device, inside, leave = torch.device("cuda"), Event(), Event()
+
+    def keep():
+        with attention_kernels(device, ready=True):
+            inside.set()
+            leave.wait(60)
+
+    def look():
+        with attention_kernels(device, ready=False):
+            return torch.backends.cuda.cudnn_sdp_enabled()
+
+    with ThreadPoolExecutor(2) as threads:
+        kept = threads.submit(keep)
+        inside.wait(60)
+        found = threads.submit(look)
+        with pytest.raises(TimeoutError):
+            found.result(0.2)
+        leave.set()
+        kept.result()
+        assert found.result() == torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize("width", [1, 5])
+def test_heads_that_share_keys_are_packed_with_the_same_result(width, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 6, width, 8, generator=generator)
+    key, value = torch.randn(2, 2, 2, 20, 8, generator=generator)
+    mask = torch.randn(2, 1, width, 20, generator=generator)
+    packed = decoder.attend(query, key, value, mask)
+    monkeypatch.setattr(decoder, "MOST_PACKED_ROWS", 0)
+    assert torch.allclose(packed, decoder.attend(query, key, value, mask), atol=1e-6)
 
 
 def test_a_text_that_becomes_long_is_read_anew_in_chunks():

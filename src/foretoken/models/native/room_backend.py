@@ -15,8 +15,9 @@ from foretoken.models.chain import UNITS, Chains, Draws, probs_of
 from foretoken.models.native.cache import Feed, NativeCache, prefill_chunk
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.decoder_backend import DecoderBackend
+from foretoken.models.native.kernels import attention_kernels
 from foretoken.models.native.linear import Quantize
-from foretoken.models.native.room_passes import RoomPasses, ready_kernels
+from foretoken.models.native.room_passes import RoomPasses
 from foretoken.models.native.rooms import Room, Rooms, RoomShape, RoomStore
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 64)
@@ -78,6 +79,7 @@ class RoomBackend(DecoderBackend):
     """
 
     chains = True
+    prepares_alone = True
     layer_seconds = 5e-5  # a pass is launched at once: a layer took 50 to 60 µs on an H100
 
     def __init__(
@@ -164,7 +166,7 @@ class RoomBackend(DecoderBackend):
         chain = all(feed.parents is None for feed in feeds)
         told = _told([feed.start for feed in feeds], list(enumerate(feeds)), width, chain)
         rows = torch.tensor([feed.row for feed in feeds], device=self._device)
-        with ready_kernels(self._device):
+        with attention_kernels(self._device, ready=True):
             return self._passes.run(room, rows, [one.to(self._device) for one in told], hidden_layers, self._layers)
 
     def warm_up(self, hidden_layers: Sequence[int]) -> None:

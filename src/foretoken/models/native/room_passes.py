@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from threading import RLock
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foretoken.models.native.captured import Captures
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.decoder import Decoder
 from foretoken.models.native.drawing import best_tokens, draw_tokens
+from foretoken.models.native.kernels import attention_kernels
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.rooms import Room
 from foretoken.models.native.rope import Rotary
-
-_READY = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-_switching = RLock()
-
-
-@contextmanager
-def ready_kernels(device: torch.device) -> Iterator[None]:
-    """Attention without cuDNN's, which is torch's first choice on some GPUs.
-
-    For every shape that a process has not had yet it makes a kernel, which took 60 to 120 ms a pass on an H100, where
-    others are there already. Once it is made, a pass of one row takes three quarters of the time, one of eight nine
-    tenths.
-
-    Switches of the whole process say which are used: one thread at a time sets them, and sets them back.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    with _switching, sdpa_kernel(list(_READY)):
-        yield
 
 
 class PassInputs(NamedTuple):
@@ -89,8 +67,8 @@ class RoomPasses:
         found = room.captured.get(key)
         if found is None:
             inputs = [one.to(self._device) for one in told]
-            # One row's passes are captured at warm-up, and what is made for them there takes less time.
-            with nullcontext() if room.rows == 1 else ready_kernels(self._device):
+            # Warm-up captures most of one row's passes, and can take the time to make their kernels.
+            with attention_kernels(self._device, ready=room.rows > 1):
                 # What was captured keeps the table of rotations that it has.
                 captured = self._captures.capture(lambda: work(inputs), self._table(room.slots))
             room.captured[key] = inputs, captured

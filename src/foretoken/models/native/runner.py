@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from math import prod
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,6 +37,8 @@ class Backend(Protocol):
     """Rows of different lengths cost it no more than as many tokens of one row."""
     own_threads: bool
     """It computes with threads that are not torch's."""
+    prepares_alone: bool
+    """What a warm-up prepares shares memory with passes: no other thread may run the model meanwhile."""
     layer_seconds: float
     """See `LanguageModel`."""
     prefill_tokens: int | None
@@ -174,14 +177,14 @@ class NativeModel(LanguageModel):
 
     def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up`."""
-        with self.turn:
+        with self.turn if self.backend.prepares_alone else nullcontext():
             self.backend.warm_up(hidden_layers)
             if alone and self.backend.narrow is not None:
                 self.backend.narrow.prepare_passes()
 
     def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""
-        with self.turn:
+        with self.turn if self.backend.prepares_alone else nullcontext():
             self._run_chains(self.backend.warm_up_chains(drawn), drawn)
             if alone and self.backend.narrow is not None:
                 self._run_chains(self.backend.narrow.prepare_chains(drawn), drawn)

@@ -14,6 +14,7 @@ from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.decoder import Between, Decoder
 from foretoken.models.native.decoder_backend import DecoderBackend
+from foretoken.models.native.kernels import attention_kernels
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.rope import Rotary
 from foretoken.models.slots import Append, SlotBuffers, slots_bytes
@@ -131,7 +132,7 @@ class TorchBackend(DecoderBackend):
             ancestors=ancestors,
             slots=None if uniform else torch.tensor(starts)[:, None] + torch.arange(width),
         )
-        with torch.inference_mode():
+        with torch.inference_mode(), attention_kernels(self._device, ready=True):
             store.begin(plan)
             positions = torch.from_numpy(np.asarray(starts)[:, None] + depths)
             states, hidden = self._decoder(
