@@ -37,8 +37,8 @@ class Limits:
         block: entries of a vocabulary whose sum or maximum is computed together.
         topk_block: the same for the k largest.
         topk_most: k above which torch's own top-k is as fast.
-        topk_whole: entries (rows × vocabulary) up to which it is, too: right after a pass, as in a draft's round, five
-            operators find the processor's caches empty, and one takes 0.2 ms for 70,000.
+        topk_whole: entries (rows × vocabulary) up to which torch's own top-k is as fast, too: right after a pass the
+            processor's caches are empty, for which five operators pay more than one (0.2 ms for 70,000 entries).
         topk_ties: entries beyond the k-th that are checked for ties before whole rows are sorted.
         window: number of most probable tokens in which top-p is tried before it is applied to whole rows.
         window_ties: tokens beyond the k-th that top-k checks for ties before it is applied to whole rows.

@@ -55,6 +55,7 @@ def target():
 
 def prompt_passes(model):
     """Passes of a short prompt's own: none where the first round's computes it, too."""
+    assert model.prefills_with_decode == (model.backend_name == "openvino")
     return 0 if model.prefills_with_decode else 1
 
 

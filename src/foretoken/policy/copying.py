@@ -28,16 +28,16 @@ class Copying:
     Attributes:
         due: round of the request in which they are asked whatever they gained.
         cost: of asking in the present round, in tokens.
-        apart: the part of it that a round takes which plain passes that go together do without.
+        apart: the part of it that is no asking: what a round of one pass takes beside plain passes that go together.
     """
 
-    __slots__ = ("_drafted", "_gains", "_last", "_wait", "above", "apart", "cost", "due")
+    __slots__ = ("_gains", "_last", "_verified", "_wait", "above", "apart", "cost", "due")
 
     def __init__(self, above: Copying | None = None, *, sampled: bool = False) -> None:
         self.above, self.due, self.cost, self.apart = above, 0, 0.0, 0.0
         self._wait, self._last = 0.0, (0.0, False)
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
-        self._drafted = Pace(_REQUEST) if above else Pace(4 * PACE, 0.0)  # rounds that verified a draft
+        self._verified = Pace(_REQUEST) if above else Pace(4 * PACE, 0.0)  # rounds that verified a draft
 
     def asks(self, cost: float, now: int, apart: float = 0.0) -> bool:
         """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens, `apart` among
@@ -58,31 +58,32 @@ class Copying:
     def earns(self) -> bool:
         """Whether they gained what asking for them cost last, in the last round or on average."""
         assert self.above is not None
-        usual = self._gains.of(self.above._gains) + self._drafted.of(self.above._drafted) * self.apart
+        usual = self._gains.of(self.above._gains) + self._verified.of(self.above._verified) * self.apart
         return self.last >= self.cost or usual >= self.cost
 
     @property
     def last(self) -> float:
         """What they gained in the last round in which they were asked, in tokens, as it counts beside `cost`."""
-        tokens, drafted = self._last
-        return tokens + drafted * self.apart
+        tokens, verified = self._last
+        return tokens + verified * self.apart
 
-    def gained(self, tokens: float, now: int, *, drafted: bool = False) -> None:
+    def gained(self, tokens: float, now: int, *, verified: bool = False) -> None:
         """They were asked in round `now`.
 
         Args:
             tokens: that their draft was expected to gain, verification paid; 0 if it was not verified.
             now: the round.
-            drafted: a draft was verified, theirs or another one: then `apart` is no cost of asking.
+            verified: the round verified a draft, theirs, another drafter's or another row's: then `apart` is no cost of
+                asking.
         """
         assert self.above is not None
-        self._last = tokens, drafted
+        self._last = tokens, verified
         if not self._wait:
-            gains, rounds = self.above._gains, self.above._drafted
+            gains, rounds = self.above._gains, self.above._verified
             usual = gains.tokens / gains.time + rounds.tokens / rounds.time * self.apart
             self._wait = _FIRST_WAIT * max(self.cost / max(usual, SHARE), 1.0)
         self.due = now + max(round(min(self._wait, self.cost / SHARE)), 1)
         self._wait = _FIRST_WAIT if self.last >= self.cost else 2 * self._wait
         for one in (self, self.above):
             one._gains.add(tokens, 1.0)
-            one._drafted.add(float(drafted), 1.0)
+            one._verified.add(float(verified), 1.0)

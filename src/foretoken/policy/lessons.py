@@ -118,10 +118,10 @@ class Lessons:
         plain = costs.plain(count) if drafts else costs.target(count)
         if not drafts:
             costs.together.record(count)
-        apart = given * costs.change
-        took = planned = (planned - apart) / plain
+        changing = given * costs.change
+        took = planned = (planned - changing) / plain
         if total is not None:
-            took = min((total * exp(-costs.drift.value) - apart) / plain, LONGER * planned)
+            took = min((total * exp(-costs.drift.value) - changing) / plain, LONGER * planned)
         shared, looked = [], any(row.request.looking for row in rows if row.request.costs is costs)
         drafted = any(row.chosen.tokens and not row.request.looking for row in rows if row.request.costs is costs)
         for row, tokens in zip(rows, emitted, strict=True):
@@ -131,8 +131,8 @@ class Lessons:
                 # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
                 # A draft of another one, or of another row, too, takes a round that plain passes can't go on in.
-                drafts_there = bool(used) or (own is costs and (positions > count or bool(calls)))
-                request.copying.gained(row.gain if used else 0.0, request.rounds, drafted=drafts_there)
+                verified = bool(used) or (own is costs and (positions > count or bool(calls)))
+                request.copying.gained(row.gain if used else 0.0, request.rounds, verified=verified)
                 if own is costs:
                     miss(self.guards[0], row, count, plain)
             each, among = planned, count
@@ -166,24 +166,24 @@ class Lessons:
         plain, planned = costs.plain(1), 0.0
         for one in rounds:
             # After a prompt's pass, a plain one has another width than the last one, too.
-            apart = costs.change if one.changed and self._prompted else 0.0
+            changing = costs.change if one.changed and self._prompted else 0.0
             calls = [(0, one.tokens, 1, 0, one.call)] if models else []
             copied = (0, 0, 0.0) if models else (1, one.offered, one.copied)
             whole = costs.round(one.positions, one.changed) + costs.copy(copied[0] + copied[1])
             whole += sum(costs.draft(*call[:4]) for call in calls)
             first, scale = costs.is_first([(-1, one.positions), *(call[:2] for call in calls)]), exp(-costs.drift.value)
-            took = each = (whole - apart) / plain
+            took = each = (whole - changing) / plain
             if one.seconds is not None:
                 lasted = (one.seconds + one.copied + one.call) * scale
                 if not first or lasted <= whole:
                     costs.record(one.positions, one.seconds, calls, copied, changed=one.changed)
-                    took = min((lasted - apart) / plain, LONGER * each)
+                    took = min((lasted - changing) / plain, LONGER * each)
             drafted, emitted = one.positions > 1 or one.changed, float(one.emitted)
             self.guards[models].settle(took if drafted else emitted, emitted)
             self.guards[not models].settle(emitted, emitted)
             request.late += took - emitted
             if not models:
-                request.copying.gained(one.gain if one.tokens else 0.0, request.rounds, drafted=one.tokens > 0)
+                request.copying.gained(one.gain if one.tokens else 0.0, request.rounds, verified=one.tokens > 0)
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None

@@ -19,8 +19,8 @@ Remember = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes a layer's index and its new keys and values ``[B, G, N, D]``; returns all that attention covers, K long."""
 
 MOST_PACKED_ROWS = 512
-"""With more queries a head than this, attention is arithmetic on a CPU, and the mask for packed heads grows large. On a
-GPU what takes a mask and heads that share keys computes all scores first, and keeps them."""
+"""With more queries a head than this a CPU is limited by arithmetic, and the mask for packed heads grows large. On GPUs
+heads are always packed: torch's kernel for a mask and shared keys keeps all scores in memory."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Grouped-query attention without copies of the keys and values where there are few queries.
+    """Grouped-query attention without copies of the keys and values, on CPUs where there are few queries.
 
     Args:
         query: ``[B, H, N, D]``.

@@ -29,7 +29,7 @@ class DecoderBackend:
     narrow: NarrowGraphs | None = None
     ragged = False
     own_threads = False
-    prepares_alone = False
+    prepares_in_turn = False
     prefill_tokens: int | None = None
     layer_seconds = LanguageModel.layer_seconds
 

@@ -110,7 +110,7 @@ class OpenVinoBackend:
     name = "openvino"
     ragged = True
     own_threads = True
-    prepares_alone = False
+    prepares_in_turn = False
     layer_seconds = 0.0  # which is of GPUs alone
 
     def __init__(

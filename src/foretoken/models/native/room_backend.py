@@ -79,7 +79,7 @@ class RoomBackend(DecoderBackend):
     """
 
     chains = True
-    prepares_alone = True
+    prepares_in_turn = True
     layer_seconds = 5e-5  # a pass is launched at once: a layer took 50 to 60 µs on an H100
 
     def __init__(

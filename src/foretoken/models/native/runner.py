@@ -37,7 +37,7 @@ class Backend(Protocol):
     """Rows of different lengths cost it no more than as many tokens of one row."""
     own_threads: bool
     """It computes with threads that are not torch's."""
-    prepares_alone: bool
+    prepares_in_turn: bool
     """What a warm-up prepares shares memory with passes: no other thread may run the model meanwhile."""
     layer_seconds: float
     """See `LanguageModel`."""
@@ -177,14 +177,14 @@ class NativeModel(LanguageModel):
 
     def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up`."""
-        with self.turn if self.backend.prepares_alone else nullcontext():
+        with self.turn if self.backend.prepares_in_turn else nullcontext():
             self.backend.warm_up(hidden_layers)
             if alone and self.backend.narrow is not None:
                 self.backend.narrow.prepare_passes()
 
     def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""
-        with self.turn if self.backend.prepares_alone else nullcontext():
+        with self.turn if self.backend.prepares_in_turn else nullcontext():
             self._run_chains(self.backend.warm_up_chains(drawn), drawn)
             if alone and self.backend.narrow is not None:
                 self._run_chains(self.backend.narrow.prepare_chains(drawn), drawn)
