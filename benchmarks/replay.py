@@ -34,6 +34,7 @@ MACHINES = {
     "dear drafter": Machine(1.0, 30.0, 1.0, call=1.5, step=9.0, read=0.3),
     "8.7M, widths": Machine(0.5, 1.5, 0.06, call=0.3, step=0.45, read=0.01, change=1.2, patience=28, free=0.01),
     "500M, widths": Machine(1.0, 36.0, 1.2, call=1.5, step=1.2, read=0.03, load=0.1, change=5.0, patience=4),
+    "10M, together": Machine(0.0, 2.1, 0.15, call=0.5, step=0.55, read=0.04, free=0.04, apart=1.1),
     "GPU": Machine(2.0, 12.0, 0.02, call=1.0, step=2.2, read=0.001, noise=0.03),
 }
 """Milliseconds, assumed: ratios like those of such targets on a processor, and of a GPU."""

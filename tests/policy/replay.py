@@ -48,6 +48,7 @@ class Machine:
         change: of a pass that is not as wide as the one before.
         patience: of `PassWidths`, which pads passes where a change costs anything.
         free: of making and judging a token of the drafts that cost no model's call, and as much for each row.
+        apart: of a round, beside plain passes that go together in one.
     """
 
     overhead: float
@@ -64,6 +65,7 @@ class Machine:
     change: float = 0.0
     patience: int = 0
     free: float = 0.0
+    apart: float = 0.0
 
     def target(self, positions: int) -> float:
         slow = 1.25 if positions >= self.kernel else 1.0
@@ -213,7 +215,7 @@ def _run(
             copies += (drafter != MODEL_AT and k > 0) * (1 + drafted)
             positions += 1 + drafted
             done[row] += 1 + right
-        spent += passes.run(positions)[2] + machine.free * copies
+        spent += passes.run(positions)[2] + machine.free * copies + machine.apart * (asked > 0 or copies > 0)
         spent += machine.draft(longest, asked, lag) if asked else 0.0
     return spent
 
@@ -244,7 +246,7 @@ class Engine:
         self.random = np.random.default_rng(self.seed)
         self.slow = 0.0
         plain = machine.target(1)
-        points = [(size, plain + (machine.target(size) - plain) * self.error) for size in (1, 9, 33)]
+        points = [(size, machine.apart + plain + (machine.target(size) - plain) * self.error) for size in (1, 9, 33)]
         costs = Costs(
             Line.through(points),
             [
@@ -262,6 +264,8 @@ class Engine:
             self.assumed or Costs.by_bytes(machine.weights, steps),
             extends=[name == MODEL_AT for name in self.drafters],
         )
+        if machine.apart:
+            self.policy.costs.together.record(1, plain / (plain + machine.apart), 8)
         self.passes = Passes(machine)
         self.lengths: list[int] = []
         self.met: set[tuple[str, int]] = set()  # passes and calls of which sizes were run
@@ -284,7 +288,7 @@ class Engine:
         requests = [policy.open(sampled=False, reproducible=self.reproducible) for _ in batch]
         self.passes.prefill(batch)
         done, spent, unseen = [1] * len(batch), 0.0, [len(one.prompt) + 1 for one in batch]
-        followed = [False] * len(batch)
+        followed, together, drafted = [False] * len(batch), 0, False
         while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
             rows = []
             rest = policy.resting([requests[row] for row in live])
@@ -334,6 +338,15 @@ class Engine:
                 done[row] += 1 + right
             width, changed, passed = self.passes.run(positions, held)
             passed *= self.first(LOOKUP_AT, width)
+            goes_on = machine.apart > 0.0 and not rows and not changed
+            if goes_on:
+                together += 1
+            elif together:
+                seconds = together * machine.target(len(batch))
+                policy.lessons.rested_together(together, len(batch), self.measured(seconds))
+                together = 0
+            passed += machine.apart * (not goes_on or drafted)
+            drafted = positions > len(batch)
             made = sum(state.request.asked + sum(offer.size for offer in state.offers) for state in rows)
             copied = machine.free * made * (LOOKUP_AT in self.drafters)
             seconds = passed + copied
@@ -345,6 +358,9 @@ class Engine:
             spent += seconds
             took = self.measured(passed)
             copied = self.measured(copied)
+            if goes_on:
+                policy.lessons.rested(1, len(resting))
+                continue
             policy.lessons.learn(rows, emitted, width, calls, took, copied, changed=changed, beside=len(resting))
             if prices is not None:
                 spent += self._steadily(batch[live[0]], rows[0], prices, done, live[0])
@@ -356,8 +372,8 @@ class Engine:
 
     def _steadily(self, one: Output, state: Row, prices: Prices, done: list[int], row: int) -> float:
         """Milliseconds of rounds that go by prices, as `foretoken.drafters.cascade_steady` has them."""
-        told, spent = [], 0.0
-        while len(told) < prices.rounds and (room := len(one.tokens) - done[row] - 1) > 0:
+        told, spent, rounds = [], 0.0, 0
+        while rounds < prices.rounds and (room := len(one.tokens) - done[row] - 1) > 0:
             if prices.tokens:
                 tokens = min(prices.tokens, room)
                 state.request.emitted = done[row]
@@ -366,10 +382,11 @@ class Engine:
                 self.choices.append((0, tokens, 0))
                 width, changed, passed = self.passes.run(1 + tokens)
                 call = self.machine.draft(tokens, 1, 0) * self.first(MODEL_AT, tokens)
-                took, asked = self.measured(passed), self.measured(call)
+                took, asked = self.measured(passed + self.machine.apart), self.measured(call)
                 told.append(Told(tokens, 0, 1 + right, 0.0, width, changed, took, 0.0, 0.0, asked))
                 done[row] += 1 + right
-                spent += passed + call
+                rounds += 1
+                spent += passed + call + self.machine.apart
                 continue
             (match, ahead), tokens, gain, held = one.lookups[done[row]], 0, 0.0, 0
             state.offers = [Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match)] if match else []
@@ -389,10 +406,16 @@ class Engine:
             passed *= self.first(LOOKUP_AT, width)
             offered = sum(offer.size for offer in state.offers)
             copied = self.machine.free * (1 + offered)
-            took, measured = self.measured(passed), self.measured(copied)
+            took, measured = self.measured(passed + self.machine.apart), self.measured(copied)
             told.append(Told(tokens, offered, 1 + right, gain, width, changed, took, measured, 0.0))
             done[row] += 1 + right
-            spent += passed + copied
+            spent += passed + copied + self.machine.apart
+            rounds += 1
+            if len(told) > 1 and not any(one.tokens for one in told[-2:]):
+                self.policy.lessons.learn_together(state.request, told)
+                told = []
+                if not state.request.copying.earns:
+                    break
         if told:
             self.policy.lessons.learn_together(state.request, told)
         return spent

@@ -134,6 +134,7 @@ class Cascade(Drafter):
         target: AbstractSequence[tuple[int, float]],
         drafters: AbstractSequence[AbstractSequence[tuple[int, float]]],
         change: float = 0.0,
+        together: float | None = None,
     ) -> None:
         """Take over costs that were measured before the first token.
 
@@ -141,9 +142,11 @@ class Cascade(Drafter):
             target: positions of passes, and seconds of rounds with them, drafters left out.
             drafters: of each drafter, draft lengths and seconds of calls.
             change: seconds that a pass took longer for not being as wide as the one before; 0 if not measured.
+            together: what a pass of a plain round of several took, as a share of a plain round of one; None if not
+                measured.
         """
         self.measured = True
-        self.policy.costs.measure(target, drafters, change)
+        self.policy.costs.measure(target, drafters, change, together)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""

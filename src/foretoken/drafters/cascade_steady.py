@@ -74,7 +74,12 @@ class SteadyRounds:
 
     def holds(self, batch: Batch, most: int) -> bool:
         """Whether a round of these sequences, with `most` tokens in the first one's draft, is one of these."""
-        return self._left > 0 and len(batch.sequences) == 1 and batch.sequences[0] is self._sequence() and most > 0
+        if not self._left or most <= 0 or len(batch.sequences) != 1 or batch.sequences[0] is not self._sequence():
+            return False
+        if self._prices.tokens or len(self._told) < 2 or any(one.tokens for one in self._told[-2:]):
+            return True
+        self.tell()  # a passage without copies has begun: plain rounds of several passes may be what pays
+        return self._row.request.copying.earns
 
     def propose(self, batch: Batch, most: int, widths: PassWidths | None) -> Draft:
         """The draft that pays most at these prices."""

@@ -17,6 +17,7 @@ from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.engine.decode_loop import DecodeLoop
+from foretoken.engine.plain import affordable
 from foretoken.engine.row import Row
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models.base import LanguageModel
@@ -79,7 +80,7 @@ def calibrate(
         limits: of the loops.
     """
     params = SamplingParams(temperature=1.0 if sampled else 0.0, max_new_tokens=256, ignore_eos=True)
-    limits = replace(limits, plain_passes=1)  # rounds are measured one by one
+    several, limits = limits, replace(limits, plain_passes=1)  # rounds are measured one by one
     models = [at for at, free in enumerate(cascade.free) if not free]
     kinds: list[tuple[int, int]] = [(-1, 0), *((at, length) for length in _DRAFTED for at in models), (-1, _WIDE)]
     count = _IDLE + (0 if cascade.measured else _REPEATS)
@@ -109,7 +110,14 @@ def calibrate(
         rounds = [*_rounds(target, cascade, (-1, _WIDEST), verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
         if rounds:
             points.append((1 + _WIDEST, _typical([seconds - drafting for seconds, drafting in rounds])))
-    cascade.measure(points, calls, change)
+    together = None
+    if swept and (passes := affordable(target, 1, several.plain_passes)) > 1:
+        rounds = [*_rounds(target, cascade, (-1, 0), verifier, params, several, _IDLE + max(2, _LEAST // passes))][
+            _IDLE:
+        ]
+        if rounds:
+            together = _typical([seconds for seconds, _ in rounds]) / points[0][1]
+    cascade.measure(points, calls, change, together)
 
 
 def _change(seconds: AbstractSequence[float]) -> float:
@@ -144,7 +152,7 @@ def _rounds(
     count: int,
     by_turns: AbstractSequence[int] = (),
 ) -> Iterator[tuple[float, float]]:
-    """Rounds of a kind after a scratch prompt: seconds, and those of them that the drafter took.
+    """Rounds of a kind after a scratch prompt: seconds for each of their passes, and what the drafter took of these.
 
     A kind is the index of a drafter, -1 for none, and a draft length. From the second round on, passes are not padded.
     With `by_turns` rounds have these draft lengths, over and over.
@@ -168,10 +176,11 @@ def _rounds(
             length = filler.most = by_turns[number % len(by_turns)]
         if widths is not None and not drafter.trees:
             widths.hold(max(1 + length, widths.least))
-        before = dict(row.stats.seconds)
+        before, passes = dict(row.stats.seconds), row.stats.rounds
         rounds.step()
         spent = {part: seconds - before[part] for part, seconds in row.stats.seconds.items()}
-        yield sum(spent.values()), spent["drafter"]
+        passes = max(row.stats.rounds - passes, 1)
+        yield sum(spent.values()) / passes, spent["drafter"] / passes
     row.cancel()
     with torch.inference_mode():
         rounds.step()

@@ -71,7 +71,8 @@ class Copying:
         """They were asked in round `now`.
 
         Args:
-            tokens: that their draft was expected to gain, verification paid; 0 if it was not verified.
+            tokens: that their draft was expected to gain beside plain rounds of several passes, verification paid; 0 if
+                it was not verified.
             now: the round.
             verified: the round verified a draft, theirs, another drafter's or another row's: then `apart` is no cost of
                 asking.

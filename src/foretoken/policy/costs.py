@@ -39,6 +39,7 @@ _REUSED = 8  # rounds for which tables of costs are reused: making them is slow 
 _AVERAGED = 12.0  # rounds over which the cost of a change is averaged, and how many tokens free drafters draft
 _PLAIN_AVERAGED = 4.0 * _AVERAGED  # plain passes over which `Costs.together` is averaged
 _LEAST_TOGETHER = 0.5  # what it can be at least: less is noise
+_CHECKED = 8  # passes that what calibration or an earlier process found of it counts as
 
 
 @dataclass
@@ -72,29 +73,26 @@ def plain_passes(seconds: float, position: float | None, rows: int, most: int) -
 
 
 class Together:
-    """What a plain pass takes, as a share of a plain round of one pass, by rows: less where rounds have several.
+    """What a pass of a plain round of several takes, as a share of a plain round of one pass, by rows; 1 where unknown.
 
-    Averaged over the last plain passes of both kinds: where most rounds draft, a plain one seldom has several.
+    That is what plain decoding takes: rounds in which nothing is drafted go together. How many of the passes lately did
+    is of no account. Where most rounds draft, a plain one is by itself, and drafts that seem to pay beside such rounds
+    can keep rows from the faster ones for good.
     """
 
     def __init__(self) -> None:
-        self._shares: dict[int, float] = {}
-        self._several: dict[int, float] = {}
+        self._shares: dict[int, tuple[float, float]] = {}  # and over how many passes it is averaged
 
     def __call__(self, rows: int) -> float:
         """The share with so many rows."""
-        return self._shares.get(rows, 1.0)
+        return self._shares[rows][0] if rows in self._shares else 1.0
 
-    def of_several(self, rows: int) -> float:
-        """The same in rounds of several passes alone, whatever share of all passes these are."""
-        return self._several.get(rows, 1.0)
-
-    def record(self, rows: int, share: float = 1.0, passes: int = 1) -> None:
-        """So many passes of one round took this share each."""
-        keep = (1.0 - 1.0 / _PLAIN_AVERAGED) ** passes
-        for shares in (self._shares, self._several)[: 1 if passes == 1 else 2]:
-            before = shares.get(rows, 1.0)
-            shares[rows] = before * keep + min(max(share, _LEAST_TOGETHER), 1.0) * (1.0 - keep)
+    def record(self, rows: int, share: float, passes: int) -> None:
+        """So many passes of one round took this share each; averaged over the last `_PLAIN_AVERAGED`."""
+        before, seen = self._shares.get(rows, (1.0, 0.0))
+        seen = max(min(seen + passes, _PLAIN_AVERAGED), passes)
+        now = min(max(share, _LEAST_TOGETHER), 1.0)
+        self._shares[rows] = before + (now - before) * passes / seen, seen
 
 
 class Table(NamedTuple):
@@ -102,13 +100,15 @@ class Table(NamedTuple):
 
     Attributes:
         plain: of a plain pass (`Costs.plain`).
-        extra: what a draft of 0, 1, 2, … tokens in one row adds to it, where all rows have as many.
+        apart: what a round of one pass takes longer (`time_apart`), whatever it drafts.
+        extra: what a draft of 0, 1, 2, … tokens in one row adds to such a round, where all rows have as many.
         calls: of each drafter, a call in one row for so many tokens.
         token: the least that a token of a draft adds.
         asking: of asking free drafters for all rows, and of making each token of theirs.
     """
 
     plain: float
+    apart: float
     extra: list[float]
     calls: list[list[float]]
     token: float
@@ -153,12 +153,15 @@ class Costs:
         target: Sequence[tuple[int, float]],
         drafters: Sequence[Sequence[tuple[int, float]]],
         change: float = 0.0,
+        together: float | None = None,
     ) -> None:
         """Take over what calibration found, given as for `Cascade.measure`."""
         lines = [Line.through(points) for points in drafters]
         calls = [DrafterCosts(line, lag=_LAG_SHARE * line.each) for line in lines]
         self.become(Line.through(target), calls)
         self.change, self._changes = change, int(change > 0.0)
+        if together is not None:
+            self.together.record(1, together, _CHECKED)
         self.anchored = True
 
     @classmethod
@@ -198,7 +201,7 @@ class Costs:
         return costs.call(tokens) * (1.0 + costs.row * (rows - 1)) + costs.lag * lag
 
     def plain(self, rows: int) -> float:
-        """Seconds of a plain pass over so many roots, on average: rounds of rest may have several."""
+        """Seconds of a plain pass over so many roots, in rounds of several where there are such."""
         return self.target(rows) * self.together(rows)
 
     def copy(self, units: int) -> float:
@@ -209,17 +212,16 @@ class Costs:
         """Seconds by draft tokens, up to `longest`; those of the last few rounds are reused."""
         made, found = self._tables.get(rows, (0, None))
         if found is None or self._rounds >= made + _REUSED:
-            plain, *longer = self._seconds(1 + longest, rows)
-            plain *= self.together(rows)
+            shortest, *longer = self._seconds(1 + longest, rows)
             extra = [0.0]
             for seconds in longer:  # a longer draft that costs less is noise
-                extra.append(max((seconds + self.rounds - plain) / rows, extra[-1]))
+                extra.append(max((seconds - shortest) / rows, extra[-1]))
             calls = [[0.0, *one.call.up_to(longest)] for one in self.drafters]
             token = min((extra[size] / size for size in range(1, len(extra))), default=0.0)
             units = max(round(rows * self.copies), 1)  # of rows that are all asked
             asking = self.copy(units)
             made_token = max(self.copy(2 * units) - asking, 0.0) / units
-            found = Table(plain, extra, calls, token, (asking, made_token))
+            found = Table(self.plain(rows), time_apart(self, rows), extra, calls, token, (asking, made_token))
             self._tables[rows] = self._rounds, found
         return found
 
@@ -307,7 +309,8 @@ class Costs:
     def as_json(self) -> dict[str, Any]:
         """These costs as JSON values, as `read` takes them."""
         drafters = [[*one.call.as_json(), round(one.row, 3), float(f"{one.lag:.3g}")] for one in self.drafters]
-        return {"target": self.target.as_json(), "drafters": drafters, "change": float(f"{self.change:.3g}")}
+        costs = {"target": self.target.as_json(), "drafters": drafters, "change": float(f"{self.change:.3g}")}
+        return costs | {"together": round(self.together(1), 3)}
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Costs:
@@ -323,10 +326,11 @@ class Costs:
         fixed, each = saved["target"]
         costs = cls(Line(float(fixed), float(each)), drafters)
         costs.change, costs._changes = max(float(saved["change"]), 0.0), 1
+        costs.together.record(1, float(saved["together"]), _CHECKED)
         return costs
 
 
 def time_apart(costs: Costs, rows: int) -> float:
     """Seconds (passes, where costs are by bytes) that a plain round of one pass over so many roots takes longer than a
     pass of a round of several."""
-    return costs.rounds + costs.target(rows) * (1.0 - costs.together.of_several(rows))
+    return costs.rounds + costs.target(rows) - costs.plain(rows)

@@ -7,11 +7,12 @@ that emit much are sped up no further at the cost of others: the sum of tokens w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import itemgetter, mul
 
-from foretoken.policy.acceptance import Kind
+from foretoken.policy.acceptance import BEGINNING, Kind
 from foretoken.policy.copies import Copies, lengths_of
 from foretoken.policy.costs import Costs, Table
 from foretoken.policy.options import Joint, Option
@@ -50,7 +51,9 @@ class Decision:
         count = self.count = len(rows) + beside
         self.table: Table = self.costs.table(count, LARGEST)
         self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
-        plain = self.table.plain
+        plain, apart = self.table.plain, self.table.apart
+        # A round that asks free drafters has one pass whatever is drafted. Of models', that is a cost of drafting.
+        self.apart = 0.0 if any(row.request.asked for row in rows) else apart
         run = 1.0
         self.worths: list[tuple[list[float], list[float], list[float]]] = []  # of each row, see `Runs.worth`; all 1
         if models and any(row.request.above[1].known for row in rows):
@@ -63,13 +66,17 @@ class Decision:
         for row, own in zip(rows, paces, strict=True):
             row.weight = (mean / own) ** 2
         self.base = (sum(row.weight for row in rows) + beside * mean**2) / count  # what a plain round emits
-        pace = max(self.base, mean)
-        for drafter, each in options.items():
-            pace = max(pace, self._pace_alone(drafter, each))
+        models_pace = self._pace_of_models(options)
+        if models_pace <= 1.0:
+            later = {at: [self._options(one, row, at, BEGINNING) for one, row in enumerate(rows)] for at in models}
+            pays_later = self._pace_of_models(later) > 1.0
+            for row in rows:
+                row.hopeless = max(BEGINNING - 1 - row.request.emitted, 0) if pays_later else sys.maxsize
+        pace = max(self.base, mean, models_pace)
         self.rho = pace * count / plain  # ρ
-        alone = run / (1.0 + count * self.table.extra[round(run)] / plain)
+        alone = run / (1.0 + (apart + count * self.table.extra[round(run)]) / plain)
         self.rho_model = max(pace, alone) * count / plain
-        self._affordable = [guard.balance * plain for guard in rows[0].request.guards]
+        self._affordable = [guard.balance * plain - apart for guard in rows[0].request.guards]
         fitting = widths is not None and self.costs.change > 0.0
         joints = self._copied(fitting=fitting)
         with_models = [joint for drafter, each in options.items() for joint in self._with_model(drafter, each)]
@@ -110,7 +117,7 @@ class Decision:
         charged: int,
     ) -> Joint:
         """What is best in the width that serves best over the rounds; sets `width`."""
-        rows, plain, change = self.count, self.table.plain, self.costs.change
+        rows, shortest, change = self.count, self.costs.target(self.count), self.costs.change
         narrowest = max(rows, least)
         sets = [sorted(joints, key=lambda joint: joint.total) for joints in (copied, with_models)]
         most = max(joints[-1].total for joints in sets if joints)
@@ -121,7 +128,7 @@ class Decision:
         for width in widths_from(narrowest, rows + most, last):
             if width > narrowest:
                 known = rows == 1 and width <= len(self.table.extra)
-                extra = self.table.extra[width - 1] if known else max(self.costs.target(width) - plain, extra)
+                extra = self.table.extra[width - 1] if known else max(self.costs.target(width) - shortest, extra)
             padded = extra + change * (width != last)
             best, value = copied[0], -self.rho * extra
             for kind, joints in enumerate(sets):
@@ -140,8 +147,8 @@ class Decision:
         self.width = widths.next(values, last, self.rho * change)
         return serving[self.width]
 
-    def _options(self, row_at: int, row: Row, drafter: int) -> list[Option]:
-        """Draft lengths, and accepted tokens of each."""
+    def _options(self, row_at: int, row: Row, drafter: int, emitted: int | None = None) -> list[Option]:
+        """Draft lengths, and accepted tokens of each; behind other than the row's emitted tokens, if given."""
         acceptance, room = row.request.acceptance[drafter], row.room
         if room <= 0 or drafter in row.barred:
             return []
@@ -149,20 +156,24 @@ class Decision:
             accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
             return [Option(nodes, right, right, right, right) for nodes, right in accepted]
         longest = min(room, row.most, LONGEST)
-        reach = acceptance.reach(longest, emitted=row.request.emitted)
+        reach = acceptance.reach(longest, emitted=row.request.emitted if emitted is None else emitted)
         foreseen = here = behind = expected = [0.0, *accumulate(reach)]
         if self.worths:
             foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at])
         return [Option(at, expected[at], foreseen[at], here[at], behind[at]) for at in LENGTHS if at <= longest]
 
+    def _pace_of_models(self, options: dict[int, list[list[Option]]]) -> float:
+        """The best pace of any model alone; 1 if none beats plain decoding."""
+        return max((self._pace_alone(drafter, each) for drafter, each in options.items()), default=1.0)
+
     def _pace_alone(self, drafter: int, options: list[list[Option]]) -> float:
         """The best pace of one model that drafts as many tokens in every row."""
-        count, best, plain = len(self.rows), 1.0, self.table.plain
+        count, best, plain, apart = len(self.rows), 1.0, self.table.plain, self.table.apart
         share = 1.0 + self.costs.drafters[drafter].row * (count - 1)
         for at in range(min(map(len, options))):
             length = options[0][at].tokens
             right = (row.weight * each[at].accepted for row, each in zip(self.rows, options, strict=True))
-            took = plain + count * self.table.extra[length] + self.table.calls[drafter][length] * share
+            took = plain + apart + count * self.table.extra[length] + self.table.calls[drafter][length] * share
             pace = (self.base + sum(right) / self.count) * plain / took
             if pace < 0.9 * best:
                 break  # longer drafts only lose from here on
@@ -178,6 +189,7 @@ class Decision:
         """
         rows, extra, rho = self.rows, self.table.extra, self.rho
         limit, change = self._affordable[0] / len(rows), self.costs.change / self.count if fitting else 0.0
+        alone = (self.table.plain + self.table.apart) / self.count
         joints = [Joint(0, 0.0, rho, 0.0, [PLAIN] * len(rows))]
         drafted: list[tuple[int, int, float, Choice]] = []  # tokens, row, what they are worth, and the choice
         for index, (row, copies) in enumerate(zip(rows, self.copies, strict=True)):
@@ -185,7 +197,7 @@ class Decision:
             for copy in copies:
                 offer, size = copy.offer, min(copy.offer.size, row.most, LARGEST)
                 for tokens in lengths_of(size):
-                    least = row.weight - rho * (self.table.plain / self.count + extra[tokens])
+                    least = row.weight - rho * (alone + extra[tokens])
                     right = copy.worth(tokens, size, row.weight, least)
                     value = right - rho * extra[tokens]
                     if value > most:
@@ -200,7 +212,7 @@ class Decision:
                     if fitting:
                         drafted.append((tokens, index, right, Choice(offer.drafter, tokens)))
             row.alone, row.gain = Choice(drafter, best) if best else PLAIN, gain
-            row.refused_cost = extra[wished] + change
+            row.refused_cost = extra[wished] + change + self.table.apart / self.count
             row.refused = wished if row.refused_cost > limit else 0
             if best and not fitting:
                 drafted.append((best, index, accepted, row.alone))
@@ -270,7 +282,8 @@ class Decision:
                     choice = Choice(drafter, length, copied, source)
                     if len(rows) == 1:
                         call, lag = table.calls[drafter][length], read * row.lags[drafter]
-                        joints.append(Joint(length + copied, worth - rho * call, rho, call + lag, [choice]))
+                        net = worth - rho * (call + self.apart)
+                        joints.append(Joint(length + copied, net, rho, call + lag, [choice]))
                         continue
                     net = worth - rho * table.extra[copied + length]
                     if net > gains[index]:
@@ -285,7 +298,7 @@ class Decision:
             call = table.calls[drafter][length] * (1.0 + share * (sum(asks) - 1))
             lag = read * sum(row.lags[drafter] for row, asked in zip(rows, asks, strict=True) if asked)
             total = sum(choice.total for choice in own)
-            joints.append(Joint(total, sum(worths) - rho * call, rho, call + lag, [*own]))
+            joints.append(Joint(total, sum(worths) - rho * (call + self.apart), rho, call + lag, [*own]))
         return joints
 
     def _look(self, drafter: int, options: list[list[Option]]) -> bool:
@@ -303,7 +316,7 @@ class Decision:
         for length, accepted, *_ in options[at][:3]:
             call, extra = self.table.calls[drafter][length], self.table.extra[length]
             # No look where the draft would not pay even if every token were accepted, in all rows.
-            hopeful = length > self.rho_model * (extra + call * share)
+            hopeful = length > self.rho_model * (extra + call * share + self.apart / self.count)
             value = accepted - self.rho_model * (extra + call)
             if hopeful and extra + call + costs.lag * lag <= self._affordable[1] and (not best or value > most):
                 best, most = length, value

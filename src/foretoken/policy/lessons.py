@@ -116,8 +116,6 @@ class Lessons:
         # What drafts lose is against plain rounds of several passes; one of a pass alone is no loss of theirs.
         drafts = calls or changed or positions > count
         plain = costs.plain(count) if drafts else costs.target(count)
-        if not drafts:
-            costs.together.record(count)
         changing = given * costs.change
         took = planned = (planned - changing) / plain
         if total is not None:
@@ -132,7 +130,9 @@ class Lessons:
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
                 # A draft of another one, or of another row, too, takes a round that plain passes can't go on in.
                 verified = bool(used) or (own is costs and (positions > count or bool(calls)))
-                request.copying.gained(row.gain if used else 0.0, request.rounds, verified=verified)
+                request.copying.gained(
+                    row.gain - request.copying.apart if used else 0.0, request.rounds, verified=verified
+                )
                 if own is costs:
                     miss(self.guards[0], row, count, plain)
             each, among = planned, count
@@ -183,7 +183,8 @@ class Lessons:
             self.guards[not models].settle(emitted, emitted)
             request.late += took - emitted
             if not models:
-                request.copying.gained(one.gain if one.tokens else 0.0, request.rounds, verified=one.tokens > 0)
+                gain = one.gain - request.copying.apart if one.tokens else 0.0
+                request.copying.gained(gain, request.rounds, verified=one.tokens > 0)
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None

@@ -168,7 +168,7 @@ class Rests:
 
         A row by itself rests only where decisions, and what a round of one pass takes beside plain passes that go
         together, are more than 2 `SHARE` of the time: for a round, then for three, …, until they aren't or a draft is
-        made.
+        made, and for as long at once where no model would pay in every round.
         """
         now = self.now
         if rows and self.considers and self._models:
@@ -178,19 +178,24 @@ class Rests:
             costs = self._costs
             dear = deciding * exp(-costs.drift.value) / costs.target(len(rows))
             worth = (dear + time_apart(costs, count) / costs.target(count)) / (2.0 * SHARE)
-            most = max(min(_REST, len(rows) - 1), min(_LONG_REST, 2**self._idle - 1, int(worth)))
+            least, most = min(_REST, len(rows) - 1), min(_LONG_REST, round(worth) - 1)
             looked_at = self._models if self._guard.spare > 0.0 else ()
             for row in rows:
                 row.request.considered = now
                 dues = (row.request.looks[at].due for at in looked_at)
-                waits.append(min([most, *(due - row.request.rounds for due in dues if due >= row.request.rounds)]))
-            self._rest_of_models = 0 if drafted else self._until(round(sum(waits) / len(waits)), count)
+                # Where no model pays, that stays so: plain rounds change nothing of what is expected of them.
+                longest = max(least, min(most, row.hopeless or 2**self._idle - 1))
+                waits.append(min([longest, *(due - row.request.rounds for due in dues if due >= row.request.rounds)]))
+            wanted = any(row.request.copied and not row.request.copying.rounds_left(row.request.rounds) for row in rows)
+            next_too = drafted and (wanted or not all(row.hopeless == sys.maxsize for row in rows))
+            self._rest_of_models = 0 if next_too else self._until(round(sum(waits) / len(waits)), count)
         for row in rows:
             request = row.request
             if request.missed is not None:
                 continue
-            if request.copied and not row.chosen.tokens:
-                most = max(_REST, self._rest_of_models - now) if self._models else _LONG_REST
+            # Behind a draft models are considered at once, if at all.
+            if request.copied and (not row.chosen.tokens or not self._models or self._rest_of_models > now):
+                most = max(_REST, self._rest_of_models - now) if self._models else sys.maxsize
                 request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count))
             elif not request.copied and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
@@ -216,7 +221,7 @@ class Rests:
             first = max(1, worth // _REST)
             looked_at = self._models if request.guards[1].spare > 0.0 else ()
             dues = (request.looks[at].due - request.rounds for at in looked_at)
-            longer = first * (2**request.idle - 1)
+            longer = row.hopeless or first * (2**request.idle - 1)
             most = min([max(_REST, min(_LONG_REST, worth)), longer, *(due for due in dues if due >= 0)])
         request.rests_alone = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
 

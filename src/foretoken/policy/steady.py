@@ -47,7 +47,7 @@ class Prices(NamedTuple):
     def best(self, copies: Copies, most: int) -> tuple[int, float]:
         """How many tokens of a draft are verified, `most` at most, and the tokens that this gains."""
         best, highest, size = 0, 0.0, min(copies.offer.size, most)
-        plain, extra, rho = self.table.plain, self.table.extra, self.rho
+        plain, extra, rho = self.table.plain + self.table.apart, self.table.extra, self.rho
         for tokens in lengths_of(size):
             value = copies.worth(tokens, size, 1.0, 1.0 - rho * (plain + extra[tokens])) - rho * extra[tokens]
             if value > highest:
@@ -104,5 +104,5 @@ def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:
     else:
         tokens, lost, guard, most = 0, table.extra[LONGEST] + table.asking[0], request.guards[0], MOST
         seen = request.rounds
-    rounds = min(most, int(guard.balance * table.plain / max(lost, 1e-9)), seen // 2)
+    rounds = min(most, int(guard.balance * table.plain / max(lost + table.apart, 1e-9)), seen // 2)
     return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None

@@ -15,7 +15,7 @@ import torch
 
 from foretoken.cache_folder import cache_folder
 
-_VERSION = "policy 2"  # of the entries; others are left alone
+_VERSION = "policy 3"  # of the entries; others are left alone
 _MOST_ENTRIES = 200
 
 
