@@ -8,6 +8,7 @@ from foretoken.drafters import Cascade, DraftModel, Lookup, PromptLookup, Suffix
 from foretoken.drafters.cascade_steady import SteadyRounds
 from foretoken.engine.engine import Engine
 from foretoken.models import load
+from foretoken.policy.copying import Copying
 from foretoken.sampling import SamplingParams
 from tiny import tiny_llama
 
@@ -94,6 +95,41 @@ def test_drafters_that_estimate_nothing_are_judged(steady):
     assert sum(map(bool, steady)) > 5
     assert len(judged) >= sum(map(bool, steady))
     assert all(0 <= accepted <= tried for _, _, tried, accepted, *_ in judged)
+
+
+@pytest.mark.parametrize("earns", [False, True])
+def test_two_rounds_without_a_draft_end_them_where_copies_earn_no_more(earns, steady, monkeypatch):
+    """Plain rounds of several passes may be what pays then. The policy hears of those two before it is asked."""
+    engine = engine_of(Lookup())
+    cascade = engine.drafter
+    engine.generate(REPEATING, GREEDY)
+    cascade._steady.tell()
+    drafted, before = len(steady), cascade.policy.rounds
+    assert drafted
+    ended: list[int] = []
+    choose, tell = SteadyRounds._choose, SteadyRounds.tell
+
+    def nothing(rounds, most, widths):
+        choose(rounds, most, widths)
+        rounds._tokens, rounds._gain = 0, 0.0
+        return 0
+
+    def told(rounds):
+        if rounds._told:
+            ended.append(len(rounds._told))
+        tell(rounds)
+
+    monkeypatch.setattr(Copying, "earns", property(lambda copying: earns or 2 not in ended))
+    monkeypatch.setattr(SteadyRounds, "_choose", nothing)
+    monkeypatch.setattr(SteadyRounds, "tell", told)
+    result = engine.generate(REPEATING, GREEDY)
+    if cascade._steady is not None:
+        cascade._steady.tell()
+    cascade._sleep.tell(cascade.policy)
+    assert result.token_ids == plain(REPEATING)
+    assert cascade.policy.rounds - before == result.stats.rounds - 1  # of every round but the prompt's, once
+    assert max(ended) == 2
+    assert (len(steady) - drafted > 3) == earns
 
 
 def test_a_round_that_failed_leaves_nothing_behind(monkeypatch, steady):

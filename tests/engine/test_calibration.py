@@ -66,6 +66,52 @@ def test_a_change_of_width_costs_what_the_rounds_after_it_take_longer():
     assert calibration._change([*block, *[1.0, 1.0, 1.3] * 6]) == 0.0  # of another cause
 
 
+@pytest.mark.parametrize("passes", [1, 8])
+def test_plain_passes_that_go_together_are_measured_where_there_are_such(passes, monkeypatch):
+    """As a share of rounds of one pass, of which those that follow a prompt or another width are left out."""
+    target = load(tiny_llama(seed=1), runner="hf")
+
+    def rounds(target, cascade, kind, verifier, params, limits, count, by_turns=()):
+        each = PLAIN if kind[1] == 0 else WIDE
+        share = 0.6 if limits.plain_passes > 1 else 1.0
+        return iter([(share * seconds / 1e3, 0.0) for seconds in ([*each, *each])[:count]])
+
+    monkeypatch.setattr(calibration, "_rounds", rounds)
+    monkeypatch.setattr(calibration, "affordable", lambda target, rows, most: min(passes, most))
+    cascade = Cascade([PromptLookup()])
+    calibration.calibrate(target, cascade, Engine(target).verifier, sampled=False)
+    together = cascade.policy.costs.together
+    assert together(2) == 1.0
+    assert 0.6 <= together(1) < 0.9 if passes > 1 else together(1) == 1.0
+
+
+def test_rounds_of_several_passes_are_measured_by_the_pass():
+    target = load(tiny_llama(seed=1), runner="native", device="cpu")
+    engine, cascade = Engine(target), Cascade([PromptLookup()])
+    params = calibration.SamplingParams(temperature=0.0, max_new_tokens=64, ignore_eos=True)
+    found = {}
+    for most in (1, 16):
+        limits = calibration.replace(calibration.DEFAULT_LIMITS, plain_passes=most)
+        steps = []
+        step = calibration.DecodeLoop.step
+
+        def spy(loop, *args, steps=steps, step=step, **named):
+            before = loop.rows[0].stats.rounds if loop.rows else 0
+            result = step(loop, *args, **named)
+            steps.append(loop.rows[0].stats.rounds - before if loop.rows else 0)
+            return result
+
+        calibration.DecodeLoop.step = spy
+        try:
+            measured = [*calibration._rounds(target, cascade, (-1, 0), engine.verifier, params, limits, 4)]
+        finally:
+            calibration.DecodeLoop.step = step
+        assert len(measured) == 4
+        found[most] = max(steps[:4])
+    assert found[1] == 1
+    assert found[16] == 16
+
+
 def test_rounds_by_turns_have_the_widths_that_are_asked_for():
     target = load(tiny_llama(seed=1), runner="native", device="cpu")
     engine, cascade, widths = Engine(target), Cascade([PromptLookup()]), []

@@ -388,15 +388,17 @@ class Engine:
                 rounds += 1
                 spent += passed + call + self.machine.apart
                 continue
-            (match, ahead), tokens, gain, held = one.lookups[done[row]], 0, 0.0, 0
+            (match, ahead), tokens, gain, price, held = one.lookups[done[row]], 0, 0.0, 0.0, 0
             state.offers = [Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match)] if match else []
             if self.passes.told is None:
                 for offer in state.offers:
                     tokens, gain = prices.best(Copies.of(state, offer), room)
+                price = prices.price(tokens)
             else:
                 state.room = state.most = room
                 held = self.policy.choose([state], self.passes.told)
                 tokens, gain = state.chosen.tokens, state.gain if state.chosen.tokens else 0.0
+                price = state.price
             right = min(ahead, tokens)
             self.choices.append((0 if tokens else -1, tokens, 0))
             for offer in state.offers:
@@ -407,7 +409,7 @@ class Engine:
             offered = sum(offer.size for offer in state.offers)
             copied = self.machine.free * (1 + offered)
             took, measured = self.measured(passed + self.machine.apart), self.measured(copied)
-            told.append(Told(tokens, offered, 1 + right, gain, width, changed, took, measured, 0.0))
+            told.append(Told(tokens, offered, 1 + right, gain, width, changed, took, measured, 0.0, price=price))
             done[row] += 1 + right
             spent += passed + copied + self.machine.apart
             rounds += 1

@@ -635,7 +635,7 @@ def request_beside(policy: Policy, asked: list[bool], gain: float, rounds: int) 
         row = Row(request, 16, [0])
         policy.choose([row])
         if gain and request.asked:
-            row.chosen, row.gain = Choice(0, 1), gain
+            row.chosen, row.gain, row.price = Choice(0, 1), gain, 1.0 - gain
         policy.lessons.learn([row], [1 + row.chosen.tokens], 1, [], 10.0, 2.0 * request.asked)
         asked.append(request.asked)
 

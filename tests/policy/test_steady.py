@@ -69,6 +69,7 @@ def test_prices_give_what_a_decision_gives(chain):
         tokens, gain = prices.best(Copies.of(row, offer), most)
         assert tokens == row.chosen.tokens
         assert gain == pytest.approx(row.gain)
+        assert prices.price(tokens) == pytest.approx(row.price)
         compared.add(tokens)
     assert len(compared) > 4
 
@@ -90,7 +91,10 @@ def test_rounds_that_are_told_together_teach_the_same():
             if together:
                 gain = row.gain if row.chosen.tokens else 0.0
                 tokens, offered = row.chosen.tokens, sum(one.size for one in row.offers)
-                told.append(Told(tokens, offered, emitted, gain, 1 + tokens, False, seconds, 0.0004, 0.0001))
+                price = row.price
+                told.append(
+                    Told(tokens, offered, emitted, gain, 1 + tokens, False, seconds, 0.0004, 0.0001, price=price)
+                )
             else:
                 policy.lessons.learn([row], [emitted], 1 + row.chosen.tokens, [], seconds, 0.0004, deciding=0.0001)
         if together:
@@ -104,6 +108,7 @@ def test_rounds_that_are_told_together_teach_the_same():
                 policy.costs.target(6),
                 policy.costs.copy(6),
                 policy.lessons.awake,
+                request.copying._gains.tokens,
             ]
         )
         assert (request.rounds, policy.rounds) == (32, 32)

@@ -51,7 +51,7 @@ class SteadyRounds:
         self._left, self.open = prices.rounds, False
         self._offered: list[tuple[Offer, list[int], list[int]]] = []
         self._tokens, self._gain, self._positions, self._changed, self._emitted = 0, 0.0, 1, False, 0
-        self._copied = self._deciding = self._call = 0.0
+        self._copied = self._deciding = self._call = self._price = 0.0
 
     @classmethod
     def after(
@@ -117,12 +117,13 @@ class SteadyRounds:
         if widths is None:
             for offer, _, _ in self._offered:
                 self._tokens, self._gain = self._prices.best(Copies.of(self._row, offer), most)
+            self._price = self._prices.price(self._tokens)
             return 0
         row = self._row
         row.most = row.room = most
         row.offers = [offer for offer, _, _ in self._offered]
         width = self._policy.choose([row], (widths.last, widths.least))
-        self._tokens, self._gain = row.chosen.tokens, row.gain if row.chosen.tokens else 0.0
+        self._tokens, self._gain, self._price = row.chosen.tokens, row.gain if row.chosen.tokens else 0.0, row.price
         return width
 
     def goes_on(self, batch: Batch) -> bool:
@@ -165,6 +166,7 @@ class SteadyRounds:
                     self._copied,
                     self._deciding,
                     self._call,
+                    self._price,
                 )
             )
 

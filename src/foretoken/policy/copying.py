@@ -67,13 +67,15 @@ class Copying:
         tokens, verified = self._last
         return tokens + verified * self.apart
 
-    def gained(self, tokens: float, now: int, *, verified: bool = False) -> None:
+    def gained(self, tokens: float, now: int, *, real: float | None = None, verified: bool = False) -> None:
         """They were asked in round `now`.
 
         Args:
             tokens: that their draft was expected to gain beside plain rounds of several passes, verification paid; 0 if
                 it was not verified.
             now: the round.
+            real: what it gained as it turned out, which is averaged: of the drafts that are expected to gain most, more
+                turn out worse than better. None for `tokens`.
             verified: the round verified a draft, theirs, another drafter's or another row's: then `apart` is no cost of
                 asking.
         """
@@ -86,5 +88,5 @@ class Copying:
         self.due = now + max(round(min(self._wait, self.cost / SHARE)), 1)
         self._wait = _FIRST_WAIT if self.last >= self.cost else 2 * self._wait
         for one in (self, self.above):
-            one._gains.add(tokens, 1.0)
+            one._gains.add(tokens if real is None else real, 1.0)
             one._verified.add(float(verified), 1.0)

@@ -211,7 +211,7 @@ class Decision:
                         continue
                     if fitting:
                         drafted.append((tokens, index, right, Choice(offer.drafter, tokens)))
-            row.alone, row.gain = Choice(drafter, best) if best else PLAIN, gain
+            row.alone, row.gain, row.price = Choice(drafter, best) if best else PLAIN, gain, rho * extra[best]
             row.refused_cost = extra[wished] + change + self.table.apart / self.count
             row.refused = wished if row.refused_cost > limit else 0
             if best and not fitting:

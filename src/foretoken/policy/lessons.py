@@ -130,9 +130,10 @@ class Lessons:
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
                 # A draft of another one, or of another row, too, takes a round that plain passes can't go on in.
                 verified = bool(used) or (own is costs and (positions > count or bool(calls)))
-                request.copying.gained(
-                    row.gain - request.copying.apart if used else 0.0, request.rounds, verified=verified
-                )
+                apart = request.copying.apart
+                gain = row.gain - apart if used else 0.0
+                real = row.weight * (tokens - 1) - row.price - apart if used else 0.0
+                request.copying.gained(gain, request.rounds, real=real, verified=verified)
                 if own is costs:
                     miss(self.guards[0], row, count, plain)
             each, among = planned, count
@@ -183,8 +184,9 @@ class Lessons:
             self.guards[not models].settle(emitted, emitted)
             request.late += took - emitted
             if not models:
-                gain = one.gain - request.copying.apart if one.tokens else 0.0
-                request.copying.gained(gain, request.rounds, verified=one.tokens > 0)
+                apart = request.copying.apart
+                gain, real = (one.gain - apart, one.emitted - 1 - one.price - apart) if one.tokens else (0.0, 0.0)
+                request.copying.gained(gain, request.rounds, real=real, verified=one.tokens > 0)
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None

@@ -147,7 +147,9 @@ class Row:
         barred: drafters that may not be asked.
         chosen: filled by `Policy.choose`.
         weight: likewise, what a token of it is worth.
-        alone: likewise, the best choice without a model; `gain` is what it gains, in tokens.
+        alone: likewise, the best choice without a model.
+        gain: of that beside a plain round of one pass, as is expected, in tokens.
+        price: of its verification, in tokens.
         hopeless: likewise, plain rounds before a model that drafts in every round would be faster than plain decoding:
             until the output's beginning is over, or endless; 0 where one is now.
         refused: likewise, the tokens of the best draft without a model if the account can't pay for it, else 0.
@@ -165,6 +167,7 @@ class Row:
     weight: float = 1.0
     alone: Choice = PLAIN
     gain: float = 0.0
+    price: float = 0.0
     hopeless: int = 0
     refused: int = 0
     refused_cost: float = 0.0

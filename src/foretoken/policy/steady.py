@@ -52,7 +52,11 @@ class Prices(NamedTuple):
             value = copies.worth(tokens, size, 1.0, 1.0 - rho * (plain + extra[tokens])) - rho * extra[tokens]
             if value > highest:
                 best, highest = tokens, value
-        return best, copies.expected[best] - rho * extra[best]
+        return best, copies.expected[best] - self.price(best)
+
+    def price(self, tokens: int) -> float:
+        """What it costs to verify so many tokens, in tokens."""
+        return self.rho * self.table.extra[tokens]
 
 
 class Told(NamedTuple):
@@ -62,13 +66,14 @@ class Told(NamedTuple):
         tokens: of the draft, verified.
         offered: tokens that were drafted.
         emitted: tokens.
-        gain: of the draft, as was expected, in tokens.
+        gain: of the draft beside a plain round of one pass, as was expected, in tokens.
         positions: of the pass, padding included.
         changed: the pass was not as wide as the one before, and took longer for that.
         seconds: of the round without `copied`; None where it did something else too.
         copied: seconds that the drafter took.
         deciding: seconds that the decision took.
         call: seconds of the model's call; 0 where copies were drafted.
+        price: of verifying the draft, in tokens.
     """
 
     tokens: int
@@ -81,6 +86,7 @@ class Told(NamedTuple):
     copied: float
     deciding: float
     call: float = 0.0
+    price: float = 0.0
 
 
 def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:

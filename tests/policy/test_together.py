@@ -1,0 +1,97 @@
+"""Plain passes that go together in one round: drafts have to be faster than those, however seldom they are taken."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from math import exp, log
+
+import pytest
+from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, fixed, outputs
+
+from foretoken.policy.acceptance import BEGINNING, LOOKUP, MODEL
+from foretoken.policy.copying import Copying
+from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.lines import Line
+from foretoken.policy.policy import Policy
+from foretoken.policy.request import Offer, Row
+
+TOGETHER = Machine(0.0, 2.1, 0.15, call=0.5, step=0.55, read=0.04, free=0.04, apart=1.1)
+"""Milliseconds of a 10M target in float32: half of a plain pass is what a round of its own takes besides."""
+
+
+@pytest.mark.parametrize(
+    ("drafters", "least", "mean"),
+    [((LOOKUP_AT,), 0.9, 0.945), ((MODEL_AT,), 0.93, 0.93), ((LOOKUP_AT, MODEL_AT), 0.9, 0.9)],
+)
+def test_drafts_are_compared_with_plain_passes_that_go_together(drafters, least, mean):
+    """Compared with lone plain rounds, these had 0.88, 0.82 and 0.86 of plain decoding at least."""
+    plain, best = [], []
+    for workload, rate in (("copy", 0.5), ("code", 0.6), ("chat", 0.5), ("random", 0.4), ("period", 0.85)):
+        for seed in (5, 6):
+            cell = [[one] for one in outputs(workload, rate, 96, 6, seed)]
+            own = sum(map(Engine(TOGETHER, drafters, seed=seed, error=1.15).run, cell))
+            alone = sum(fixed(TOGETHER, cell, MODEL_AT, 0))
+            lengths = [sum(fixed(TOGETHER, cell, name, k)) for name in drafters for k in FIXED]
+            plain.append(alone / own)
+            best.append(min(alone, *lengths) / own)
+    assert min(plain) > least, plain
+    assert exp(statistics.fmean(map(log, best))) > mean, best
+
+
+def policy_of(kinds, free, step=0.3, share=0.5):
+    costs = Costs(Line(0.9, 0.1), [DrafterCosts(Line(0.0, 0.0 if is_free else step)) for is_free in free])
+    costs.anchored = True
+    costs.together.record(1, share, 64)
+    return Policy(kinds, free, costs, Costs.by_bytes(1.0, [0.0 if is_free else step for is_free in free]))
+
+
+def test_what_a_round_takes_apart_is_a_cost_of_models_and_none_of_copies_in_rounds_that_ask():
+    """The round has one pass then whatever is drafted: what it takes apart was a cost of asking."""
+    policy = policy_of([LOOKUP, MODEL], [True, False])
+    request = policy.open(sampled=False)
+    request.emitted = BEGINNING
+    policy.ask([request])
+    assert request.asked
+
+    def chosen(reach, asked):
+        request.asked = asked
+        row = Row(request, 100, [0, 0], [Offer(0, len(reach), 4, reach)] if reach else [])
+        policy.choose([row])
+        return row.chosen
+
+    gain = 0.3  # of a token, which costs a tenth of a pass, and the round half of one
+    assert chosen((gain,), True).tokens == 1
+    assert chosen((), True).drafter == 1  # beside lone rounds the model pays
+    assert not chosen((), False).tokens  # and not beside passes that go together
+
+
+@pytest.mark.parametrize(("emitted", "rest"), [(BEGINNING, sys.maxsize), (0, BEGINNING - 1), (BEGINNING - 4, 3)])
+def test_where_no_model_pays_plain_rounds_change_nothing(emitted, rest):
+    """But for the beginning of an output, in which models are wrong more often."""
+    policy = policy_of([MODEL], [False], step=2.0 if emitted == BEGINNING else 0.15, share=0.8)
+    request = policy.open(sampled=False)
+    request.emitted, row = emitted, Row(request, 100, [0])
+    request.asked = request.copied = False
+    policy.guards[1].spare = 0.0  # no look at it is due
+    policy.choose([row])
+    assert not row.chosen.tokens
+    assert row.hopeless == rest
+    policy.lessons.learn([row], [1], 1, [], 1.0)
+    assert policy.resting([request]) == [True]
+    longest = round(0.2 / 0.01) - 1  # so that rounds by themselves, a fifth longer, take a hundredth more
+    assert request.rests_until - policy.rounds == min(rest, longest)
+
+
+@pytest.mark.parametrize("real", [None, -0.5])
+def test_what_copies_gained_is_averaged_as_it_turned_out(real):
+    """Of drafts that are expected to gain most, more turn out worse than better."""
+    engine = Copying()
+    engine.above = engine
+    copying = Copying(engine)
+    for now in range(32):
+        copying.asks(0.4, now)
+        copying.gained(0.6, now, real=real)
+        assert copying.earns  # the last one was expected to pay, and acceptance learns whether that is so
+    copying.gained(0.0, 32)
+    assert copying.earns == (real is None)
