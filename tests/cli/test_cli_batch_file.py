@@ -122,6 +122,7 @@ def test_a_run_that_was_ended_goes_on(batch, files, monkeypatch, after):
     assert files[1].read_bytes().startswith(before)
     assert set(answers(files[1])) == {f"r{index}" for index in range(6)}
     assert f"{6 - after} requests answered" in result.output
+    assert "1 request answered" in batch([*lines, request("one more")]).output
 
 
 def test_a_run_with_nothing_left_loads_nothing(batch, files, monkeypatch):

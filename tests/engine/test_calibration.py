@@ -96,9 +96,10 @@ def test_rounds_of_several_passes_are_measured_by_the_pass():
         step = calibration.DecodeLoop.step
 
         def spy(loop, *args, steps=steps, step=step, **named):
-            before = loop.rows[0].stats.rounds if loop.rows else 0
+            stats = loop.rows[0].stats
+            before, spent = stats.rounds, sum(stats.seconds.values())
             result = step(loop, *args, **named)
-            steps.append(loop.rows[0].stats.rounds - before if loop.rows else 0)
+            steps.append((stats.rounds - before, sum(stats.seconds.values()) - spent))
             return result
 
         calibration.DecodeLoop.step = spy
@@ -107,7 +108,10 @@ def test_rounds_of_several_passes_are_measured_by_the_pass():
         finally:
             calibration.DecodeLoop.step = step
         assert len(measured) == 4
-        found[most] = max(steps[:4])
+        passes, seconds = zip(*steps[:4], strict=True)
+        each = [took / max(count, 1) for took, count in zip(seconds, passes, strict=True)]
+        assert [took for took, _ in measured] == pytest.approx(each)
+        found[most] = max(passes)
     assert found[1] == 1
     assert found[16] == 16
 

@@ -74,10 +74,12 @@ def test_prices_give_what_a_decision_gives(chain):
     assert len(compared) > 4
 
 
-def test_rounds_that_are_told_together_teach_the_same():
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_rounds_that_are_told_together_teach_the_same(share):
     states = []
     for together in (False, True):
         policy, random = policy_of(), Random(5)
+        policy.costs.together.record(1, share, 64)
         request = policy.open(sampled=False)
         follow(policy, request, random, 20)
         row, least = decided(policy, request)

@@ -15,6 +15,7 @@ from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import Offer, Row
+from foretoken.policy.steady import Told
 
 TOGETHER = Machine(0.0, 2.1, 0.15, call=0.5, step=0.55, read=0.04, free=0.04, apart=1.1)
 """Milliseconds of a 10M target in float32: half of a plain pass is what a round of its own takes besides."""
@@ -64,6 +65,43 @@ def test_what_a_round_takes_apart_is_a_cost_of_models_and_none_of_copies_in_roun
     assert chosen((gain,), True).tokens == 1
     assert chosen((), True).drafter == 1  # beside lone rounds the model pays
     assert not chosen((), False).tokens  # and not beside passes that go together
+
+
+@pytest.mark.parametrize("rate", [0.85, 0.9])
+def test_a_model_that_pays_by_long_drafts_alone_is_used(rate):
+    """One token does not pay for a round of its own; a request's first looks show that more do."""
+    machine = Machine(0.0, 2.1, 0.15, call=1.2, step=0.3, read=0.01, apart=1.1)
+    cell = [[one] for one in outputs("random", rate, 128, 8, 7)]
+    own = sum([*map(Engine(machine, (MODEL_AT,), seed=7).run, cell)][1:])
+    best = min(sum(fixed(machine, cell, MODEL_AT, k)[1:]) for k in FIXED)
+    assert sum(fixed(machine, cell, MODEL_AT, 1)) > 0.9 * sum(fixed(machine, cell, MODEL_AT, 0)) > best
+    assert best / own > 0.8  # 0.7 where one token was taken for all lengths
+
+
+def test_a_row_that_may_not_ask_a_model_keeps_no_other_from_it():
+    policy = policy_of([MODEL], [False], step=0.02, share=0.9)
+    requests = [policy.open(sampled=False) for _ in range(3)]
+    rows = [Row(request, 100, [0], barred=frozenset((0,) if at == 0 else ())) for at, request in enumerate(requests)]
+    for row in rows:
+        row.request.emitted, row.request.asked = BEGINNING, False
+    policy.choose(rows)
+    assert [row.chosen.tokens > 0 for row in rows] == [False, True, True]
+    assert not any(row.hopeless for row in rows)
+
+
+def test_rounds_that_are_told_together_are_no_rest():
+    policy = policy_of([LOOKUP], [True], share=0.9)
+    request = policy.open(sampled=False)
+    for number in range(30):
+        policy.ask([request])
+        row = Row(request, 100, [0], [Offer(0, 8, 16)])
+        policy.choose([row])
+        policy.lessons.learn([row], [1 + row.chosen.tokens], 1 + row.chosen.tokens, [], 1.0 + 0.1 * row.chosen.tokens)
+        if number % 10 == 9:
+            told = Told(8, 8, 9, 3.0, 9, False, 1.8, 0.0, 0.0, price=1.0)
+            policy.lessons.learn_together(request, [told] * 10)
+        assert policy.resting([request]) == [False]
+        assert request.rounds == policy.rounds == number + 1 + 10 * ((number + 1) // 10)
 
 
 @pytest.mark.parametrize(("emitted", "rest"), [(BEGINNING, sys.maxsize), (0, BEGINNING - 1), (BEGINNING - 4, 3)])

@@ -120,7 +120,8 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
                     run_here(engines, items, done)
                 else:
                     run_processes(engines, options.jobs, items, done)
-    told = f"{total - before:,} requests answered, {failed:,} of them with an error"
+    answered = total - before
+    told = f"{answered:,} {'request' if answered == 1 else 'requests'} answered, {failed:,} of them with an error"
     screen.note(f"{told}; {bad:,} bad {'line' if bad == 1 else 'lines'}" if bad else told)
     return not bad and not failed and not results.errors
 

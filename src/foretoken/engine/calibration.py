@@ -116,7 +116,7 @@ def calibrate(
             _IDLE:
         ]
         if rounds:
-            together = _typical([seconds for seconds, _ in rounds]) / points[0][1]
+            together = _typical([seconds - drafting for seconds, drafting in rounds]) / points[0][1]
     cascade.measure(points, calls, change, together)
 
 

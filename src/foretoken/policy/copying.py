@@ -31,13 +31,13 @@ class Copying:
         apart: the part of it that is no asking: what a round of one pass takes beside plain passes that go together.
     """
 
-    __slots__ = ("_gains", "_last", "_verified", "_wait", "above", "apart", "cost", "due")
+    __slots__ = ("_gains", "_last", "_spared", "_wait", "above", "apart", "cost", "due")
 
     def __init__(self, above: Copying | None = None, *, sampled: bool = False) -> None:
         self.above, self.due, self.cost, self.apart = above, 0, 0.0, 0.0
         self._wait, self._last = 0.0, (0.0, False)
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
-        self._verified = Pace(_REQUEST) if above else Pace(4 * PACE, 0.0)  # rounds that verified a draft
+        self._spared = Pace(_REQUEST) if above else Pace(4 * PACE, 0.0)  # rounds that verified another's draft alone
 
     def asks(self, cost: float, now: int, apart: float = 0.0) -> bool:
         """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens, `apart` among
@@ -58,35 +58,34 @@ class Copying:
     def earns(self) -> bool:
         """Whether they gained what asking for them cost last, in the last round or on average."""
         assert self.above is not None
-        usual = self._gains.of(self.above._gains) + self._verified.of(self.above._verified) * self.apart
+        usual = self._gains.of(self.above._gains) + self._spared.of(self.above._spared) * self.apart
         return self.last >= self.cost or usual >= self.cost
 
     @property
     def last(self) -> float:
         """What they gained in the last round in which they were asked, in tokens, as it counts beside `cost`."""
-        tokens, verified = self._last
-        return tokens + verified * self.apart
+        tokens, spared = self._last
+        return tokens + spared * self.apart
 
-    def gained(self, tokens: float, now: int, *, real: float | None = None, verified: bool = False) -> None:
+    def gained(self, tokens: float, now: int, *, real: float | None = None, spared: bool = False) -> None:
         """They were asked in round `now`.
 
         Args:
-            tokens: that their draft was expected to gain beside plain rounds of several passes, verification paid; 0 if
-                it was not verified.
+            tokens: that their draft was expected to gain beside a plain round of one pass, verification paid; 0 if it
+                was not verified.
             now: the round.
             real: what it gained as it turned out, which is averaged: of the drafts that are expected to gain most, more
                 turn out worse than better. None for `tokens`.
-            verified: the round verified a draft, theirs, another drafter's or another row's: then `apart` is no cost of
-                asking.
+            spared: the round verified another drafter's draft, or another row's: then `apart` is no cost of asking.
         """
         assert self.above is not None
-        self._last = tokens, verified
+        self._last = tokens, spared
         if not self._wait:
-            gains, rounds = self.above._gains, self.above._verified
+            gains, rounds = self.above._gains, self.above._spared
             usual = gains.tokens / gains.time + rounds.tokens / rounds.time * self.apart
             self._wait = _FIRST_WAIT * max(self.cost / max(usual, SHARE), 1.0)
         self.due = now + max(round(min(self._wait, self.cost / SHARE)), 1)
         self._wait = _FIRST_WAIT if self.last >= self.cost else 2 * self._wait
         for one in (self, self.above):
             one._gains.add(tokens if real is None else real, 1.0)
-            one._verified.add(float(verified), 1.0)
+            one._spared.add(float(spared), 1.0)

@@ -86,7 +86,7 @@ class Decision:
         else:
             best = self._best(joints, with_models)
         for row, choice in zip(rows, best.choices, strict=True):
-            row.chosen = choice
+            row.chosen, row.price = choice, self.rho * self.table.extra[choice.copied or choice.tokens]
         if not any(choice.tokens and choice.drafter in models for choice in best.choices):
             for drafter, each in options.items():
                 if self._look(drafter, each):
@@ -167,18 +167,19 @@ class Decision:
         return max((self._pace_alone(drafter, each) for drafter, each in options.items()), default=1.0)
 
     def _pace_alone(self, drafter: int, options: list[list[Option]]) -> float:
-        """The best pace of one model that drafts as many tokens in every row."""
-        count, best, plain, apart = len(self.rows), 1.0, self.table.plain, self.table.apart
+        """The best pace of one model that drafts as many tokens in every row, as far as it may; 1 at least."""
+        count, best, plain, apart = len(self.rows), 0.0, self.table.plain, self.table.apart
         share = 1.0 + self.costs.drafters[drafter].row * (count - 1)
-        for at in range(min(map(len, options))):
-            length = options[0][at].tokens
-            right = (row.weight * each[at].accepted for row, each in zip(self.rows, options, strict=True))
+        for at in range(max(map(len, options))):
+            drafts = [(row, each[min(at, len(each) - 1)]) for row, each in zip(self.rows, options, strict=True) if each]
+            length = max(draft.tokens for _, draft in drafts)
+            right = (row.weight * draft.accepted for row, draft in drafts)
             took = plain + apart + count * self.table.extra[length] + self.table.calls[drafter][length] * share
             pace = (self.base + sum(right) / self.count) * plain / took
             if pace < 0.9 * best:
                 break  # longer drafts only lose from here on
             best = max(best, pace)
-        return best
+        return max(best, 1.0)
 
     def _copied(self, *, fitting: bool) -> list[Joint]:
         """Drafts that are made already, the empty one first; fills in each row's best use of them alone.
@@ -211,9 +212,9 @@ class Decision:
                         continue
                     if fitting:
                         drafted.append((tokens, index, right, Choice(offer.drafter, tokens)))
-            row.alone, row.gain, row.price = Choice(drafter, best) if best else PLAIN, gain, rho * extra[best]
+            row.alone, row.gain = Choice(drafter, best) if best else PLAIN, gain
             row.refused_cost = extra[wished] + change + self.table.apart / self.count
-            row.refused = wished if row.refused_cost > limit else 0
+            row.refused = wished if extra[wished] + change > limit else 0
             if best and not fitting:
                 drafted.append((best, index, accepted, row.alone))
         if len(rows) == 1:

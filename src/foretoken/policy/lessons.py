@@ -129,11 +129,10 @@ class Lessons:
                 # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
                 # A draft of another one, or of another row, too, takes a round that plain passes can't go on in.
-                verified = bool(used) or (own is costs and (positions > count or bool(calls)))
-                apart = request.copying.apart
-                gain = row.gain - apart if used else 0.0
-                real = row.weight * (tokens - 1) - row.price - apart if used else 0.0
-                request.copying.gained(gain, request.rounds, real=real, verified=verified)
+                others = not used and own is costs and (positions > count or bool(calls))
+                right = min(tokens - 1, row.chosen.copied or row.chosen.tokens)
+                gain, real = (row.gain, row.weight * right - row.price) if used else (0.0, 0.0)
+                request.copying.gained(gain, request.rounds, real=real, spared=others)
                 if own is costs:
                     miss(self.guards[0], row, count, plain)
             each, among = planned, count
@@ -159,12 +158,11 @@ class Lessons:
                 lost = max(lost, took - 1.0)
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
-        self.rests.let([row for row, _ in shared], count, drafted, deciding)
+        self.rests.let([row for row, _ in shared], count, drafted, deciding, looked=looked)
 
     def learn_together(self, request: Request, rounds: Sequence[Told]) -> None:
         """Rounds of a row by itself are over, which went by `Policy.prices`."""
-        costs, count, models = self.costs, len(rounds), not request.copied
-        plain, planned = costs.plain(1), 0.0
+        costs, count, models, planned = self.costs, len(rounds), not request.copied, 0.0
         for one in rounds:
             # After a prompt's pass, a plain one has another width than the last one, too.
             changing = costs.change if one.changed and self._prompted else 0.0
@@ -173,20 +171,21 @@ class Lessons:
             whole = costs.round(one.positions, one.changed) + costs.copy(copied[0] + copied[1])
             whole += sum(costs.draft(*call[:4]) for call in calls)
             first, scale = costs.is_first([(-1, one.positions), *(call[:2] for call in calls)]), exp(-costs.drift.value)
+            drafted = bool(calls) or one.positions > 1 or one.changed
+            plain = costs.plain(1) if drafted else costs.target(1)
             took = each = (whole - changing) / plain
             if one.seconds is not None:
                 lasted = (one.seconds + one.copied + one.call) * scale
                 if not first or lasted <= whole:
                     costs.record(one.positions, one.seconds, calls, copied, changed=one.changed)
                     took = min((lasted - changing) / plain, LONGER * each)
-            drafted, emitted = one.positions > 1 or one.changed, float(one.emitted)
+            emitted = float(one.emitted)
             self.guards[models].settle(took if drafted else emitted, emitted)
             self.guards[not models].settle(emitted, emitted)
             request.late += took - emitted
             if not models:
-                apart = request.copying.apart
-                gain, real = (one.gain - apart, one.emitted - 1 - one.price - apart) if one.tokens else (0.0, 0.0)
-                request.copying.gained(gain, request.rounds, real=real, verified=one.tokens > 0)
+                gain, real = (one.gain, one.emitted - 1 - one.price) if one.tokens else (0.0, 0.0)
+                request.copying.gained(gain, request.rounds, real=real)
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None

@@ -176,7 +176,7 @@ class Policy:
             pace = max(sum(request.pace.of(request.above[0]) for request in shared) / len(shared), 1.0)
             rho = pace * count / table.plain
             asking, made = table.asking
-            apart = rho * time_apart(self.costs, count) / len(shared)
+            apart = rho * table.apart / len(shared)
             cost = rho * (asking / count + self.lessons.awake / len(shared)) + apart
             for row, request in enumerate(requests):
                 if request.costs is self.costs:

@@ -108,7 +108,7 @@ class Request:
 
     def rest(self, now: int, until: int) -> None:
         """Be plain in the policy's rounds from `now` to before `until`, unless woken."""
-        self._rests_from, self.rests_until = now, until
+        self._rests_from, self.rests_until = now, until if until > now else 0
 
     def rest_alone(self) -> None:
         """A round of `rests_alone` begins."""
@@ -149,7 +149,7 @@ class Row:
         weight: likewise, what a token of it is worth.
         alone: likewise, the best choice without a model.
         gain: of that beside a plain round of one pass, as is expected, in tokens.
-        price: of its verification, in tokens.
+        price: of the verification of the chosen one's copied tokens, in tokens.
         hopeless: likewise, plain rounds before a model that drafts in every round would be faster than plain decoding:
             until the output's beginning is over, or endless; 0 where one is now.
         refused: likewise, the tokens of the best draft without a model if the account can't pay for it, else 0.

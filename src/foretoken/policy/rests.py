@@ -16,9 +16,9 @@ rest so long wake together, in rounds that are multiples of it. A decision takes
 several rows little more than for one."""
 
 _LONG_REST = 4 * _REST
-"""The same for requests without models that others depend on, whose free drafters are due later, and where decisions
-take long beside rounds: a decision on 32 rows takes a fifth of a round of the shipped pair, or more, and one on a row
-by itself a quarter on a fast processor."""
+"""The same where decisions take long beside rounds: one on 32 rows takes a fifth of a round of the shipped pair or more,
+and one on a row by itself a quarter on a fast processor. Requests without models, that others depend on, rest for four
+times as many where their free drafters are due no earlier."""
 
 _TOGETHER = 2 * _REST
 """Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
@@ -160,7 +160,7 @@ class Rests:
         """Those that depend on no other request: each of their rounds of rest is counted by `Request.rest_alone`."""
         return [request for request in requests if request.costs is not self._costs]
 
-    def let(self, rows: Sequence[Row], count: int, drafted: bool, deciding: float) -> None:
+    def let(self, rows: Sequence[Row], count: int, drafted: bool, deciding: float, *, looked: bool = False) -> None:
         """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts.
 
         A row that wakes among many takes a tenth of their round, and little more does if others wake with it: rests in
@@ -185,7 +185,10 @@ class Rests:
                 dues = (row.request.looks[at].due for at in looked_at)
                 # Where no model pays, that stays so: plain rounds change nothing of what is expected of them.
                 longest = max(least, min(most, row.hopeless or 2**self._idle - 1))
-                waits.append(min([longest, *(due - row.request.rounds for due in dues if due >= row.request.rounds)]))
+                # A look that was useful is due again at once; others that are overdue could not be paid for.
+                least_due = 0 if looked and row.chosen.tokens else row.request.rounds
+                left = (max(due - row.request.rounds, 0) for due in dues if due >= least_due)
+                waits.append(min([longest, *left]))
             wanted = any(row.request.copied and not row.request.copying.rounds_left(row.request.rounds) for row in rows)
             next_too = drafted and (wanted or not all(row.hopeless == sys.maxsize for row in rows))
             self._rest_of_models = 0 if next_too else self._until(round(sum(waits) / len(waits)), count)
@@ -195,7 +198,7 @@ class Rests:
                 continue
             # Behind a draft models are considered at once, if at all.
             if request.copied and (not row.chosen.tokens or not self._models or self._rest_of_models > now):
-                most = max(_REST, self._rest_of_models - now) if self._models else sys.maxsize
+                most = max(_REST, self._rest_of_models - now) if self._models else 4 * _LONG_REST
                 request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count))
             elif not request.copied and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
