@@ -16,7 +16,7 @@ rest so long wake together, in rounds that are multiples of it. A decision takes
 several rows little more than for one."""
 
 _LONG_REST = 4 * _REST
-"""The same where decisions take long beside rounds: one on 32 rows takes a fifth of a round of the shipped pair or more,
+"""The same where decisions take long beside rounds; one on 32 rows takes a fifth of a round of the shipped pair,
 and one on a row by itself a quarter on a fast processor. Requests without models, that others depend on, rest for four
 times as many where their free drafters are due no earlier."""
 
