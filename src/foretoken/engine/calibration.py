@@ -106,10 +106,6 @@ def calibrate(
         by_turns = [0] * _BLOCK + [_WIDE] * _BLOCK
         rounds = [*_rounds(target, cascade, (-1, _WIDE), verifier, params, limits, _BLOCKS * _BLOCK, by_turns)]
         change = _change([seconds for seconds, _ in rounds])
-    if (_IDLE + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS:
-        rounds = [*_rounds(target, cascade, (-1, _WIDEST), verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
-        if rounds:
-            points.append((1 + _WIDEST, _typical([seconds - drafting for seconds, drafting in rounds])))
     together = None
     if swept and (passes := affordable(target, 1, several.plain_passes)) > 1:
         rounds = [*_rounds(target, cascade, (-1, 0), verifier, params, several, _IDLE + max(2, _LEAST // passes))][
@@ -117,6 +113,10 @@ def calibrate(
         ]
         if rounds:
             together = _typical([seconds - drafting for seconds, drafting in rounds]) / points[0][1]
+    if (_IDLE + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS:
+        rounds = [*_rounds(target, cascade, (-1, _WIDEST), verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
+        if rounds:
+            points.append((1 + _WIDEST, _typical([seconds - drafting for seconds, drafting in rounds])))
     cascade.measure(points, calls, change, together)
 
 
