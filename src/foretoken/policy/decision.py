@@ -68,8 +68,10 @@ class Decision:
         self.base = (sum(row.weight for row in rows) + beside * mean**2) / count  # what a plain round emits
         models_pace = self._pace_of_models(options)
         if models_pace <= 1.0:
-            later = {at: [self._options(one, row, at, BEGINNING) for one, row in enumerate(rows)] for at in models}
-            pays_later = self._pace_of_models(later) > 1.0
+            pays_later = False
+            if any(row.request.emitted < BEGINNING for row in rows):
+                later = {at: [self._options(one, row, at, BEGINNING) for one, row in enumerate(rows)] for at in models}
+                pays_later = self._pace_of_models(later) > 1.0
             for row in rows:
                 row.hopeless = max(BEGINNING - 1 - row.request.emitted, 0) if pays_later else sys.maxsize
         pace = max(self.base, mean, models_pace)
