@@ -75,7 +75,7 @@ def test_a_model_that_pays_by_long_drafts_alone_is_used(rate):
     own = sum([*map(Engine(machine, (MODEL_AT,), seed=7).run, cell)][1:])
     best = min(sum(fixed(machine, cell, MODEL_AT, k)[1:]) for k in FIXED)
     assert sum(fixed(machine, cell, MODEL_AT, 1)) > 0.9 * sum(fixed(machine, cell, MODEL_AT, 0)) > best
-    assert best / own > 0.8  # 0.7 where one token was taken for all lengths
+    assert best / own > 0.8  # 0.74 and 0.68 where one token was taken for all lengths
 
 
 def test_a_row_that_may_not_ask_a_model_keeps_no_other_from_it():
