@@ -20,7 +20,7 @@ from models.native.checkpoints import MODELS, longrope, plain
 
 pytest.importorskip("openvino")
 
-from foretoken.models.native import openvino_backend
+from foretoken.models.native import openvino_backend, openvino_network
 from foretoken.models.native.cache import Feed
 from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, threads_of
 from foretoken.models.native.narrow import CHAIN_WIDTH, WIDTHS
@@ -343,7 +343,7 @@ def test_the_policy_plans_the_widths_of_a_row_that_has_narrow_passes(monkeypatch
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_the_form_for_one_operation_computes_the_same(make, monkeypatch):
-    monkeypatch.setattr(openvino_backend, "joins_mlp", lambda *_: True)
+    monkeypatch.setattr(openvino_network, "joins_mlp", lambda *_: True)
     module = make()
     model = load(module, runner="native", backend="openvino")
     cache = open_with(model, TEXT[:40], rows=2)

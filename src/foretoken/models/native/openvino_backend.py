@@ -7,7 +7,7 @@ from copy import copy
 from itertools import accumulate
 from threading import Lock
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,11 +23,11 @@ from foretoken.models.native.chaining import (
     steps_of_call,
 )
 from foretoken.models.native.checkpoint import Weights
-from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, CompileOptions, GraphKey, threads_of
+from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, CompileOptions, GraphKey
 from foretoken.models.native.int4 import GROUP
 from foretoken.models.native.linear import FOUR_BITS, ROUNDED_INPUTS, Quantize
 from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
-from foretoken.models.native.openvino_graph import DecoderGraph, fix_width, joins_mlp
+from foretoken.models.native.openvino_network import DecoderNetwork, Network
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
 from foretoken.models.native.rope import Rotary
 from foretoken.models.widths import PassWidths, least_for, patience_for
@@ -51,45 +51,6 @@ AnyFeed = TypeVar("AnyFeed", bound=Feed)
 Continue = Callable[[AnyFeed, int, list[Tensor]], None]
 """Given a feed, the last token of its chain and the graph's `carried` outputs: puts what the next call starts with in
 place of the feed's tokens."""
-
-
-class Network(Protocol):
-    """What an `OpenVinoBackend` runs: how its graphs are built, and what they take besides a decoder's inputs."""
-
-    def graph(self, key: GraphKey) -> DecoderGraph:
-        """Build a graph."""
-
-    def arrays(self, feeds: Sequence[Feed]) -> dict[str, Any]:
-        """Values of `DecoderGraph.extra_inputs`; a feed of row -1 is padding."""
-
-
-class DecoderNetwork:
-    """The decoder of a checkpoint.
-
-    Args:
-        weights: of the checkpoint.
-        dtype: of keys and values.
-        quantize: see `OpenVinoBackend`.
-    """
-
-    def __init__(self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None) -> None:
-        self._weights, self._dtype, self._quantize = weights, dtype, quantize
-        self._threads = torch.get_num_threads()
-        self._joins_mlp = weights.bytes() <= MOST_BYTES and joins_mlp(dtype, quantize)
-
-    def graph(self, key: GraphKey) -> DecoderGraph:
-        """See `Network`."""
-        settings = self._weights, self._dtype, self._quantize
-        # OpenVINO 2026.4 divides by half of the threads there: by zero with one, which may be all that is left by now.
-        joins = self._joins_mlp and threads_of(self._threads) > 1
-        graph = DecoderGraph(*settings, key.hidden_layers, key.steps, key.layers, key.draws, joins_mlp=joins)
-        if key.width is not None:
-            fix_width(graph, key.width)
-        return graph
-
-    def arrays(self, feeds: Sequence[Feed]) -> dict[str, Any]:
-        """See `Network`."""
-        return {}
 
 
 class OpenVinoBackend:
@@ -119,14 +80,14 @@ class OpenVinoBackend:
         self.spec = spec = weights.spec
         self._weights, self._dtype, self.quantize = weights, dtype, quantize
         cache_dtype = weights.cache_dtype or dtype
-        self._network = network or DecoderNetwork(weights, cache_dtype, quantize)
+        size = weights.bytes()
+        self._network = network or DecoderNetwork(weights, dtype, cache_dtype, quantize, small=size <= MOST_BYTES)
         self._windows = set(spec.windows)
         self.chains = weights.bytes() <= MOST_CHAINED
         self._rotary = Rotary(spec.config, spec.rotary_dim)
         self.pool = BlockPool(spec.layers, spec.groups, spec.head_dim, cache_dtype, spec.max_length)
         self._lock = Lock()
         self._layers: int | None = None  # that are run; all
-        size = weights.bytes()
         least = least_for(size, bfloat16=dtype is torch.bfloat16 and quantize is None)
         rounds = quantize in ROUNDED_INPUTS or weights.rounds_inputs
         group = (GROUP if quantize in FOUR_BITS else _INPUT_GROUP) if rounds else 0

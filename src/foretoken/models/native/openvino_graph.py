@@ -22,6 +22,7 @@ from foretoken.models.native.graph_tokens import best_tokens, draw_tokens
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.packed import PackedMatrix
 from foretoken.models.native.paging import BLOCK
+from foretoken.models.native.widened import WidenedWeights
 from foretoken.models.processor import multiplies_tiles
 
 INPUTS = {
@@ -92,7 +93,7 @@ class DecoderGraph:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: Weights | WidenedWeights,
         dtype: torch.dtype,
         quantize: Quantize | None,
         hidden_layers: Sequence[int] = (),
