@@ -36,11 +36,6 @@ def multiplies_tiles() -> bool:
     return bool(ask is not None and ask())
 
 
-def has_wide_vectors() -> bool:
-    """Whether this CPU has instructions that multiply vectors of 512 bits."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
 def position_share(bytes_per_weight: float, *, wide: bool) -> float:
     """What a further token adds to a pass, in passes over one, where each product is computed by itself.
 
@@ -52,7 +47,7 @@ def position_share(bytes_per_weight: float, *, wide: bool) -> float:
         bytes_per_weight: in memory.
         wide: instructions of 512 bits are used where there are some, which multiply twice as many numbers.
     """
-    doubled = wide and has_wide_vectors()
+    doubled = wide and torch.backends.cpu.get_cpu_capability() == "AVX512"
     return min(_BYTES_PER_PRODUCT / (2 if doubled else 1) / bytes_per_weight, 1.0)
 
 

@@ -349,3 +349,19 @@ def test_targets_that_a_model_drafts_for_run_where_several_tokens_cost_least(rou
     assert isinstance(Engine(path, small).target, GgufModel)
     with pytest.raises(ModelError, match="drafted"):
         load(path, drafted="yes")
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_16_bits_among_others_are_widened_before_or_in_a_pass_with_the_same_scores(kind, files, monkeypatch):
+    from foretoken.models.native import widening
+
+    monkeypatch.setattr(widening, "_LEAST_GAIN", float("-inf"))
+    module, path = files(f"values of {kind}", wide, kinds=lambda name: kind if "attn_v" in name else "F32")
+    model = native(path, module)
+    texts = [[3 + at * 7 % 50 for at in range(size)] for size in (3, 6, 17, 40)]
+    before = [scores(model, text).clone() for text in texts]
+    model.warm_up((), alone=True)
+    widened = model.backend.narrow._widening
+    assert widened.decided
+    for one, text in zip(before, texts, strict=True):
+        assert torch.equal(one, scores(model, text))

@@ -130,6 +130,12 @@ class Weights:
         shapes = expected_shapes(spec).items()
         return sum(math.prod(shape) * self._dtype_of(name).itemsize for name, shape in shapes)
 
+    @property
+    def keeps_16_bits(self) -> bool:
+        """Whether the model is computed in float32, and some of its matrices are of 16 bits."""
+        shapes = expected_shapes(self.spec).items()
+        return any(self._dtype_of(name) is not self._dtype for name, shape in shapes if len(shape) > 1)
+
     def release(self) -> None:
         """Give memory of files back that weights are read from again when they are needed again."""
 

@@ -34,6 +34,7 @@ class GraphKey:
         draws: the chain's tokens are drawn.
         layers: first layers that are run; None for all.
         width: tokens of a pass over one row, of a chain's first one; None for any number of tokens and rows.
+        widened: 16-bit weights are float32 in it; else they are widened in every pass.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -41,6 +42,7 @@ class GraphKey:
     draws: bool = False
     layers: int | None = None
     width: int | None = None
+    widened: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,11 @@ class CompiledGraphs:
             with self._lock:
                 self._found.setdefault(key, graph)
         return self._found[key]
+
+    def drop(self, key: GraphKey) -> None:
+        """Let go of a graph."""
+        with self._lock:
+            self._found.pop(key, None)
 
     def prepare(self, keys: Iterable[GraphKey]) -> list[GraphKey]:
         """Compile graphs now, in parallel, so that no request waits for them; which ones had not been compiled."""

@@ -335,6 +335,12 @@ class GgufWeights(Weights):
         part = 1.0 if layers is None else super().bytes(layers) / super().bytes()
         return int(self._file.bytes() * part)
 
+    @property
+    def keeps_16_bits(self) -> bool:
+        """See `Weights`."""
+        kinds = {self._file.kind(name) for name in self._file.names if len(self._file.shape(name)) > 1}
+        return self._dtype is torch.float32 and bool(kinds & {"F16", "BF16"})
+
     def layer(self, number: int) -> LayerWeights:
         """See `Weights`."""
         found = self._layer(number)

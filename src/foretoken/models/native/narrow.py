@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from threading import Thread, main_thread
+from typing import Any
 from weakref import WeakMethod
 
 from foretoken.models.chain import Draws
 from foretoken.models.native.cache import Feed
 from foretoken.models.native.chaining import CHAIN_STEPS
 from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, GraphKey
+from foretoken.models.native.widening import FEW, Widening
 from foretoken.models.widths import PassWidths
 
 WIDTHS = (1, 4, 6, 9, 13, 17)
@@ -30,6 +32,9 @@ _STAGES = ((1, 4, 17), (6, 9, 13))
 _LOST = 0.2
 """Share of a pass that is lost without them. On outputs of the shipped target it was 0.13 in plain decoding, 0.36 with
 drafts of three tokens, which pay for changes, and 0.08 with eight."""
+
+_MOST_WIDENED = 64
+"""Tokens of passes that count as lost by widening weights in the pass: of longer ones it is a small part."""
 
 CHAIN_WIDTH = 2
 """Tokens before a chain, at most, in its graph: after a round in which it drafted, a drafter lags by one or two."""
@@ -46,16 +51,22 @@ class NarrowGraphs:
         widths: of its plain passes; they are told which ones have graphs.
         run: a method that runs a graph for the first time, which packs its weights.
         price: seconds that it takes to make one.
+        widening: of the model; None where no weights can be widened.
     """
 
     def __init__(
-        self, graphs: CompiledGraphs, widths: PassWidths, run: Callable[[CompiledGraph], None], price: float
+        self,
+        graphs: CompiledGraphs,
+        widths: PassWidths,
+        run: Callable[[CompiledGraph], Any],
+        price: float,
+        widening: Widening | None = None,
     ) -> None:
-        self._graphs, self._widths, self._price = graphs, widths, price
+        self._graphs, self._widths, self._price, self._widening = graphs, widths, price, widening
         self._run = WeakMethod(run)  # of the backend that holds these graphs
         self._ready: dict[GraphKey, CompiledGraph] = {}
         self._passes: dict[int, CompiledGraph] = {}  # by width, in rising order
-        self._lost = [0.0 for _ in _STAGES]
+        self._lost, self._lost_by_widening = [0.0 for _ in _STAGES], 0.0
         self._maker: Thread | None = None
 
     def for_pass(self, feeds: Sequence[Feed]) -> CompiledGraph | None:
@@ -64,17 +75,30 @@ class NarrowGraphs:
         tokens = len(feeds[0].tokens) if len(feeds) == 1 else WIDTHS[-1] + 1
         return self._passes.get(self._widths.narrow_for(tokens))
 
+    def for_tokens(self, tokens: int) -> CompiledGraph | None:
+        """The graph for a pass over so many tokens of any rows; None for the usual one."""
+        return self._widening.graph if self._widening is not None and tokens > FEW else None
+
     def took(self, feeds: Sequence[Feed], seconds: float) -> None:
         """A pass over these feeds took so long: graphs that would have been faster are made beside it, once due."""
-        size = len(feeds[0].tokens)
+        size = sum(len(feed.tokens) for feed in feeds)
+        if self._widening is not None and not self._widening.decided and FEW < size <= _MOST_WIDENED:
+            self._lost_by_widening += _LOST * seconds
+            if self._lost_by_widening >= self._price:
+                self._start(())
         stage = 0 if not self._passes else 1
         if len(feeds) > 1 or size > WIDTHS[-1] or len(self._passes) == len(WIDTHS):
             return
         if stage == 0 or _STAGES[0][1] < size <= _STAGES[1][-1]:
             self._lost[stage] += _LOST * seconds
-            if self._lost[stage] >= len(_STAGES[stage]) * self._price and self._maker is None:
-                self._maker = Thread(target=self._make, args=(_STAGES[stage],), name="foretoken-graphs")
-                self._maker.start()
+            if self._lost[stage] >= len(_STAGES[stage]) * self._price:
+                self._start(_STAGES[stage])
+
+    def _start(self, widths: Sequence[int]) -> None:
+        """Make graphs for these widths beside requests, and decide on widening before; unless some are being made."""
+        if self._maker is None:
+            self._maker = Thread(target=self._make, args=(widths,), name="foretoken-graphs")
+            self._maker.start()
 
     def join(self) -> None:
         """Wait until what is being made is there."""
@@ -96,14 +120,18 @@ class NarrowGraphs:
     def prepare_passes(self) -> None:
         """Compile those for passes."""
         self.join()
+        if self._widening is not None:
+            self._widening.decide()
         self._add(WIDTHS)
 
     def _make(self, widths: Sequence[int]) -> None:
         """`_add` beside requests. A process that ends does not wait for more than the graph that is being made."""
         try:
+            if self._widening is not None:
+                self._widening.decide()
             for width in widths:
                 if main_thread().is_alive():
-                    self._graphs(GraphKey(width=width))
+                    self._graphs(self._key(width))
             if main_thread().is_alive():
                 self._add(widths)
         except (RuntimeError, MemoryError):  # decoding goes on as it did
@@ -113,7 +141,7 @@ class NarrowGraphs:
 
     def _add(self, widths: Sequence[int]) -> None:
         """Have graphs for passes of these widths."""
-        keys = {GraphKey(width=width): width for width in widths if width not in self._passes}
+        keys = {self._key(width): width for width in widths if width not in self._passes}
         self._prepare(keys)
         run = self._run()
         if run is None:
@@ -123,6 +151,9 @@ class NarrowGraphs:
         made = self._passes | {width: self._ready[key] for key, width in keys.items()}
         self._passes = dict(sorted(made.items()))
         self._widths.narrow = tuple(self._passes)
+
+    def _key(self, width: int) -> GraphKey:
+        return GraphKey(width=width, widened=self.for_tokens(width) is not None)
 
     def prepare_chains(self, drawn: bool) -> list[int]:
         """Compile those for chains of drawn tokens, or of most probable ones; the lengths of those that are new."""

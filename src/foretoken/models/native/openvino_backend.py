@@ -30,6 +30,7 @@ from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
 from foretoken.models.native.openvino_network import DecoderNetwork, Network
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
 from foretoken.models.native.rope import Rotary
+from foretoken.models.native.widening import Widening
 from foretoken.models.widths import PassWidths, least_for, patience_for
 
 _INPUT_GROUP = 32
@@ -81,7 +82,9 @@ class OpenVinoBackend:
         self._weights, self._dtype, self.quantize = weights, dtype, quantize
         cache_dtype = weights.cache_dtype or dtype
         size = weights.bytes()
-        self._network = network or DecoderNetwork(weights, dtype, cache_dtype, quantize, small=size <= MOST_BYTES)
+        small = size <= MOST_BYTES
+        decoder = DecoderNetwork(weights, cache_dtype, quantize, small=small)
+        self._network = network or decoder
         self._windows = set(spec.windows)
         self.chains = weights.bytes() <= MOST_CHAINED
         self._rotary = Rotary(spec.config, spec.rotary_dim)
@@ -98,9 +101,11 @@ class OpenVinoBackend:
         start = perf_counter()
         self._plain = self.graphs(GraphKey())
         price = perf_counter() - start
-        # Networks that are fed more than tokens take any number of them.
-        small = network is None and size <= MOST_BYTES
-        self.narrow = NarrowGraphs(self.graphs, self._plain.widths, self._run_first, price) if small else None
+        self.narrow: NarrowGraphs | None = None
+        if small and network is None:  # networks that are fed more than tokens take any number of them
+            widens = dtype is torch.float32 and quantize is None and weights.keeps_16_bits
+            widening = Widening(self.graphs, self._run_first, decoder.forget_widened) if widens else None
+            self.narrow = NarrowGraphs(self.graphs, self._plain.widths, self._run_first, price, widening)
 
     def exit_after(self, layers: int) -> OpenVinoBackend:
         """The same caches, with the first layers alone run: in graphs of their own, which hold their weights again."""
@@ -130,12 +135,13 @@ class OpenVinoBackend:
         """See `TorchBackend.score`."""
         if any(_bends(feed, self._windows) for feed in feeds):
             return self._score_by_path(cache, feeds, picks, hidden_layers)
-        narrow = self.narrow if picks and not hidden_layers else None
-        graph = (narrow.for_pass(feeds) if narrow else None) or self._graph(hidden_layers)
+        narrow = self.narrow if not hidden_layers else None
+        graph = (narrow.for_pass(feeds) if narrow and picks else None) or self._graph(hidden_layers)
         start = perf_counter()
         with self._lock:
             if graph.width is None:
                 fed = self._padded(feeds, graph.widths)
+                graph = (narrow.for_tokens(sum(len(feed.tokens) for feed in fed)) if narrow else None) or graph
             else:
                 fed = [lengthened(feeds[0], graph.width)]
             arrays = self._arrays(cache, fed)
@@ -143,17 +149,19 @@ class OpenVinoBackend:
             nodes = [begins[feed] + node for feed, node in picks] or [0]
             arrays["picks"] = nodes + [0] * ((graph.width or 0) - len(nodes))
             outputs = graph.run(arrays)
-        if narrow:
+        if narrow and picks:
             narrow.took(feeds, perf_counter() - start)
         if len(picks) < len(arrays["picks"]):
             outputs = [values[: len(picks)] for values in outputs]
         return outputs[0], outputs[1:]
 
-    def _run_first(self, graph: CompiledGraph) -> None:
-        """Run a graph of a fixed size on nothing: its first run packs the weights."""
+    def _run_first(self, graph: CompiledGraph, tokens: int = 1) -> Tensor:
+        """Logits ``[T, V]`` of as many tokens as a graph takes, or so many: its first run packs weights."""
+        size = graph.width or min(tokens, self.spec.max_length)
         with self._lock:
-            arrays = self._arrays(self.open(1), [Feed(-1, 0, [0] * (graph.width or 1), 0, None)])
-            graph.run(arrays | {"picks": [0] * (graph.width or 1)})
+            cache, text = self.open(1), [at % self.spec.vocab_size for at in range(size)]
+            arrays = self._arrays(cache, [Feed(0, 0, text, 0, None)])
+            return graph.run(arrays | {"picks": list(range(size))})[0]
 
     def pass_widths(self, hidden_layers: Sequence[int]) -> PassWidths:
         """See `LanguageModel.pass_widths`."""

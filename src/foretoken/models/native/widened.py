@@ -1,14 +1,9 @@
-"""16-bit weights in float32, for passes over more than a few tokens.
-
-OpenVINO can keep 16-bit weights as they are and widen them in every pass. That halves the bytes that a pass reads, and
-reading them is what a pass over one token waits for. One over several waits for its arithmetic, and widening adds to
-that. Products are the same either way, to the last bit: every 16-bit number is a float32 number.
-"""
+"""16-bit weights in float32, for passes over more than a few tokens; see `widening`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from threading import Lock
 
 from torch import Tensor
 
@@ -17,34 +12,47 @@ from foretoken.models.native.packed import Packed, PackedMatrix
 
 
 class WidenedWeights:
-    """Weights whose 16-bit matrices are float32; several graphs of one model share their memory.
+    """Weights whose 16-bit matrices are float32, each read once for all graphs that are built of them.
 
     Args:
         weights: of the checkpoint.
     """
 
     def __init__(self, weights: Weights) -> None:
-        self.spec, self.release, self._weights = weights.spec, weights.release, weights
-        self.layer, self.table, self.head = cache(self._layer), cache(self._table), cache(self._head)
-        self.final_norm = weights.final_norm
+        self.spec, self.release, self.final_norm = weights.spec, weights.release, weights.final_norm
+        self._weights, self._lock = weights, Lock()
+        self._layers: dict[int, LayerWeights] = {}
+        self._tables: dict[str, Tensor | Packed] = {}
 
-    def _layer(self, number: int) -> LayerWeights:
-        layer = self._weights.layer(number)
-        return replace(
-            layer,
-            qkv=_widened(layer.qkv),
-            output=_widened(layer.output),
-            gate_up=_widened(layer.gate_up),
-            down=_widened(layer.down),
-        )
+    def layer(self, number: int) -> LayerWeights:
+        """See `Weights`."""
+        with self._lock:
+            if number not in self._layers:
+                layer = self._weights.layer(number)
+                self._layers[number] = replace(
+                    layer,
+                    qkv=_widened(layer.qkv),
+                    output=_widened(layer.output),
+                    gate_up=_widened(layer.gate_up),
+                    down=_widened(layer.down),
+                )
+            return self._layers[number]
 
-    def _table(self) -> Tensor | Packed:
-        table = self._weights.table()
-        return table.float() if isinstance(table, Tensor) else table
+    def table(self) -> Tensor | Packed:
+        """See `Weights`."""
+        with self._lock:
+            if "table" not in self._tables:
+                self._tables["table"] = _in_float32(self._weights.table())
+            return self._tables["table"]
 
-    def _head(self) -> Tensor | Packed:
-        head = self._weights.head()
-        return head.float() if isinstance(head, Tensor) else head
+    def head(self) -> Tensor | Packed:
+        """See `Weights`."""
+        if self.spec.tied:
+            return self.table()
+        with self._lock:
+            if "head" not in self._tables:
+                self._tables["head"] = _in_float32(self._weights.head())
+            return self._tables["head"]
 
 
 def _widened(matrix: AnyMatrix) -> AnyMatrix:
@@ -55,3 +63,7 @@ def _widened(matrix: AnyMatrix) -> AnyMatrix:
 
 def _widened_part(matrix: Matrix | PackedMatrix) -> Matrix | PackedMatrix:
     return Matrix(matrix.weight.float(), matrix.bias) if isinstance(matrix, Matrix) else matrix
+
+
+def _in_float32(weight: Tensor | Packed) -> Tensor | Packed:
+    return weight.float() if isinstance(weight, Tensor) else weight

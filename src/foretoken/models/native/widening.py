@@ -1,0 +1,81 @@
+"""Whether passes over more than a few tokens have their 16-bit weights widened before, where float32 is computed.
+
+OpenVINO can keep 16-bit weights as they are and widen them in every pass. That halves the bytes that a pass reads, and
+reading them is what a pass over one token waits for. One over several waits for its arithmetic, and widening adds to
+that: by nothing on one processor with AVX2, and by a half of the pass on another. So it is tried, once for a model.
+What is computed must be the same to the last bit, too: which graphs there are depends on what a process has done
+before, and an output must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+from weakref import WeakMethod
+
+import torch
+from torch import Tensor
+
+from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, GraphKey
+
+FEW = 4
+"""Tokens up to which passes read 16 bits in any case. Milliseconds of 10M weights, widened in the pass and before, over
+1, 4, 6, 9, 17 and 32 tokens: 2.1, 3.8, 6.1, 7.8, 9.2, 13.3 and 2.5, 3.2, 4.0, 5.1, 7.5, 10.2 on an AMD EPYC with AVX2;
+on an older one 1.8, 2.3 and 2.8, 3.2 over 1 and 4, 3.6 and 3.8 over 8."""
+
+_TRIED = (6, 17, 64)
+"""Tokens of the passes that are compared; the first two are timed, as many as drafts have."""
+
+_REPEATS = 5
+_LEAST_GAIN = 0.05
+"""Share of a pass that has to be gained: weights that were widened take twice the memory."""
+
+
+class Widening:
+    """Decides for one model.
+
+    Args:
+        graphs: of the model.
+        run: a method that runs a graph over so many tokens of no request and gives their logits.
+        forget: lets go of the widened weights.
+
+    Attributes:
+        graph: for passes over any number of tokens above `FEW`; None where their weights are widened in the pass.
+        decided: whether it was tried.
+    """
+
+    def __init__(
+        self, graphs: CompiledGraphs, run: Callable[[CompiledGraph, int], Tensor], forget: Callable[[], None]
+    ) -> None:
+        self._graphs, self._run, self._forget = graphs, WeakMethod(run), forget  # `run` is of who holds this
+        self.graph: CompiledGraph | None = None
+        self.decided = False
+
+    def decide(self) -> None:
+        """Try it, unless it was tried."""
+        run = self._run()
+        if self.decided or run is None:
+            return
+        usual, key = self._graphs(GraphKey()), GraphKey(widened=True)
+        widened = self._graphs(key)
+        if all(torch.equal(run(usual, size), run(widened, size)) for size in _TRIED):
+            times = [_typical(run, (usual, widened), size) for size in _TRIED[:2]]
+            before, now = (sum(of_graph) for of_graph in zip(*times, strict=True))
+            if now <= (1.0 - _LEAST_GAIN) * before:
+                self.graph = widened
+        if self.graph is None:
+            self._graphs.drop(key)
+            self._forget()
+        self.decided = True
+
+
+def _typical(run: Callable[[CompiledGraph, int], Tensor], graphs: Sequence[CompiledGraph], size: int) -> list[float]:
+    """Median seconds of passes over so many tokens by each graph; they take turns."""
+    seconds: list[list[float]] = [[] for _ in graphs]
+    for _ in range(_REPEATS):
+        for graph, found in zip(graphs, seconds, strict=True):
+            start = perf_counter()
+            run(graph, size)
+            found.append(perf_counter() - start)
+    return [median(found) for found in seconds]
