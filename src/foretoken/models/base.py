@@ -260,12 +260,13 @@ class LanguageModel(ABC):
         """
         return turn_of(self)
 
-    def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
+    def warm_up(self, hidden_layers: Sequence[int], *, several: bool = False, alone: bool = False) -> None:
         """Compile now what passes of a target with hidden states need; nothing by default.
 
         Args:
             hidden_layers: as in `forward`.
-            alone: what makes passes over one row by itself faster, too, where that takes seconds and memory.
+            several: what makes passes over several tokens faster, too, where that takes half a second and memory.
+            alone: that, and what makes passes over one row by itself faster, where that takes seconds and memory.
         """
         return
 

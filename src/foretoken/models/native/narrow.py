@@ -117,12 +117,13 @@ class NarrowGraphs:
             return None
         return self._ready.get(GraphKey((), steps, draws is not None, width=CHAIN_WIDTH))
 
-    def prepare_passes(self) -> None:
-        """Compile those for passes."""
+    def prepare_passes(self, *, alone: bool = True) -> None:
+        """Decide whether weights are widened before, and compile those for passes of one row by itself if wanted."""
         self.join()
         if self._widening is not None:
             self._widening.decide()
-        self._add(WIDTHS)
+        if alone:
+            self._add(WIDTHS)
 
     def _make(self, widths: Sequence[int]) -> None:
         """`_add` beside requests. A process that ends does not wait for more than the graph that is being made."""

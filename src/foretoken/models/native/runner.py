@@ -175,12 +175,12 @@ class NativeModel(LanguageModel):
         """See `LanguageModel.pass_widths`."""
         return self.backend.pass_widths(hidden_layers)
 
-    def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
+    def warm_up(self, hidden_layers: Sequence[int], *, several: bool = False, alone: bool = False) -> None:
         """See `LanguageModel.warm_up`."""
         with self.turn if self.backend.prepares_in_turn else nullcontext():
             self.backend.warm_up(hidden_layers)
-            if alone and self.backend.narrow is not None:
-                self.backend.narrow.prepare_passes()
+            if (several or alone) and self.backend.narrow is not None:
+                self.backend.narrow.prepare_passes(alone=alone)
 
     def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""
