@@ -4,6 +4,9 @@ For pairs of widths (tokens in a pass): median milliseconds of passes of one wid
 between the two, without and with padding by `foretoken.models.widths.PassWidths`.
 
 Run with: python benchmarks/widths.py [--target DIR] [--dtype bfloat16] [--passes N]
+
+With --widening, milliseconds of passes in float32 whose 16-bit weights are widened in the pass, and before, by turns;
+and whether scores are the same to the last bit (`foretoken.models.native.widening`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import time
 from statistics import median
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
@@ -22,9 +26,11 @@ from foretoken.models import load
 from foretoken.models.native.cache import Feed
 from foretoken.models.native.compilation import GraphKey
 from foretoken.models.native.openvino_backend import OpenVinoBackend
+from foretoken.models.native.widening import seconds_of
 from foretoken.models.widths import PassWidths
 
 PAIRS = ((1, 4), (1, 6), (3, 4), (4, 8), (6, 7), (6, 9), (8, 16))
+TOKENS = (1, 2, 4, 5, 6, 9, 13, 17, 32, 64)
 LENGTH = 200
 """Tokens in the KV cache before each pass."""
 
@@ -55,13 +61,31 @@ class Meter:
         return {width: median(values) for width, values in found.items()}
 
 
+def widening(target: str, passes: int) -> Table:
+    """The table of `--widening`, of graphs for passes over any number of tokens."""
+    backend = load(target, runner="native", backend="openvino", dtype="float32").backend
+    graphs = backend.graphs(GraphKey()), backend.graphs(GraphKey(widened=True))
+    table = Table(box=SIMPLE_HEAD, title="milliseconds a pass, weights widened")
+    for column in ("tokens", "in it", "before", "same scores"):
+        table.add_column(column, justify="right")
+    for size in track(TOKENS, console=Console(stderr=True), transient=True):
+        scores = [backend.try_out(graph, size) for graph in graphs]
+        times = (f"{1e3 * seconds:.2f}" for seconds in seconds_of(backend.try_out, graphs, size, passes))
+        table.add_row(str(size), *times, "yes" if torch.equal(*scores) else "no")
+    return table
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", default=str(tiny_pair_path() / "target"))
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--passes", type=int, default=40)
+    parser.add_argument("--widening", action="store_true")
     arguments = parser.parse_args()
+    if arguments.widening:
+        Console().print(widening(arguments.target, arguments.passes))
+        return
     backend = load(arguments.target, runner="native", backend="openvino", dtype=arguments.dtype).backend
     backend.pads = False  # this padding would change the width as well
     meter, console = Meter(backend, arguments.passes), Console()

@@ -104,8 +104,8 @@ class OpenVinoBackend:
         self.narrow: NarrowGraphs | None = None
         if small and network is None:  # networks that are fed more than tokens take any number of them
             widens = dtype is torch.float32 and quantize is None and weights.keeps_16_bits
-            widening = Widening(self.graphs, self._run_first, decoder.forget_widened) if widens else None
-            self.narrow = NarrowGraphs(self.graphs, self._plain.widths, self._run_first, price, widening)
+            widening = Widening(self.graphs, self.try_out, decoder.forget_widened) if widens else None
+            self.narrow = NarrowGraphs(self.graphs, self._plain.widths, self.try_out, price, widening)
 
     def exit_after(self, layers: int) -> OpenVinoBackend:
         """The same caches, with the first layers alone run: in graphs of their own, which hold their weights again."""
@@ -155,7 +155,7 @@ class OpenVinoBackend:
             outputs = [values[: len(picks)] for values in outputs]
         return outputs[0], outputs[1:]
 
-    def _run_first(self, graph: CompiledGraph, tokens: int = 1) -> Tensor:
+    def try_out(self, graph: CompiledGraph, tokens: int = 1) -> Tensor:
         """Logits ``[T, V]`` of as many tokens as a graph takes, or so many: its first run packs weights."""
         size = graph.width or min(tokens, self.spec.max_length)
         with self._lock:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
+from threading import Lock
 from time import perf_counter
 from weakref import WeakMethod
 
@@ -49,18 +50,23 @@ class Widening:
         self, graphs: CompiledGraphs, run: Callable[[CompiledGraph, int], Tensor], forget: Callable[[], None]
     ) -> None:
         self._graphs, self._run, self._forget = graphs, WeakMethod(run), forget  # `run` is of who holds this
+        self._lock = Lock()
         self.graph: CompiledGraph | None = None
         self.decided = False
 
     def decide(self) -> None:
         """Try it, unless it was tried."""
         run = self._run()
-        if self.decided or run is None:
-            return
+        if run is not None:
+            with self._lock:
+                if not self.decided:
+                    self._try(run)
+
+    def _try(self, run: Callable[[CompiledGraph, int], Tensor]) -> None:
         usual, key = self._graphs(GraphKey()), GraphKey(widened=True)
         widened = self._graphs(key)
         if all(torch.equal(run(usual, size), run(widened, size)) for size in _TRIED):
-            times = [_typical(run, (usual, widened), size) for size in _TRIED[:2]]
+            times = [seconds_of(run, (usual, widened), size) for size in _TRIED[:2]]
             before, now = (sum(of_graph) for of_graph in zip(*times, strict=True))
             if now <= (1.0 - _LEAST_GAIN) * before:
                 self.graph = widened
@@ -70,10 +76,12 @@ class Widening:
         self.decided = True
 
 
-def _typical(run: Callable[[CompiledGraph, int], Tensor], graphs: Sequence[CompiledGraph], size: int) -> list[float]:
+def seconds_of(
+    run: Callable[[CompiledGraph, int], Tensor], graphs: Sequence[CompiledGraph], size: int, repeats: int = _REPEATS
+) -> list[float]:
     """Median seconds of passes over so many tokens by each graph; they take turns."""
     seconds: list[list[float]] = [[] for _ in graphs]
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         for graph, found in zip(graphs, seconds, strict=True):
             start = perf_counter()
             run(graph, size)
