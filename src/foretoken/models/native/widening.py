@@ -28,7 +28,7 @@ on an older one 1.8, 2.3 and 2.8, 3.2 over 1 and 4, 3.6 and 3.8 over 8."""
 _TRIED = (6, 17, 64)
 """Tokens of the passes that are compared; the first two are timed, as many as drafts have."""
 
-_REPEATS = 5
+_TURNS, _BLOCK = 3, 3  # turns of each graph, and passes in a row of each turn
 _LEAST_GAIN = 0.05
 """Share of a pass that has to be gained: weights that were widened take twice the memory."""
 
@@ -77,13 +77,18 @@ class Widening:
 
 
 def seconds_of(
-    run: Callable[[CompiledGraph, int], Tensor], graphs: Sequence[CompiledGraph], size: int, repeats: int = _REPEATS
+    run: Callable[[CompiledGraph, int], Tensor], graphs: Sequence[CompiledGraph], size: int, turns: int = _TURNS
 ) -> list[float]:
-    """Median seconds of passes over so many tokens by each graph; they take turns."""
+    """Median seconds of passes over so many tokens by each graph; they take turns.
+
+    The first pass of each turn is left out: it finds the other graph's weights in the processor's caches.
+    """
     seconds: list[list[float]] = [[] for _ in graphs]
-    for _ in range(repeats):
+    for _ in range(turns):
         for graph, found in zip(graphs, seconds, strict=True):
-            start = perf_counter()
             run(graph, size)
-            found.append(perf_counter() - start)
+            for _ in range(_BLOCK - 1):
+                start = perf_counter()
+                run(graph, size)
+                found.append(perf_counter() - start)
     return [median(found) for found in seconds]
