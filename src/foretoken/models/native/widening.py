@@ -23,7 +23,7 @@ from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, G
 FEW = 4
 """Tokens up to which passes read 16 bits in any case. Milliseconds of 10M weights, widened in the pass and before, over
 1, 4, 6, 9, 17 and 32 tokens: 2.1, 3.8, 6.1, 7.8, 9.2, 13.3 and 2.5, 3.2, 4.0, 5.1, 7.5, 10.2 on an AMD EPYC with AVX2;
-on an older one 1.8, 2.3 and 2.8, 3.2 over 1 and 4, 3.6 and 3.8 over 8."""
+on another 1.8, 2.3 and 2.8, 3.2 over 1 and 4, 3.6 and 3.8 over 8."""
 
 _TRIED = (6, 17, 64)
 """Tokens of the passes that are compared; the first two are timed, as many as drafts have."""
