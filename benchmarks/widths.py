@@ -87,7 +87,7 @@ def main() -> None:
         Console().print(widening(arguments.target, arguments.passes))
         return
     backend = load(arguments.target, runner="native", backend="openvino", dtype=arguments.dtype).backend
-    backend.pads = False  # this padding would change the width as well
+    backend.narrow = None  # passes of some widths would have graphs of their own
     meter, console = Meter(backend, arguments.passes), Console()
     table = Table(box=SIMPLE_HEAD, title="milliseconds a pass")
     for column in ("tokens", "one width", "changing", "changing, padded"):

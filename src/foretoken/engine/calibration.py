@@ -108,9 +108,8 @@ def calibrate(
         change = _change([seconds for seconds, _ in rounds])
     together = None
     if swept and (passes := affordable(target, 1, several.plain_passes)) > 1:
-        rounds = [*_rounds(target, cascade, (-1, 0), verifier, params, several, _IDLE + max(2, _LEAST // passes))][
-            _IDLE:
-        ]
+        count = _IDLE + max(2, _LEAST // passes)
+        rounds = [*_rounds(target, cascade, (-1, 0), verifier, params, several, count)][_IDLE:]
         if rounds:
             together = _typical([seconds - drafting for seconds, drafting in rounds]) / points[0][1]
     if (_IDLE + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS:
