@@ -86,7 +86,7 @@ class Loops:
         self.cascade.keep_costs(key)
         self._calibrated: set[bool] = set()  # whether for sampled requests, whether for greedy ones
         self._warm: set[bool] = set()  # whether for drawn draft tokens, whether for chosen ones
-        self._verifies = False  # the target is ready for passes over drafts
+        self._verifies = False  # whether the target has what its passes over drafts need
         if self.budget is not None:  # what runs goes on holding its share of the same memory
             self.budget.models = [self.target, *made.models]
 
@@ -101,9 +101,9 @@ class Loops:
         sampled = not row.sequence.params.greedy
         self.warm_up(sampled and not is_coupled(row.verifier))
         drafts = bool(row.sequence.prediction) or not isinstance(self.drafter, NoDrafter)
-        if drafts and not self._verifies:
+        if drafts and not self._verifies and not self.drafter.hidden_layers:
             self._verifies = True
-            self.target.warm_up(self.drafter.hidden_layers, several=True)
+            self.target.warm_up_verification()
         if length == AUTO and drafts and sampled not in self._calibrated:
             self._calibrated.add(sampled)
             calibrate(self.target, self.cascade, row.verifier, sampled=sampled, limits=self.limits)

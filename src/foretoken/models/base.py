@@ -260,13 +260,19 @@ class LanguageModel(ABC):
         """
         return turn_of(self)
 
-    def warm_up(self, hidden_layers: Sequence[int], *, several: bool = False, alone: bool = False) -> None:
+    def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
         """Compile now what passes of a target with hidden states need; nothing by default.
 
         Args:
             hidden_layers: as in `forward`.
-            several: what makes passes over several tokens faster, too, where that takes half a second and memory.
-            alone: that, and what makes passes over one row by itself faster, where that takes seconds and memory.
+            alone: what makes passes over one row by itself faster, too, where that takes seconds and memory.
+        """
+        return
+
+    def warm_up_verification(self) -> None:
+        """Compile now what makes passes over drafts faster, where that takes half a second or so; nothing by default.
+
+        For targets whose hidden states nobody reads.
         """
         return
 

@@ -21,7 +21,7 @@ pytest.importorskip("openvino")
 from foretoken.models.native import openvino_backend, widening
 from foretoken.models.native.cache import Feed
 from foretoken.models.native.compilation import GraphKey
-from foretoken.models.native.widening import FEW, Widening
+from foretoken.models.native.widening import FEW, MOST, Widening
 
 TEXT = [(7 * at) % 29 + 1 for at in range(60)]
 SIZES = (1, 2, 4, 5, 6, 9, 13, 17, 24)
@@ -78,16 +78,68 @@ def test_scores_are_the_same_to_the_last_bit(name, half, tmp_path, gains):
             assert torch.equal(one, other)
 
 
-def test_outputs_with_a_seed_are_the_same_whatever_ran_before(gains):
+def test_outputs_with_a_seed_are_the_same_whatever_ran_before(gains, monkeypatch):
     gains(float("-inf"))
     model, outputs = native(tiny_pair_path() / "target"), []
-    for _ in range(2):
+    for tried in (False, True):
+        if not tried:
+            monkeypatch.setattr(Widening, "decide", lambda self: None)
         engine = Engine(model, "suffix")
         params = [SamplingParams(temperature=each, seed=3, max_new_tokens=40, ignore_eos=True) for each in (0.0, 0.8)]
         outputs.append([engine.generate("def add(a, b):\n", each).token_ids for each in params])
         outputs[-1] += [one.token_ids for one in engine.generate(["1 + 1 =", "Once upon"] * 3, params[0])]
+        assert (model.backend.narrow._widening.graph is not None) == tried
+        monkeypatch.undo()
+        gains(float("-inf"))
         model.warm_up((), alone=True)
     assert outputs[0] == outputs[1]
+
+
+def test_scores_are_the_same_over_as_many_tokens_as_it_is_used_for(gains):
+    gains(float("-inf"))
+    backend = native(tiny_pair_path() / "target").backend
+    backend.narrow.decide()
+    usual, widened = backend.graphs(GraphKey()), backend.narrow._widening.graph
+    assert [backend.narrow.for_tokens(size) for size in (FEW, FEW + 1, MOST, MOST + 1)] == [
+        None,
+        widened,
+        widened,
+        None,
+    ]
+    for size in range(FEW + 1, MOST + 1):
+        assert torch.equal(backend.try_out(usual, size), backend.try_out(widened, size))
+
+
+def test_a_trial_that_fails_changes_nothing(tmp_path, gains, monkeypatch):
+    gains(float("-inf"))
+    folder, _ = saved(MODELS["llama"](), tmp_path, torch.bfloat16)
+    model = native(folder)
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(widening, "seconds_of", fail)
+    expected = native(folder)
+    params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+    outputs = [Engine(one, "suffix").generate([1, 2, 3] * 4, params).token_ids for one in (model, expected)]
+    assert outputs[0] == outputs[1]
+    narrow = model.backend.narrow
+    assert (narrow._widening.decided, narrow._widening.graph) == (True, None)
+    assert not any(key.widened for key in model.backend.graphs._found)
+    model.warm_up((), alone=True)
+    assert narrow._passes
+
+
+def test_nothing_is_tried_for_a_target_whose_hidden_states_are_read(tmp_path, monkeypatch):
+    folder, _ = saved(MODELS["llama"](), tmp_path, torch.bfloat16)
+    model, tried = native(folder), []
+    monkeypatch.setattr(Widening, "decide", lambda self: tried.append(True))
+    params = SamplingParams(temperature=0.0, max_new_tokens=3, ignore_eos=True)
+    for layers in ((1,), ()):
+        engine = Engine(model, "suffix")
+        monkeypatch.setattr(type(engine._loops.drafter), "hidden_layers", layers)
+        engine.generate([1, 2], params)
+        assert bool(tried) == (not layers)
 
 
 def test_which_graphs_read_16_bits(tmp_path, gains):

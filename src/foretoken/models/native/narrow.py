@@ -19,7 +19,7 @@ from foretoken.models.chain import Draws
 from foretoken.models.native.cache import Feed
 from foretoken.models.native.chaining import CHAIN_STEPS
 from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, GraphKey
-from foretoken.models.native.widening import FEW, Widening
+from foretoken.models.native.widening import FEW, MOST, Widening
 from foretoken.models.widths import PassWidths
 
 WIDTHS = (1, 4, 6, 9, 13, 17)
@@ -31,10 +31,8 @@ _STAGES = ((1, 4, 17), (6, 9, 13))
 
 _LOST = 0.2
 """Share of a pass that is lost without them. On outputs of the shipped target it was 0.13 in plain decoding, 0.36 with
-drafts of three tokens, which pay for changes, and 0.08 with eight."""
-
-_MOST_WIDENED = 64
-"""Tokens of passes that count as lost by widening weights in the pass: of longer ones it is a small part."""
+drafts of three tokens, which pay for changes, and 0.08 with eight. By widening weights in a pass over five tokens or
+more 0.1 to 0.25 of it were lost on a processor with AVX2."""
 
 CHAIN_WIDTH = 2
 """Tokens before a chain, at most, in its graph: after a round in which it drafted, a drafter lags by one or two."""
@@ -77,12 +75,12 @@ class NarrowGraphs:
 
     def for_tokens(self, tokens: int) -> CompiledGraph | None:
         """The graph for a pass over so many tokens of any rows; None for the usual one."""
-        return self._widening.graph if self._widening is not None and tokens > FEW else None
+        return self._widening.graph if self._widening is not None and FEW < tokens <= MOST else None
 
     def took(self, feeds: Sequence[Feed], seconds: float) -> None:
         """A pass over these feeds took so long: graphs that would have been faster are made beside it, once due."""
         size = sum(len(feed.tokens) for feed in feeds)
-        if self._widening is not None and not self._widening.decided and FEW < size <= _MOST_WIDENED:
+        if self._widening is not None and not self._widening.decided and FEW < size <= MOST:
             self._lost_by_widening += _LOST * seconds
             if self._lost_by_widening >= self._price:
                 self._start(())
@@ -117,19 +115,21 @@ class NarrowGraphs:
             return None
         return self._ready.get(GraphKey((), steps, draws is not None, width=CHAIN_WIDTH))
 
-    def prepare_passes(self, *, alone: bool = True) -> None:
-        """Decide whether weights are widened before, and compile those for passes of one row by itself if wanted."""
-        self.join()
+    def decide(self) -> None:
+        """Try whether weights are widened before passes over 5 to 64 tokens, unless that was tried."""
         if self._widening is not None:
             self._widening.decide()
-        if alone:
-            self._add(WIDTHS)
+
+    def prepare_passes(self) -> None:
+        """Compile those for passes."""
+        self.join()
+        self.decide()
+        self._add(WIDTHS)
 
     def _make(self, widths: Sequence[int]) -> None:
-        """`_add` beside requests. A process that ends does not wait for more than the graph that is being made."""
+        """`_add` beside requests. A process that ends waits for no more than what is being tried or made."""
         try:
-            if self._widening is not None:
-                self._widening.decide()
+            self.decide()
             for width in widths:
                 if main_thread().is_alive():
                     self._graphs(self._key(width))

@@ -175,25 +175,24 @@ class NativeModel(LanguageModel):
         """See `LanguageModel.pass_widths`."""
         return self.backend.pass_widths(hidden_layers)
 
-    def warm_up(self, hidden_layers: Sequence[int], *, several: bool = False, alone: bool = False) -> None:
+    def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up`."""
         with self.turn if self.backend.prepares_in_turn else nullcontext():
             self.backend.warm_up(hidden_layers)
-            if (several or alone) and self.backend.narrow is not None:
-                self.backend.narrow.prepare_passes(alone=alone)
+            if alone and self.backend.narrow is not None:
+                self.backend.narrow.prepare_passes()
+
+    def warm_up_verification(self) -> None:
+        """See `LanguageModel.warm_up_verification`."""
+        if self.backend.narrow is not None:
+            self.backend.narrow.decide()
 
     def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
         """See `LanguageModel.warm_up_chains`."""
         with self.turn if self.backend.prepares_in_turn else nullcontext():
-            self._run_chains(self.backend.warm_up_chains(drawn), drawn)
+            _run_chains(self.backend, self.backend.warm_up_chains(drawn), drawn)
             if alone and self.backend.narrow is not None:
-                self._run_chains(self.backend.narrow.prepare_chains(drawn), drawn)
-
-    def _run_chains(self, lengths: Sequence[int], drawn: bool) -> None:
-        """Chains of these lengths, whose graphs are new: a graph's first run packs weights and prepares its kernels."""
-        for steps in lengths:
-            draws = Draws(torch.ones(1), torch.zeros(1, steps, dtype=torch.float64)) if drawn else None
-            self.backend.chain(self.backend.open(1), [[0]], steps, draws)
+                _run_chains(self.backend, self.backend.narrow.prepare_chains(drawn), drawn)
 
     def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
         """Commit tokens to rows, and append a chain to each: a token, then one that follows it, ….
@@ -359,3 +358,10 @@ def spread(values: Tensor, indices: list[int], rows: int, columns: int) -> Tenso
     spread = values.new_zeros(rows * columns, values.shape[-1])
     spread[torch.tensor(indices, dtype=torch.int64, device=values.device)] = values
     return spread.view(rows, columns, -1)
+
+
+def _run_chains(backend: Backend, lengths: Sequence[int], drawn: bool) -> None:
+    """Chains of these lengths, whose graphs are new: a graph's first run packs weights and prepares its kernels."""
+    for steps in lengths:
+        draws = Draws(torch.ones(1), torch.zeros(1, steps, dtype=torch.float64)) if drawn else None
+        backend.chain(backend.open(1), [[0]], steps, draws)

@@ -1,4 +1,4 @@
-"""16-bit weights in float32, for passes over more than a few tokens; see `widening`."""
+"""16-bit weights in float32, for passes over several tokens; see `widening`."""
 
 from __future__ import annotations
 
