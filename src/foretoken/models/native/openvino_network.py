@@ -45,9 +45,10 @@ class DecoderNetwork:
         """See `Network`."""
         # OpenVINO 2026.4 divides by half of the threads there: by zero with one, which may be all that is left by now.
         joins = self._joins_mlp and threads_of(self._threads) > 1
-        if key.widened and self._widened is None:
-            self._widened = WidenedWeights(self._weights)
-        settings = (self._widened if key.widened else self._weights) or self._weights, self._dtype, self._quantize
+        weights: Weights | WidenedWeights = self._weights
+        if key.widened:
+            weights = self._widened = self._widened or WidenedWeights(self._weights)
+        settings = weights, self._dtype, self._quantize
         graph = DecoderGraph(*settings, key.hidden_layers, key.steps, key.layers, key.draws, joins_mlp=joins)
         if key.width is not None:
             fix_width(graph, key.width)
