@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.drafters.cascade_rounds import Round, Sleep, besides_of
+from foretoken.drafters.cascade_costs import besides_of, passes_together
+from foretoken.drafters.cascade_rounds import Round, Sleep
 from foretoken.policy.acceptance import LOOKUP, MODEL
 from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, ROUND_SECONDS, Costs, DrafterCosts
 from foretoken.policy.lines import Line
@@ -197,11 +198,11 @@ def test_a_seeded_request_that_no_model_drafts_for_rests_longer_each_time_until_
 def test_a_draft_pays_for_its_round_where_plain_passes_go_together(megabytes, late, passes):
     """As much as plain passes save by it."""
     target = SimpleNamespace(assumed_seconds=1e6 * megabytes / 7.5e9, position_share=0.04, commits_late=late)
-    besides = besides_of(target, given=False)
+    besides = besides_of(target, passes_together(target), given=False)
     assert besides["asking"] == pytest.approx(ASKED_SECONDS / target.assumed_seconds)
     assert besides["calling"] == pytest.approx(CALLED_SECONDS / target.assumed_seconds)
-    assert besides["rounds"] == pytest.approx((1 - 1 / passes) * min(ROUND_SECONDS / target.assumed_seconds, 1.0))
-    assert besides_of(target, given=True)["calling"] == 0.0
+    assert besides["rounds"] == pytest.approx((1 - 1 / passes) * min(ROUND_SECONDS / target.assumed_seconds, 2.0))
+    assert besides_of(target, passes_together(target), given=True)["calling"] == 0.0
     costs, usual = Costs.by_bytes(1.0, [0.2], 0.04, **besides), Costs.by_bytes(1.0, [0.2], 0.04)
     assert costs.plain(1) == pytest.approx(1.0)
     table, without = costs.table(1, 4), usual.table(1, 4)

@@ -426,7 +426,7 @@ def hopeless(target, monkeypatch):
 
 def test_a_round_that_is_decided_goes_on_with_those_that_rest_after_it(target, hopeless):
     params = SamplingParams(max_new_tokens=120, seed=4, ignore_eos=True)
-    told = list(Engine(target, "prompt-lookup").stream(PROMPTS[0], params))
+    told = list(Engine(target, "prompt-lookup").stream(PROMPTS[0] * 3, params))
     assert told[0].stats.drafts == 1  # in the first round
     passes = [len(event.pieces) for event in told]
     first = next(at for at, count in enumerate(passes) if count > 1)  # those before are as wide as the draft was

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter
-from foretoken.drafters.cascade_rounds import Round, Saved, Sleep, State, barred_in, besides_of, kinds_of, offers_of
+from foretoken.drafters.cascade_costs import Assumed
+from foretoken.drafters.cascade_rounds import Round, Saved, Sleep, State, barred_in, kinds_of, offers_of
 from foretoken.drafters.cascade_steady import SteadyRounds
 from foretoken.drafters.chains import extended, joined
 from foretoken.drafters.given_length import of_length
@@ -27,9 +28,6 @@ from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
-
-_STEP = 0.15
-"""Target passes that a drafter with weights is assumed to take for a token where their size is not known."""
 
 
 class Cascade(Drafter):
@@ -76,11 +74,12 @@ class Cascade(Drafter):
         self.hidden_layers = tuple(sorted({layer for drafter in drafters for layer in drafter.hidden_layers}))
         self.reads_cache = any(drafter.reads_cache for drafter in drafters)
         self.free = [drafter.matches is not None or drafter.estimates is not None for drafter in self._sources]
-        # Whether no drafter misses anything in rounds of which it is not told: others follow the target's states.
-        self._left_alone = all(
-            free or (drafter.models and not drafter.hidden_layers and not drafter.reads_cache)
+        # Whether a drafter misses nothing in rounds of which it is not told: others follow the target's states.
+        self._independent = [
+            free or bool(drafter.models and not drafter.hidden_layers and not drafter.reads_cache)
             for free, drafter in zip(self.free, self.drafters, strict=False)
-        )
+        ]
+        self._left_alone = all(self._independent)
         self._given, self.measured = costs, costs is not None
         self._widths: Callable[[AbstractSequence[int]], PassWidths | None] = lambda _: None
         self._saved = Saved()
@@ -89,9 +88,7 @@ class Cascade(Drafter):
         self._sleep = Sleep()
         self._steady: SteadyRounds | None = None
         self._learning = 0.0  # seconds that learning from a round takes
-        self._shares = [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in self.drafters]
-        self._position: float | None = None
-        self._besides: dict[str, float] = {}  # see `besides_of`
+        self._assumed = Assumed.of(self.drafters, costs, None)
         self.policy = self._new_policy(None)
 
     @property
@@ -106,15 +103,10 @@ class Cascade(Drafter):
 
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter check the target, and compare the sizes of their weights."""
-        self._widths, self._position = target.pass_widths, target.position_share
+        self._widths = target.pass_widths
         for drafter in self.drafters:
             drafter.check_target(target)
-        if target.assumed_seconds:
-            self._besides = besides_of(target, given=self._given is not None)
-            for at, drafter in enumerate(self.drafters):
-                own = sum(model.assumed_seconds for model in drafter.models)
-                if own:
-                    self._shares[at] = own / target.assumed_seconds
+        self._assumed = Assumed.of(self.drafters, self._given, target)
         self.policy = self._new_policy(None)
 
     def keep_costs(self, key: str) -> None:
@@ -253,7 +245,11 @@ class Cascade(Drafter):
         return draft
 
     def _ask(self, at: int, drafter: Drafter, batch: Batch, current: Round, states: list[State]) -> Draft:
-        """Call a drafter that is not free. It is called with limits of 0 too: some update their state then."""
+        """Call a drafter that is not free. Some are called with limits of 0, too: they update their state then."""
+        if self._independent[at] and not any(current.turns[at]):
+            for state in states:
+                state.asked[at] = False
+            return no_draft(len(states), batch.device)
         limits = [row.chosen.tokens if row.chosen.drafter == at else 0 for row in current.rows]
         begun = tuple(
             next((tuple(tokens[: chosen.copied]) for offer, tokens, _ in offered if offer.drafter == chosen.source), ())
@@ -385,11 +381,10 @@ class Cascade(Drafter):
         return state
 
     def _new_policy(self, costs: Costs | None, rates: dict[str, list[list[float]]] | None = None) -> Policy:
-        given = self._shares if self._given is None else self._given
-        kinds = kinds_of(self.drafters, self.free, self.trees)
-        fixed = Costs.by_bytes(1.0, given, self._position, **self._besides)
-        costs = costs or Costs.by_bytes(1.0, given, self._position, calling=self._besides.get("calling", 0.0))
-        policy = Policy(kinds, self.free, costs, fixed, {"rates": rates or {}}, given=self._given is not None)
+        kinds, assumed = kinds_of(self.drafters, self.free, self.trees), self._assumed
+        given, saved = self._given is not None, {"rates": rates or {}}
+        costs = costs or assumed.first()
+        policy = Policy(kinds, self.free, costs, assumed.fixed(), saved, given=given, passes=assumed.passes)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()
         self._sleep, self._steady = Sleep(), None

@@ -8,12 +8,9 @@ from weakref import ref
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
-from foretoken.limits import Limits
-from foretoken.models.base import LanguageModel
 from foretoken.models.widths import PassWidths
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
-from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, ROUND_SECONDS, plain_passes
 from foretoken.policy.lessons import is_heard
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
@@ -120,8 +117,8 @@ class Round:
 
     @property
     def is_rest(self) -> bool:
-        """Whether all rows rest, in a pass over nothing but their roots that is as wide as the one before."""
-        return not self.turns and self.positions == len(self.sequences) and not self.changed
+        """Whether all rows rest, in a pass over nothing but their roots."""
+        return not self.turns and self.positions == len(self.sequences)
 
 
 class Sleep:
@@ -146,7 +143,7 @@ class Sleep:
 
     def counts(self, current: Round, policy: Policy) -> bool:
         """Whether a round that is over was one of rest from which the policy learns nothing: it is told of it later."""
-        if not current.is_rest or is_heard(policy.rounds + self._rested + 1):
+        if not current.is_rest or current.changed or is_heard(policy.rounds + self._rested + 1):
             return False
         self._rested += 1
         return True
@@ -160,7 +157,7 @@ class Sleep:
     def over(self, current: Round, policy: Policy, rounds: int, seconds: float) -> None:
         """So many rounds of rest went together, in so many seconds; the first of them was begun."""
         self.begin(rounds - 1)
-        policy.lessons.rested_together(rounds, len(current.sequences), seconds)
+        policy.lessons.rested_together(rounds, len(current.sequences), seconds, changed=current.changed)
         self._rested += rounds
 
     def left(self, policy: Policy) -> int:
@@ -213,23 +210,6 @@ def kinds_of(drafters: AbstractSequence[Drafter], free: AbstractSequence[bool], 
         for drafter, is_free in zip(drafters, free, strict=False)
     ]
     return [*kinds, PREDICTION]
-
-
-def besides_of(target: LanguageModel, *, given: bool) -> dict[str, float]:
-    """What drafting takes besides passes, where no clock may tell: for `Costs.by_bytes`, in passes of the target.
-
-    Args:
-        target: whose passes are assumed to take some time.
-        given: what drafters take is given.
-    """
-    most = Limits.plain_passes if target.commits_late else 1  # not the engine's own: outputs would depend on it
-    passes = plain_passes(target.assumed_seconds, target.position_share, 1, most)
-    seconds = {
-        "asking": ASKED_SECONDS,
-        "calling": 0.0 if given else CALLED_SECONDS,
-        "rounds": min(ROUND_SECONDS, target.assumed_seconds) * (1.0 - 1.0 / passes),
-    }
-    return {name: each / target.assumed_seconds for name, each in seconds.items()}
 
 
 def barred_in(batch: Batch, row: int, drafters: AbstractSequence[Drafter]) -> frozenset[int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from foretoken.draft import int_tensor
 from foretoken.errors import ModelError
 from foretoken.models.chain import Chains, Draws
+from foretoken.models.processor import bytes_per_second
 from foretoken.models.threads import turn_of
 from foretoken.models.widths import PassWidths
 
@@ -113,7 +114,7 @@ def cut_rows(rows: Sequence[int], keep: Sequence[int | None] | None) -> list[int
     return [index for index, most in enumerate(keep or ()) if most is not None and rows[index] >= 0]
 
 
-_CPU_BYTES, _GPU_BYTES = 7.5e9, 2e12
+_GPU_BYTES = 2e12
 """Bytes of weights that are read in a second."""
 
 _FURTHER_LAYERS = 2
@@ -190,7 +191,7 @@ class LanguageModel(ABC):
         times, and of a model's to what `Drafter.propose` takes in Python, it need not be right.
         """
         if not self.weight_bytes or self.device.type == "cpu":
-            return self.weight_bytes / _CPU_BYTES
+            return self.weight_bytes / bytes_per_second()
         return self.weight_bytes / _GPU_BYTES + (self.num_layers + _FURTHER_LAYERS) * self.layer_seconds
 
     def __repr__(self) -> str:

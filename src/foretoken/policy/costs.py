@@ -23,10 +23,12 @@ CALLED_SECONDS = 1e-3
 """The same of a call of a model, besides reading its weights for each token: 2, 3 and 5 tokens drawn by 2.9 MB
 took 1.8, 2.3 and 3.0 ms beside plain rounds of 2.7, on an AMD EPYC with AVX2."""
 
-ROUND_SECONDS = 1e-3
-"""What a round takes besides its pass and its model's call, likewise; where several plain passes go together
-(`plain_passes`) they share it: 1.3 ms beside 0.25 for each plain pass of six, on the same machine. It counts as no more
-than a pass: one over few bytes takes longer than they say."""
+ROUND_SECONDS = 2e-3
+"""What a round with a draft takes besides its pass and its model's call, likewise, where several plain passes go together
+(`plain_passes`), which share it. One of one pass took 1.3 ms beside 0.25 for each plain pass of six, on the same
+machine, and 0.8 beside 0.1 on one that multiplies bfloat16 numbers; the plain passes behind a draft then took 2 ms
+longer, since what the wider pass read had driven their weights out of the processor's caches. It counts as no more than
+two passes: one over few bytes takes longer than they say."""
 
 PLAIN_SECONDS = 1 / 60
 """Most time of a round of several plain passes, by what they are assumed to take: a screen shows no more often what has

@@ -52,11 +52,16 @@ class Decision:
         self.table: Table = self.costs.table(count, LARGEST)
         self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
         plain, apart = self.table.plain, self.table.apart
-        # A round that asks free drafters has one pass whatever is drafted. Of models', that is a cost of drafting.
-        self.apart = 0.0 if any(row.request.asked for row in rows) else apart
+        # A round that asks free drafters has one pass whatever is drafted: then that is no cost of drafts. But of a row
+        # by itself that is not asked for copies in every round, further passes follow if nothing is drafted.
+        asked = any(row.request.asked for row in rows)
+        goes_on = asked and count == 1 and not rows[0].request.copying.earns
+        self.apart = 0.0 if asked and not goes_on else apart
+        self.apart_of_copies = apart if goes_on else 0.0
         run = 1.0
         self.worths: list[tuple[list[float], list[float], list[float]]] = []  # of each row, see `Runs.worth`; all 1
-        if models and any(row.request.above[1].known for row in rows):
+        # A foreseen token is worth little only where copies are drafted in each round.
+        if models and any(row.request.above[1].known and row.request.copying.earns for row in rows):
             worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
             self.worths = [each[:3] for each in worths]
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
@@ -192,7 +197,7 @@ class Decision:
         """
         rows, extra, rho = self.rows, self.table.extra, self.rho
         limit, change = self._affordable[0] / len(rows), self.costs.change / self.count if fitting else 0.0
-        alone = (self.table.plain + self.table.apart) / self.count
+        alone, one_pass = (self.table.plain + self.table.apart) / self.count, rho * self.apart_of_copies
         joints = [Joint(0, 0.0, rho, 0.0, [PLAIN] * len(rows))]
         drafted: list[tuple[int, int, float, Choice]] = []  # tokens, row, what they are worth, and the choice
         for index, (row, copies) in enumerate(zip(rows, self.copies, strict=True)):
@@ -201,7 +206,7 @@ class Decision:
                 offer, size = copy.offer, min(copy.offer.size, row.most, LARGEST)
                 for tokens in lengths_of(size):
                     least = row.weight - rho * (alone + extra[tokens])
-                    right = copy.worth(tokens, size, row.weight, least)
+                    right = copy.worth(tokens, size, row.weight, least) - one_pass
                     value = right - rho * extra[tokens]
                     if value > most:
                         wished, most = tokens, value

@@ -60,10 +60,17 @@ class Lessons:
         for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
 
-    def rested_together(self, passes: int, rows: int, seconds: float) -> None:
-        """A round of several plain passes over so many roots is over; `rested` is told of it later."""
+    def rested_together(self, passes: int, rows: int, seconds: float, *, changed: bool = False) -> None:
+        """A round of several plain passes over so many roots is over; `rested` is told of it later.
+
+        Where the first one was not as wide as the pass before, drafts are charged what that takes, and nothing is
+        learnt.
+        """
         costs = self.costs
-        if costs.anchored and not self.given:
+        if changed:
+            if not self._prompted and rows == self._count:
+                self.guards[self.charged].settle(costs.change / costs.plain(rows), 0.0)
+        elif costs.anchored and not self.given:
             each = seconds / passes * exp(-costs.drift.value)
             costs.together.record(rows, each / costs.target(rows), passes)
 
@@ -149,16 +156,17 @@ class Lessons:
             if request.foreseen:
                 request.runs.add(request.foreseen)
                 request.above[1].add(request.foreseen, 4 * PACE * among)
-            request.foreseen, request.looking = (), False
+            looking, request.foreseen, request.looking = request.looking, (), False
             if own is not costs:
-                self.rests.let_alone(row)
+                self.rests.let_alone(row, looked=looking)
         if shared or beside:
             lost = fell_behind(shared, took, chance=self._models_drafted(row for row, _ in shared))
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
             padded = positions > count or (changed and not given)
             self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
-        self.rests.let([row for row, _ in shared], count, drafted, deciding, looked=looked)
+        begun = seconds is not None and positions == count and not calls
+        self.rests.let([row for row, _ in shared], count, drafted, deciding, looked=looked, begun=begun)
 
     def learn_together(self, request: Request, rounds: Sequence[Told]) -> None:
         """Rounds of a row by itself are over, which went by `Policy.prices`."""

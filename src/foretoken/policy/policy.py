@@ -68,6 +68,7 @@ class Policy:
         given: `costs` are not to be refined.
         extends: of each drafter, whether it can draft after a copy (`Choice.copied`); empty for none.
         names: of the drafters, for people.
+        passes: plain ones of a row by itself that go together.
 
     Attributes:
         rests: which rows rest.
@@ -82,6 +83,7 @@ class Policy:
     given: bool = False
     extends: Sequence[bool] = ()
     names: Sequence[str] = ()
+    passes: int = 1
 
     def __post_init__(self) -> None:
         self.guards = Guard(), Guard()  # of free drafters, and of models
@@ -94,7 +96,7 @@ class Policy:
         self._copying = {sampled: Copying(sampled=sampled) for sampled in (False, True)}
         self._widths = Widths()
         self._models = [at for at, free in enumerate(self.free) if not free]
-        self.rests = Rests(self.costs, self._models, self.guards[1])
+        self.rests = Rests(self.costs, self._models, self.guards[1], self.passes)
         self.lessons = Lessons(
             self.kinds, self.free, self.costs, given=self.given, guards=self.guards, rests=self.rests
         )

@@ -82,14 +82,15 @@ class Rests:
         costs: of rows that share them: others are decided each by itself.
         models: indices of the drafters that are not free.
         guard: the account of models.
+        passes: plain ones of a row by itself that go together: its rests end where such rounds do.
 
     Attributes:
         now: the policy's round.
         considers: models are considered in it.
     """
 
-    def __init__(self, costs: Costs, models: Sequence[int], guard: Guard) -> None:
-        self._costs, self._models, self._guard = costs, models, guard
+    def __init__(self, costs: Costs, models: Sequence[int], guard: Guard, passes: int = 1) -> None:
+        self._costs, self._models, self._guard, self._passes = costs, models, guard, passes
         self.now, self.considers = 0, True
         self._considered, self._considered_rows = -1, 0  # the round in which they last were, and its rows
         self._rest_of_models = 0  # before which they are not considered, unless most requests are new, or have left
@@ -135,7 +136,7 @@ class Rests:
             one.waits and one.is_new and one.costs is self._costs for one in awake
         ):
             return rest
-        until = self._until(1, len(requests))
+        until = self._until(1, len(requests), begun=False)
         for request in awake:
             request.rest(self.now, until)
         return [request.rests(self.now) for request in requests]
@@ -160,8 +161,19 @@ class Rests:
         """Those that depend on no other request: each of their rounds of rest is counted by `Request.rest_alone`."""
         return [request for request in requests if request.costs is not self._costs]
 
-    def let(self, rows: Sequence[Row], count: int, drafted: bool, deciding: float, *, looked: bool = False) -> None:
+    def let(
+        self,
+        rows: Sequence[Row],
+        count: int,
+        drafted: bool,
+        deciding: float,
+        *,
+        looked: bool = False,
+        begun: bool = False,
+    ) -> None:
         """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts.
+
+        `begun` is as for `_until`.
 
         A row that wakes among many takes a tenth of their round, and little more does if others wake with it: rests in
         such a batch end together.
@@ -178,12 +190,13 @@ class Rests:
             costs = self._costs
             dear = deciding * exp(-costs.drift.value) / costs.target(len(rows))
             worth = (dear + time_apart(costs, count) / costs.target(count)) / (2.0 * SHARE)
-            least, most = min(_REST, len(rows) - 1), min(_LONG_REST, round(worth) - 1)
+            # Where no model pays, that stays so: plain rounds change nothing of what is expected of them.
+            longest_of_all = 4 * _LONG_REST if all(row.hopeless == sys.maxsize for row in rows) else _LONG_REST
+            least, most = min(_REST, len(rows) - 1), min(longest_of_all, round(worth) - 1)
             looked_at = self._models if self._guard.spare > 0.0 else ()
             for row in rows:
                 row.request.considered = now
                 dues = (row.request.looks[at].due for at in looked_at)
-                # Where no model pays, that stays so: plain rounds change nothing of what is expected of them.
                 longest = max(least, min(most, row.hopeless or 2**self._idle - 1))
                 # A look that was useful is due again at once; others that are overdue could not be paid for.
                 least_due = 0 if looked and row.chosen.tokens else row.request.rounds
@@ -191,7 +204,7 @@ class Rests:
                 waits.append(min([longest, *left]))
             wanted = any(row.request.copied and not row.request.copying.rounds_left(row.request.rounds) for row in rows)
             next_too = drafted and (wanted or not all(row.hopeless == sys.maxsize for row in rows))
-            self._rest_of_models = 0 if next_too else self._until(round(sum(waits) / len(waits)), count)
+            self._rest_of_models = 0 if next_too else self._until(round(sum(waits) / len(waits)), count, begun)
         for row in rows:
             request = row.request
             if request.missed is not None:
@@ -199,12 +212,12 @@ class Rests:
             # Behind a draft models are considered at once, if at all.
             if request.copied and (not row.chosen.tokens or not self._models or self._rest_of_models > now):
                 most = max(_REST, self._rest_of_models - now) if self._models else 4 * _LONG_REST
-                request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count))
+                request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count, begun))
             elif not request.copied and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
         self.considers = True
 
-    def let_alone(self, row: Row) -> None:
+    def let_alone(self, row: Row, *, looked: bool = False) -> None:
         """The same for a row that depends on no other request: its rests are counted in rounds of its own.
 
         Beside models they take up to `_REST` rounds, or up to `_LONG_REST` where decisions are dear, by what they and
@@ -212,9 +225,12 @@ class Rests:
         eighth of what would be worth it, and at least a round. Without models they last until free drafters are due.
         """
         request = row.request
-        if row.chosen.tokens:
+        drafted, hopeless = row.chosen.tokens > 0, row.hopeless == sys.maxsize
+        if drafted:
             request.idle = 0
-            return
+            wanted = request.copied and not request.copying.rounds_left(request.rounds)
+            if wanted or not hopeless:  # else it can't be long before a draft pays
+                return
         request.idle += 1
         most = sys.maxsize
         if self._models:
@@ -225,11 +241,27 @@ class Rests:
             looked_at = self._models if request.guards[1].spare > 0.0 else ()
             dues = (request.looks[at].due - request.rounds for at in looked_at)
             longer = row.hopeless or first * (2**request.idle - 1)
-            most = min([max(_REST, min(_LONG_REST, worth)), longer, *(due for due in dues if due >= 0)])
-        request.rests_alone = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
+            longest = 4 * _LONG_REST if hopeless else _LONG_REST
+            # A look that was useful is due again at once; others that are overdue could not be paid for.
+            left = (max(due, 0) for due in dues if due >= -looked)
+            most = min([max(_REST, min(longest, worth)), longer, *left])
+        rounds = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
+        request.rests_alone = self._whole(rounds, request.rounds > 1 and not drafted)
 
-    def _until(self, rounds: int, count: int) -> int:
-        """The round that ends a rest of so many rounds in a batch of `count` rows."""
+    def _whole(self, rounds: int, begun: bool) -> int:
+        """A rest of a row by itself, at least so long, that ends with a round of several passes if it has one.
+
+        Args:
+            rounds: of rest.
+            begun: its first passes go together with that of the round before, in which nothing was drafted.
+        """
+        total = rounds + begun
+        return rounds + -total % self._passes if self._passes <= total < sys.maxsize else rounds
+
+    def _until(self, rounds: int, count: int, begun: bool) -> int:
+        """The round that ends a rest of so many rounds in a batch of `count` rows; `begun` is as for `_whole`."""
+        if count == 1 and self._passes > 1:
+            return self.now + self._whole(rounds, begun)
         until = self.now + rounds
         if rounds and count > _REST:
             return until + -until % _TOGETHER

@@ -1,0 +1,82 @@
+"""What a cascade's models are assumed to cost, by the bytes of their weights: before anything is measured, and where no
+clock may tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foretoken.drafters.base import Drafter
+from foretoken.limits import Limits
+from foretoken.models.base import LanguageModel
+from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, ROUND_SECONDS, Costs, plain_passes
+
+_STEP = 0.15
+"""Target passes that a drafter with weights is assumed to take for a token where their size is not known."""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """Of a target and its drafters, in passes of the target.
+
+    Attributes:
+        steps: of each drafter, a draft token.
+        position: as for `Costs.by_bytes`.
+        besides: see `besides_of`.
+        passes: plain ones of a row by itself that go together.
+    """
+
+    steps: Sequence[float]
+    position: float | None = None
+    besides: dict[str, float] = field(default_factory=dict)
+    passes: int = 1
+
+    @classmethod
+    def of(cls, drafters: Sequence[Drafter], given: Sequence[float] | None, target: LanguageModel | None) -> Assumed:
+        """What is assumed of these drafters.
+
+        Args:
+            drafters: of the cascade.
+            given: what each takes for a draft token; None if that is not known.
+            target: None if there is none yet.
+        """
+        steps = given or [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in drafters]
+        seconds = target.assumed_seconds if target is not None else 0.0
+        if target is None or not seconds:
+            return cls(steps, target.position_share if target is not None else None)
+        if given is None:
+            own = [sum(model.assumed_seconds for model in drafter.models) for drafter in drafters]
+            steps = [each / seconds or step for each, step in zip(own, steps, strict=True)]
+        passes = passes_together(target)
+        return cls(steps, target.position_share, besides_of(target, passes, given=given is not None), passes)
+
+    def fixed(self) -> Costs:
+        """Costs of requests of which no clock may tell."""
+        return Costs.by_bytes(1.0, self.steps, self.position, **self.besides)
+
+    def first(self) -> Costs:
+        """Costs of others, until they are measured."""
+        return Costs.by_bytes(1.0, self.steps, self.position, calling=self.besides.get("calling", 0.0))
+
+
+def passes_together(target: LanguageModel) -> int:
+    """How many plain passes of a row by itself go together, by the limits that engines have by default: outputs with a
+    seed may depend on it, and not on an engine's own."""
+    most = Limits.plain_passes if target.commits_late else 1
+    return plain_passes(target.assumed_seconds, target.position_share, 1, most)
+
+
+def besides_of(target: LanguageModel, passes: int, *, given: bool) -> dict[str, float]:
+    """What drafting takes besides passes, where no clock may tell: for `Costs.by_bytes`, in passes of the target.
+
+    Args:
+        target: whose passes are assumed to take some time.
+        passes: plain ones that go together.
+        given: what drafters take is given.
+    """
+    seconds = {
+        "asking": ASKED_SECONDS,
+        "calling": 0.0 if given else CALLED_SECONDS,
+        "rounds": min(ROUND_SECONDS, 2.0 * target.assumed_seconds) * (1.0 - 1.0 / passes),
+    }
+    return {name: each / target.assumed_seconds for name, each in seconds.items()}
