@@ -150,7 +150,7 @@ class Cascade(Drafter):
             self._steady = None
         if self._sleep.holds(batch.sequences, self.policy):
             self._sleep.begin()
-            self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers))
+            self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers), self.policy)
             return no_draft(size, batch.device)
         self._sleep.tell(self.policy)
         if len(self.drafters) > 1 and any(batch.trees):
@@ -162,7 +162,7 @@ class Cascade(Drafter):
         awake = [row for row in range(size) if not rest[row]]
         if not awake and self._left_alone:
             self._sleep = Sleep.of(batch.sequences, requests, self.policy)
-            self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers))
+            self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers), self.policy)
             return no_draft(size, batch.device)
         widths = self._widths(self.hidden_layers)
         alone = size == 1
@@ -362,7 +362,7 @@ class Cascade(Drafter):
         if any(batch.exact) or not self.policy.rests.all_rest(requests) or not all(self.policy.resting(requests)):
             return 0
         self._sleep = Sleep.of(batch.sequences, requests, self.policy)
-        self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers))
+        self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers), self.policy)
         return self.idle_rounds()
 
     def observe_idle(self, rounds: int, seconds: float) -> None:

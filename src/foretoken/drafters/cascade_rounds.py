@@ -109,10 +109,11 @@ class Round:
     emitted: list[int] = field(default_factory=list)
 
     @classmethod
-    def of_rest(cls, sequences: AbstractSequence[Sequence], widths: PassWidths | None) -> Round:
-        """A round in which all rows rest."""
+    def of_rest(cls, sequences: AbstractSequence[Sequence], widths: PassWidths | None, policy: Policy) -> Round:
+        """A round in which all rows rest. Where plain passes go together, none is padded to the one before."""
         size, made = len(sequences), cls(list(sequences), [], [], [], [], False)
-        made.positions, made.changed = widths.plan(size, 0, alone=size == 1) if widths else (size, False)
+        width = size if policy.passes > 1 else 0
+        made.positions, made.changed = widths.plan(size, width, alone=size == 1) if widths else (size, False)
         return made
 
     @property

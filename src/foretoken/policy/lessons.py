@@ -51,6 +51,7 @@ class Lessons:
         self.kinds, self.free, self.costs, self.given = kinds, free, costs, given
         self.guards, self.rests = guards, rests
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
+        self._widened = False  # a prompt's pass was the last one that was wide: padding to it is no drafts' loss
         self.awake, self.charged = 0.0, 0
 
     def rested(self, rounds: int, rows: int) -> None:
@@ -68,7 +69,7 @@ class Lessons:
         """
         costs = self.costs
         if changed:
-            if not self._prompted and rows == self._count:
+            if not self._widened and rows == self._count:
                 self.guards[self.charged].settle(costs.change / costs.plain(rows), 0.0)
         elif costs.anchored and not self.given:
             each = seconds / passes * exp(-costs.drift.value)
@@ -112,6 +113,7 @@ class Lessons:
         # After a prompt's pass, or in a batch of other rows, a plain pass has another width than the last one, too.
         given = changed and (seconds is None or self._prompted or count != self._count)
         self._prompted, self._count = seconds is None, count
+        self._widened = self._prompted or (self._widened and not any(row.chosen.tokens for row in rows))
         planned = costs.round(positions, changed) + costs.copy(asked + offered)
         planned += sum(costs.draft(*call[:4]) for call in calls)
         first = costs.is_first([(-1, positions), *(call[:2] for call in calls)])
@@ -163,7 +165,7 @@ class Lessons:
             lost = fell_behind(shared, took, chance=self._models_drafted(row for row, _ in shared))
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
-            padded = positions > count or (changed and not given)
+            padded = not self._widened and (positions > count or (changed and not given))
             self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
         begun = seconds is not None and positions == count and not calls
         self.rests.let([row for row, _ in shared], count, drafted, deciding, looked=looked, begun=begun)
@@ -199,6 +201,7 @@ class Lessons:
             self._prompted = one.seconds is None
         self.rests.now += count
         self._count, self.charged = 1, int(models)
+        self._widened = self._widened and not any(one.tokens for one in rounds)
         deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
         self.awake += (deciding - self.awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
         tokens = sum(one.emitted for one in rounds)
