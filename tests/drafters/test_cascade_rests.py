@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -19,13 +20,13 @@ class Named:
     """In place of a sequence."""
 
 
-def policy_of(kinds=(LOOKUP,), free=(True,), given=False, asking=0.1, rounds=0.0):
+def policy_of(kinds=(LOOKUP,), free=(True,), given=False, asking=0.1, rounds=0.0, passes=1):
     drafters = [DrafterCosts(Line(0.0, 0.0 if is_free else 0.2)) for is_free in free]
     costs = Costs(Line(0.9, 0.1), drafters)
     costs.anchored = True
     fixed = Costs.by_bytes(1.0, [0.0 if is_free else 0.2 for is_free in free], rounds=rounds)
     fixed.copying = Line(asking, 0.0)
-    return Policy(list(kinds), list(free), costs, fixed, given=given)
+    return Policy(list(kinds), list(free), costs, fixed, given=given, passes=passes)
 
 
 def resting(rows=1):
@@ -223,3 +224,96 @@ def test_a_seeded_request_with_free_drafters_alone_rests_until_they_are_due():
     request.copying.due, request.copying.cost, request.rounds = 12, 5.0, 4
     policy.rests.let_alone(Row(request, 100, [0]))
     assert request.rests_alone == 8
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize(
+    ("passes", "left", "behind_a_draft", "rests"),
+    [
+        (1, 8, False, 8),
+        (6, 8, False, 11),  # the pass of the round that was decided is the first of twelve
+        (6, 8, True, 12),
+        (6, 5, False, 5),
+        (6, 6, True, 6),
+        (6, 4, False, 4),  # shorter than a round of several
+        (6, 5, True, 5),
+        (12, 30, False, 35),
+    ],
+)
+def test_a_rest_that_has_a_round_of_several_passes_ends_with_one(seeded, passes, left, behind_a_draft, rests):
+    policy = policy_of(passes=passes)
+    request = policy.open(sampled=True, reproducible=seeded)
+    request.rounds, request.copying.cost = 4, 500.0
+    request.copying.due = request.rounds + left
+    row = Row(request, 100, [0], chosen=Choice(0, 3) if behind_a_draft else PLAIN, hopeless=sys.maxsize)
+    if seeded:
+        policy.rests.let_alone(row)
+        assert request.rests_alone == rests
+    else:
+        policy.rests.let([row], 1, behind_a_draft, 0.0, begun=not behind_a_draft)
+        assert policy.rests.asleep_until([request]) == rests
+
+
+def test_the_first_rest_of_a_seeded_request_follows_a_round_of_one_pass():
+    """That of its prompt."""
+    policy = policy_of(passes=6)
+    request = policy.open(sampled=True, reproducible=True)
+    request.rounds, request.copying.due, request.copying.cost = 1, 9, 500.0
+    policy.rests.let_alone(Row(request, 100, [0]))
+    assert request.rests_alone == 12
+
+
+def test_rests_of_several_rows_are_as_they_were():
+    for passes in (1, 6):
+        policy = policy_of(passes=passes)
+        request = policy.open(sampled=True)
+        request.rounds, request.copying.cost, request.copying.due = 4, 500.0, 13
+        policy.rests.let([Row(request, 100, [0])], 2, False, 0.0, begun=True)
+        assert policy.rests.asleep_until([request]) == 9
+
+
+def test_a_seeded_request_rests_behind_a_draft_where_no_model_pays():
+    policy = policy_of((MODEL,), (False,), asking=0.2)
+
+    def rests(hopeless, due=1000, looked=False):
+        request = policy.open(sampled=True, reproducible=True)
+        request.rounds, request.looks[0].due = 40, due
+        policy.rests.let_alone(Row(request, 100, [0], chosen=Choice(0, 3), hopeless=hopeless), looked=looked)
+        return request.rests_alone
+
+    assert rests(sys.maxsize) == 20
+    assert rests(0) == rests(5) == 0  # it pays now, or will soon
+    assert rests(sys.maxsize, due=44) == 4  # a look is due
+    assert rests(sys.maxsize, due=39, looked=True) == 0  # the draft was a look that was useful
+    assert rests(sys.maxsize, due=39) == 20  # one that could not be paid for
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_padding_to_a_prompt_s_pass_is_no_loss_of_drafts(changed):
+    """A history of prompts after which nothing was drafted emptied the account of models for good."""
+    policy = policy_of((MODEL,), (False,))
+    policy.costs.change, balance = 0.5, policy.guards[1]
+    before = balance.balance
+    row = Row(policy.open(sampled=True), 100, [0])
+    learn = policy.lessons.learn
+    for _ in range(20):
+        learn([row], [1], 15, [], None)  # a prompt
+        learn([row], [1], 15, [], 2.5)
+        learn([row], [1], 15, [], 2.5)
+        if changed:
+            learn([row], [1], 1, [], 1.5, changed=True)
+        else:
+            policy.lessons.rested_together(6, 1, 6.5, changed=True)
+            policy.lessons.rested(6, 1)
+    assert balance.balance >= before
+    row.chosen = Choice(0, 14)
+    learn([row], [15], 15, [(0, 14, 1, 0, 0.2)], 2.5)
+    row.chosen, before = PLAIN, balance.balance
+    learn([row], [1], 15, [], 2.5)  # padded to the draft's
+    assert balance.balance == pytest.approx(before - 1.4, abs=0.2)
+    before = balance.balance
+    if changed:
+        learn([row], [1], 1, [], 1.5, changed=True)
+    else:
+        policy.lessons.rested_together(6, 1, 6.5, changed=True)
+    assert balance.balance == pytest.approx(before - 0.5, abs=0.1)

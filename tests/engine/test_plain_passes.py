@@ -9,7 +9,7 @@ import torch
 
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams, load
-from foretoken.drafters import Cascade, Eagle3
+from foretoken.drafters import Cascade, DraftModel, Eagle3
 from foretoken.engine import decode_loop, plain
 from foretoken.engine.plain import passes_of
 from foretoken.errors import NumericalError, OutOfMemory
@@ -439,6 +439,42 @@ def test_a_round_that_is_decided_goes_on_with_those_that_rest_after_it(target, h
         assert [out.token_ids for out in outputs[:3]] == [out.token_ids for out in outputs[3:]]
         assert [out.stats.drafted for out in outputs[:3]] == [out.stats.drafted for out in outputs[3:]]
         assert [out.stats.rounds for out in outputs[:3]] == [out.stats.rounds for out in outputs[3:]]
+
+
+def test_plain_passes_that_go_together_are_not_padded_to_the_prompt_s():
+    """The first round of a request has its prompt in it, the next one three passes."""
+    target = TARGETS["native"]()
+    widths = target.pass_widths(())
+    Engine(target, None).generate(list(range(1, 11)), SamplingParams(temperature=0, max_new_tokens=4, ignore_eos=True))
+    assert widths.last == 1
+
+
+def test_a_row_that_rests_behind_its_prompt_has_several_passes_at_once(hopeless, monkeypatch):
+    """Though they are not as wide as the prompt's, which no graph for passes over one token makes cheap."""
+    target = TARGETS["native"]()
+    monkeypatch.setattr(target, "weight_bytes", 20_000_000)
+    engine = Engine(target, hopeless)
+    params = SamplingParams(max_new_tokens=60, temperature=1.0, ignore_eos=True)
+    for _ in range(6):  # by then it is known that the model never pays
+        engine.generate(PROMPTS[0], params)
+    passes = [len(event.pieces) for event in engine.stream(list(range(1, 11)), params)]
+    assert passes[0] == 1
+    assert 1 not in passes[1:-1]
+
+
+def test_a_draft_model_is_not_called_in_rounds_in_which_it_drafts_nothing(target, hopeless, monkeypatch):
+    propose, limits = DraftModel.propose, []
+
+    def watched(drafter, batch, given):
+        limits.append(list(given))
+        return propose(drafter, batch, given)
+
+    monkeypatch.setattr(DraftModel, "propose", watched)
+    engine = Engine(target, ["lookup", hopeless])
+    for seed in range(3):
+        engine.generate(PROMPTS, SamplingParams(max_new_tokens=40, seed=seed, ignore_eos=True))
+    assert limits
+    assert all(map(any, limits))
 
 
 @pytest.mark.parametrize("options", [{"drafter": "lookup"}, {"prediction": [9, 9, 9, 1, 2]}])

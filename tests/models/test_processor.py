@@ -31,3 +31,14 @@ def test_models_in_float32_say_what_a_further_token_costs_and_rounded_ones_do_no
     exact, rounded = (load(path, **options, quantize=one) for one in (None, "int8"))
     assert exact.position_share == processor.position_share(4.0, wide=True)
     assert rounded.position_share is None
+
+
+@pytest.mark.parametrize(("has", "speed"), [(False, 7.5e9), (True, 15e9)])
+def test_passes_are_assumed_to_be_faster_where_the_processor_multiplies_bfloat16(monkeypatch, has, speed):
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: has)
+    processor.bytes_per_second.cache_clear()
+    try:
+        model = load(tiny_pair_path() / "drafter", dtype="float32", backend="torch", eager=True, device="cpu")
+        assert model.assumed_seconds == pytest.approx(model.weight_bytes / speed)
+    finally:
+        processor.bytes_per_second.cache_clear()

@@ -24,9 +24,9 @@ CALLED_SECONDS = 1e-3
 took 1.8, 2.3 and 3.0 ms beside plain rounds of 2.7, on an AMD EPYC with AVX2."""
 
 ROUND_SECONDS = 2e-3
-"""What a round with a draft takes besides its pass and its model's call, likewise, where several plain passes go together
-(`plain_passes`), which share it. One of one pass took 1.3 ms beside 0.25 for each plain pass of six, on the same
-machine, and 0.8 beside 0.1 on one that multiplies bfloat16 numbers; the plain passes behind a draft then took 2 ms
+"""What a round with a draft takes besides its pass and its model's call, likewise, where several plain passes go
+together (`plain_passes`), which share it. One of one pass took 1.3 ms beside 0.25 for each plain pass of six, on the
+same machine, and 0.8 beside 0.1 on one that multiplies bfloat16 numbers; the plain passes behind a draft then took 2 ms
 longer, since what the wider pass read had driven their weights out of the processor's caches. It counts as no more than
 two passes: one over few bytes takes longer than they say."""
 
