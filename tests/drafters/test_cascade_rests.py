@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.drafters.cascade_costs import besides_of, passes_together
+from foretoken.drafters.cascade_costs import Assumed, besides_of, passes_together
 from foretoken.drafters.cascade_rounds import Round, Sleep
 from foretoken.policy.acceptance import LOOKUP, MODEL
 from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, ROUND_SECONDS, Costs, DrafterCosts
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import PLAIN, Choice, Row, planned_alone
+from foretoken.policy.steady import Told
 
 
 class Named:
@@ -243,7 +244,7 @@ def test_a_seeded_request_with_free_drafters_alone_rests_until_they_are_due():
 def test_a_rest_that_has_a_round_of_several_passes_ends_with_one(seeded, passes, left, behind_a_draft, rests):
     policy = policy_of(passes=passes)
     request = policy.open(sampled=True, reproducible=seeded)
-    request.rounds, request.copying.cost = 4, 500.0
+    request.rounds, request.copying.cost, request.drafted = 4, 500.0, False
     request.copying.due = request.rounds + left
     row = Row(request, 100, [0], chosen=Choice(0, 3) if behind_a_draft else PLAIN, hopeless=sys.maxsize)
     if seeded:
@@ -254,13 +255,39 @@ def test_a_rest_that_has_a_round_of_several_passes_ends_with_one(seeded, passes,
         assert policy.rests.asleep_until([request]) == rests
 
 
-def test_the_first_rest_of_a_seeded_request_follows_a_round_of_one_pass():
-    """That of its prompt."""
+def test_a_rest_of_a_seeded_request_follows_a_round_of_one_pass_behind_its_prompt_and_behind_a_draft():
+    """The plain round behind a draft has one pass: it is not as wide as that."""
     policy = policy_of(passes=6)
     request = policy.open(sampled=True, reproducible=True)
-    request.rounds, request.copying.due, request.copying.cost = 1, 9, 500.0
-    policy.rests.let_alone(Row(request, 100, [0]))
-    assert request.rests_alone == 12
+    row, learn = Row(request, 100, [0]), policy.lessons.learn
+    request.asked = False
+
+    def rests():
+        request.copying.cost, request.copying.due = 500.0, request.rounds + 9  # eight behind the next round
+        learn([row], [1], 1, [], 1.0)
+        return request.rests_alone
+
+    assert rests() == 12  # the round of its prompt
+    for _ in range(12):
+        request.rest_alone()
+    assert rests() == 11
+    row.chosen, request.rests_alone = Choice(0, 3), 0
+    learn([row], [1], 4, [], 1.3)
+    row.chosen = PLAIN
+    assert rests() == 12
+    assert rests() == 11
+
+
+def test_a_row_by_itself_rests_longest_where_no_model_would_pay():
+    """Of a batch any row may be a new one, which the models are to be considered for."""
+    for rows, longest in ((1, 100), (4, 32)):
+        policy = policy_of((MODEL,), (False,))
+        requests = [policy.open(sampled=True) for _ in range(rows)]
+        for request in requests:
+            request.copied, request.looks[0].due = False, 1000
+        made = [Row(request, 200, [0], hopeless=sys.maxsize) for request in requests]
+        policy.rests.let(made, rows, False, 1.01 * policy.costs.target(rows))  # as dear as to be worth a hundred rounds
+        assert policy.rests.asleep_until(requests) == longest
 
 
 def test_rests_of_several_rows_are_as_they_were():
@@ -317,3 +344,41 @@ def test_padding_to_a_prompt_s_pass_is_no_loss_of_drafts(changed):
     else:
         policy.lessons.rested_together(6, 1, 6.5, changed=True)
     assert balance.balance == pytest.approx(before - 0.5, abs=0.1)
+
+
+def test_padding_to_a_draft_is_a_loss_beside_prompts_of_others_too():
+    """In a round with both the draft's pass is the last one."""
+    policy = policy_of((MODEL,), (False,))
+    balance, learn = policy.guards[1], policy.lessons.learn
+    row = Row(policy.open(sampled=True), 100, [0], chosen=Choice(0, 14))
+    learn([row], [15], 15, [(0, 14, 1, 0, 0.2)], None)
+    row.chosen, before = PLAIN, balance.balance
+    for _ in range(3):
+        learn([row], [1], 15, [], 2.5)
+    assert balance.balance == pytest.approx(before - 3 * 1.4, abs=0.4)
+
+
+@pytest.mark.parametrize("wide_by", ["prompt", "draft", "prompt among them"])
+def test_steady_rounds_that_are_padded_to_a_prompt_s_pass_are_no_loss_of_drafts(wide_by):
+    policy = policy_of()
+    balance, request = policy.guards[0], policy.open(sampled=True)
+    row = Row(request, 100, [0])
+    plain = Told(0, 0, 1, 0.0, 15, False, 2.4, 0.0, 0.0)
+    if wide_by == "prompt":
+        policy.lessons.learn([row], [1], 15, [], None)
+    elif wide_by == "draft":
+        row.chosen = Choice(0, 14)
+        policy.lessons.learn([row], [15], 15, [], 2.4)
+    else:
+        policy.lessons.learn_together(request, [plain._replace(seconds=None)])
+    before = balance.balance
+    policy.lessons.learn_together(request, [plain] * 3)
+    assert balance.balance == pytest.approx(before - (3 * 1.4 if wide_by == "draft" else 0.0), abs=0.3)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_plain_passes_go_together_only_where_no_drafter_follows_each_of_them(together):
+    target = SimpleNamespace(assumed_seconds=0.0013, position_share=0.1, commits_late=True)
+    assumed = Assumed.of([Named()], [0.3], target, together=together)
+    assert assumed.passes == (12 if together else 1)
+    assert (assumed.besides["rounds"] > 0.0) == together

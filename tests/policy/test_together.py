@@ -72,14 +72,14 @@ def test_where_copies_are_asked_for_now_and_then_every_draft_pays_for_its_round(
     """Further plain passes follow such a round of a row by itself if nothing is drafted."""
     policy = policy_of([LOOKUP, MODEL], [True, False])
 
-    def tokens(reach, rows=1):
+    def tokens(reach, rows=1, beside=()):
         request = policy.open(sampled=False)
         request.emitted, request.asked, request.copying.cost = BEGINNING, True, 0.5
         for _ in range(40):
             request.copying.gained(0.0, request.rounds)
         assert not request.copying.earns
         row = Row(request, 100, [0, 0], [Offer(0, len(reach), 4, reach)] if reach else [])
-        policy.choose([row], beside=rows - 1)
+        policy.choose([row, *beside], beside=rows - 1)
         return row.chosen
 
     assert not tokens((0.9,)).tokens  # the token costs a fifth of a plain pass, and the round another one
@@ -87,6 +87,8 @@ def test_where_copies_are_asked_for_now_and_then_every_draft_pays_for_its_round(
     assert not tokens(()).tokens
     policy.costs.together.record(2, 0.5, 64)
     assert tokens((0.9,), rows=2).tokens == 1  # several rows have one pass in such a round
+    seeded = Row(policy.open(sampled=True, reproducible=True), 100, [0, 0], [])
+    assert tokens((0.9,), beside=[seeded]).tokens == 1
 
 
 @pytest.mark.parametrize("gain", [0.0, 3.0])

@@ -363,7 +363,7 @@ def demo(
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the page's address, and open no browser.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False,
 ) -> None:
-    """Watch the shipped pair decode two prompts, faster than the target alone; with --web in the browser."""
+    """Watch the shipped pair decode two prompts, timed beside the target alone; with --web in the browser."""
     from foretoken.cli.demo import WIDTH, play, save_svg
     from foretoken.cli.setup import keep_quiet, load_engine
 

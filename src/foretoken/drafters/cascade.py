@@ -88,7 +88,7 @@ class Cascade(Drafter):
         self._sleep = Sleep()
         self._steady: SteadyRounds | None = None
         self._learning = 0.0  # seconds that learning from a round takes
-        self._assumed = Assumed.of(self.drafters, costs, None)
+        self._assumed = Assumed.of(self.drafters, costs, None, together=self._left_alone)
         self.policy = self._new_policy(None)
 
     @property
@@ -106,7 +106,7 @@ class Cascade(Drafter):
         self._widths = target.pass_widths
         for drafter in self.drafters:
             drafter.check_target(target)
-        self._assumed = Assumed.of(self.drafters, self._given, target)
+        self._assumed = Assumed.of(self.drafters, self._given, target, together=self._left_alone)
         self.policy = self._new_policy(None)
 
     def keep_costs(self, key: str) -> None:
@@ -150,7 +150,7 @@ class Cascade(Drafter):
             self._steady = None
         if self._sleep.holds(batch.sequences, self.policy):
             self._sleep.begin()
-            self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers), self.policy)
+            self._round = self._sleep.round(batch.sequences, self._widths(self.hidden_layers), self.policy)
             return no_draft(size, batch.device)
         self._sleep.tell(self.policy)
         if len(self.drafters) > 1 and any(batch.trees):
@@ -162,7 +162,7 @@ class Cascade(Drafter):
         awake = [row for row in range(size) if not rest[row]]
         if not awake and self._left_alone:
             self._sleep = Sleep.of(batch.sequences, requests, self.policy)
-            self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers), self.policy)
+            self._round = self._sleep.round(batch.sequences, self._widths(self.hidden_layers), self.policy)
             return no_draft(size, batch.device)
         widths = self._widths(self.hidden_layers)
         alone = size == 1
@@ -362,7 +362,7 @@ class Cascade(Drafter):
         if any(batch.exact) or not self.policy.rests.all_rest(requests) or not all(self.policy.resting(requests)):
             return 0
         self._sleep = Sleep.of(batch.sequences, requests, self.policy)
-        self._round = Round.of_rest(batch.sequences, self._widths(self.hidden_layers), self.policy)
+        self._round = self._sleep.round(batch.sequences, self._widths(self.hidden_layers), self.policy)
         return self.idle_rounds()
 
     def observe_idle(self, rounds: int, seconds: float) -> None:

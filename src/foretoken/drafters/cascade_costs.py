@@ -32,13 +32,21 @@ class Assumed:
     passes: int = 1
 
     @classmethod
-    def of(cls, drafters: Sequence[Drafter], given: Sequence[float] | None, target: LanguageModel | None) -> Assumed:
+    def of(
+        cls,
+        drafters: Sequence[Drafter],
+        given: Sequence[float] | None,
+        target: LanguageModel | None,
+        *,
+        together: bool,
+    ) -> Assumed:
         """What is assumed of these drafters.
 
         Args:
             drafters: of the cascade.
             given: what each takes for a draft token; None if that is not known.
             target: None if there is none yet.
+            together: plain passes may go together: no drafter has to be told of each.
         """
         steps = given or [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in drafters]
         seconds = target.assumed_seconds if target is not None else 0.0
@@ -47,7 +55,7 @@ class Assumed:
         if given is None:
             own = [sum(model.assumed_seconds for model in drafter.models) for drafter in drafters]
             steps = [each / seconds or step for each, step in zip(own, steps, strict=True)]
-        passes = passes_together(target)
+        passes = passes_together(target) if together else 1
         return cls(steps, target.position_share, besides_of(target, passes, given=given is not None), passes)
 
     def fixed(self) -> Costs:

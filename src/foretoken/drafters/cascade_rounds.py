@@ -108,14 +108,6 @@ class Round:
     deciding: float = 0.0  # seconds that the choice took
     emitted: list[int] = field(default_factory=list)
 
-    @classmethod
-    def of_rest(cls, sequences: AbstractSequence[Sequence], widths: PassWidths | None, policy: Policy) -> Round:
-        """A round in which all rows rest. Where plain passes go together, none is padded to the one before."""
-        size, made = len(sequences), cls(list(sequences), [], [], [], [], False)
-        width = size if policy.passes > 1 else 0
-        made.positions, made.changed = widths.plan(size, width, alone=size == 1) if widths else (size, False)
-        return made
-
     @property
     def is_rest(self) -> bool:
         """Whether all rows rest, in a pass over nothing but their roots."""
@@ -141,6 +133,13 @@ class Sleep:
     def of(cls, sequences: AbstractSequence[Sequence], requests: AbstractSequence[Request], policy: Policy) -> Sleep:
         """The rest of these rows, whose first round begins."""
         return cls(sequences, policy.rests.asleep_until(requests), policy.rests.alone(requests))
+
+    def round(self, sequences: AbstractSequence[Sequence], widths: PassWidths | None, policy: Policy) -> Round:
+        """The round of rest that begins. Of a row of which passes go together, none is padded to the one before."""
+        size, made = len(sequences), Round(list(sequences), [], [], [], [], False)
+        width = 1 if size == 1 and min(policy.passes, self.left(policy)) > 1 else 0
+        made.positions, made.changed = widths.plan(size, width, alone=size == 1) if widths else (size, False)
+        return made
 
     def counts(self, current: Round, policy: Policy) -> bool:
         """Whether a round that is over was one of rest from which the policy learns nothing: it is told of it later."""

@@ -70,8 +70,8 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
     """
     rows = members.rows
     clock.turn_to("target")
-    if (widths := target.pass_widths(())) is not None and taking.most > 1:
-        widths.hold(max(len(rows), widths.least))  # not padded to a prompt's pass, or a draft's, for so many passes
+    if (widths := target.pass_widths(())) is not None:
+        widths.leave(len(rows), taking.most)
     try:
         if members.num_slots == 1:
             target.decode_row(rows[0].sequence.tokens[-1], taking.most, cache, taking.next_of_row)

@@ -62,6 +62,16 @@ class PassWidths:
         """Have the next pass be as wide as this, if it has no more tokens."""
         self._held = width
 
+    def leave(self, tokens: int, passes: int) -> None:
+        """Hold the next pass to its tokens if so many passes of them would else take more padding than a change does.
+
+        Args:
+            tokens: of each of the passes.
+            passes: how many follow each other, of which nothing else is known.
+        """
+        if (self.last - tokens) * passes > self._patience:
+            self.hold(max(tokens, self.least))
+
     def plan(self, tokens: int, width: int, *, alone: bool = False) -> tuple[int, bool]:
         """Hold the next pass, over so many tokens, to a width; to none with 0, where the patience decides.
 

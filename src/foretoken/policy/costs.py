@@ -32,7 +32,8 @@ two passes: one over few bytes takes longer than they say."""
 
 PLAIN_SECONDS = 1 / 60
 """Most time of a round of several plain passes, by what they are assumed to take: a screen shows no more often what has
-come, and who joins or cancels waits no longer for the next round. On a CPU models above some 60 MB have one pass."""
+come, and who joins or cancels waits no longer for the next round. On a CPU models above some 60 MB have one pass, and
+above 125 MB on one that multiplies bfloat16 numbers."""
 
 _LAG_SHARE = 0.05
 """Cost of a token of lag, as a share of a draft token's, until rounds measure it; assumed."""

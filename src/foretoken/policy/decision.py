@@ -19,6 +19,9 @@ from foretoken.policy.options import Joint, Option
 from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Row
 from foretoken.policy.widths import Widths, widths_from
 
+_ALIKE = ([1.0] * LONGEST, [1.0] * LONGEST, [1.0] * LONGEST, 1.0)
+"""`Runs.worth` where tokens are worth the same, foreseen or not."""
+
 
 class Decision:
     """The decision on a round of rows that share their costs and accounts.
@@ -31,6 +34,7 @@ class Decision:
         widths: of passes, and those of the last one and the narrowest; None if a pass costs what its positions do.
         beside: rows that draft nothing, and are none of `rows`.
         charged: which account pays for padding where nothing is drafted.
+        by_itself: there is no other row in the round, or none that may be known of.
 
     Attributes:
         width: of the pass, at least; 0 for none.
@@ -45,6 +49,8 @@ class Decision:
         widths: tuple[Widths, int, int] | None = None,
         beside: int = 0,
         charged: int = 0,
+        *,
+        by_itself: bool = True,
     ) -> None:
         self.rows, self.kinds, self.extends = rows, kinds, extends
         self.costs: Costs = rows[0].request.costs
@@ -53,16 +59,20 @@ class Decision:
         self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
         plain, apart = self.table.plain, self.table.apart
         # A round that asks free drafters has one pass whatever is drafted: then that is no cost of drafts. But of a row
-        # by itself that is not asked for copies in every round, further passes follow if nothing is drafted.
+        # by itself that is not asked for copies in every round, further passes follow if nothing is drafted. (Not where
+        # its tokens need more than a choice, as with a grammar: such rows draft somewhat less than they could.)
         asked = any(row.request.asked for row in rows)
-        goes_on = asked and count == 1 and not rows[0].request.copying.earns
+        goes_on = asked and by_itself and count == 1 and not rows[0].request.copying.earns
         self.apart = 0.0 if asked and not goes_on else apart
         self.apart_of_copies = apart if goes_on else 0.0
         run = 1.0
         self.worths: list[tuple[list[float], list[float], list[float]]] = []  # of each row, see `Runs.worth`; all 1
         # A foreseen token is worth little only where copies are drafted in each round.
         if models and any(row.request.above[1].known and row.request.copying.earns for row in rows):
-            worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
+            worths = [
+                row.request.runs.worth(row.request.above[1], LONGEST) if row.request.copying.earns else _ALIKE
+                for row in rows
+            ]
             self.worths = [each[:3] for each in worths]
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
         options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}

@@ -69,7 +69,7 @@ class Lessons:
         """
         costs = self.costs
         if changed:
-            if not self._widened and rows == self._count:
+            if not (self._widened or self._prompted) and rows == self._count:
                 self.guards[self.charged].settle(costs.change / costs.plain(rows), 0.0)
         elif costs.anchored and not self.given:
             each = seconds / passes * exp(-costs.drift.value)
@@ -113,7 +113,8 @@ class Lessons:
         # After a prompt's pass, or in a batch of other rows, a plain pass has another width than the last one, too.
         given = changed and (seconds is None or self._prompted or count != self._count)
         self._prompted, self._count = seconds is None, count
-        self._widened = self._prompted or (self._widened and not any(row.chosen.tokens for row in rows))
+        # In a round that has prompts and drafts, the drafts' pass is the last one.
+        self._widened = not any(row.chosen.tokens for row in rows) and (self._prompted or self._widened)
         planned = costs.round(positions, changed) + costs.copy(asked + offered)
         planned += sum(costs.draft(*call[:4]) for call in calls)
         first = costs.is_first([(-1, positions), *(call[:2] for call in calls)])
@@ -161,13 +162,14 @@ class Lessons:
             looking, request.foreseen, request.looking = request.looking, (), False
             if own is not costs:
                 self.rests.let_alone(row, looked=looking)
+                request.drafted = row.chosen.tokens > 0
         if shared or beside:
             lost = fell_behind(shared, took, chance=self._models_drafted(row for row, _ in shared))
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
             padded = not self._widened and (positions > count or (changed and not given))
             self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
-        begun = seconds is not None and positions == count and not calls
+        begun = seconds is not None and positions == count and not calls and not changed
         self.rests.let([row for row, _ in shared], count, drafted, deciding, looked=looked, begun=begun)
 
     def learn_together(self, request: Request, rounds: Sequence[Told]) -> None:
@@ -181,8 +183,9 @@ class Lessons:
             whole = costs.round(one.positions, one.changed) + costs.copy(copied[0] + copied[1])
             whole += sum(costs.draft(*call[:4]) for call in calls)
             first, scale = costs.is_first([(-1, one.positions), *(call[:2] for call in calls)]), exp(-costs.drift.value)
-            drafted = bool(calls) or one.positions > 1 or one.changed
-            plain = costs.plain(1) if drafted else costs.target(1)
+            padded = one.positions > 1 or one.changed
+            drafted = bool(calls) or one.tokens > 0 or (padded and not self._widened)
+            plain = costs.plain(1) if calls or padded else costs.target(1)
             took = each = (whole - changing) / plain
             if one.seconds is not None:
                 lasted = (one.seconds + one.copied + one.call) * scale
@@ -199,9 +202,9 @@ class Lessons:
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None
+            self._widened = not one.tokens and (self._prompted or self._widened)
         self.rests.now += count
         self._count, self.charged = 1, int(models)
-        self._widened = self._widened and not any(one.tokens for one in rounds)
         deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
         self.awake += (deciding - self.awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
         tokens = sum(one.emitted for one in rounds)

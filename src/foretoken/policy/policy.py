@@ -217,7 +217,8 @@ class Policy:
         if kept is not None:
             return kept
         models = self._models if self.rests.considers else ()
-        width = Decision(shared, self.kinds, models, self.extends, widths, beside, self.lessons.charged).width
+        charged = self.lessons.charged
+        width = Decision(shared, self.kinds, models, self.extends, widths, beside, charged, by_itself=not groups).width
         if alone:
             self._kept.put(shared, self.rests.now, width, models)
         return width

@@ -100,6 +100,7 @@ class Request:
         self._rests_from = self.rests_until = 0  # rounds of the policy; the second is 0 where it does not rest
         self.rests_alone = 0  # rounds of its own for which it rests, where it may depend on no other request
         self.idle = 0  # decisions in a row by which it was plain, likewise
+        self.drafted = True  # something was drafted in its last round, or that had its prompt, likewise
 
     @property
     def is_new(self) -> bool:
@@ -113,6 +114,7 @@ class Request:
     def rest_alone(self) -> None:
         """A round of `rests_alone` begins."""
         self.rests_alone -= 1
+        self.drafted = False
         self.rounds += 1
         self.pace.add(1.0, 1.0)
         self.above[0].add(1.0, 1.0)

@@ -17,8 +17,10 @@ several rows little more than for one."""
 
 _LONG_REST = 4 * _REST
 """The same where decisions take long beside rounds; one on 32 rows takes a fifth of a round of the shipped pair,
-and one on a row by itself a quarter on a fast processor. Requests without models, that others depend on, rest for four
-times as many where their free drafters are due no earlier."""
+and one on a row by itself a quarter on a fast processor."""
+
+_HOPELESS_REST = 4 * _LONG_REST
+"""The same for a row by itself where no model that drafts in every round would pay, and where there is none."""
 
 _TOGETHER = 2 * _REST
 """Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
@@ -191,8 +193,9 @@ class Rests:
             dear = deciding * exp(-costs.drift.value) / costs.target(len(rows))
             worth = (dear + time_apart(costs, count) / costs.target(count)) / (2.0 * SHARE)
             # Where no model pays, that stays so: plain rounds change nothing of what is expected of them.
-            longest_of_all = 4 * _LONG_REST if all(row.hopeless == sys.maxsize for row in rows) else _LONG_REST
-            least, most = min(_REST, len(rows) - 1), min(longest_of_all, round(worth) - 1)
+            hopeless = count == 1 and rows[0].hopeless == sys.maxsize
+            most = min(_HOPELESS_REST if hopeless else _LONG_REST, round(worth) - 1)
+            least = min(_REST, len(rows) - 1)
             looked_at = self._models if self._guard.spare > 0.0 else ()
             for row in rows:
                 row.request.considered = now
@@ -211,7 +214,7 @@ class Rests:
                 continue
             # Behind a draft models are considered at once, if at all.
             if request.copied and (not row.chosen.tokens or not self._models or self._rest_of_models > now):
-                most = max(_REST, self._rest_of_models - now) if self._models else 4 * _LONG_REST
+                most = max(_REST, self._rest_of_models - now) if self._models else _HOPELESS_REST
                 request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count, begun))
             elif not request.copied and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
@@ -222,7 +225,8 @@ class Rests:
 
         Beside models they take up to `_REST` rounds, or up to `_LONG_REST` where decisions are dear, by what they and
         rounds of one pass, which plain passes that go together do without, are assumed to take. The first rest is an
-        eighth of what would be worth it, and at least a round. Without models they last until free drafters are due.
+        eighth of what would be worth it, and at least a round. Where no model pays, rests last as long as is worth it
+        at once, up to `_HOPELESS_REST`, behind a draft, too. Without models they last until free drafters are due.
         """
         request = row.request
         drafted, hopeless = row.chosen.tokens > 0, row.hopeless == sys.maxsize
@@ -241,12 +245,12 @@ class Rests:
             looked_at = self._models if request.guards[1].spare > 0.0 else ()
             dues = (request.looks[at].due - request.rounds for at in looked_at)
             longer = row.hopeless or first * (2**request.idle - 1)
-            longest = 4 * _LONG_REST if hopeless else _LONG_REST
+            longest = _HOPELESS_REST if hopeless else _LONG_REST
             # A look that was useful is due again at once; others that are overdue could not be paid for.
             left = (max(due, 0) for due in dues if due >= -looked)
             most = min([max(_REST, min(longest, worth)), longer, *left])
         rounds = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
-        request.rests_alone = self._whole(rounds, request.rounds > 1 and not drafted)
+        request.rests_alone = self._whole(rounds, not drafted and not request.drafted)
 
     def _whole(self, rounds: int, begun: bool) -> int:
         """A rest of a row by itself, at least so long, that ends with a round of several passes if it has one.

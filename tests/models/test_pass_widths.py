@@ -1,0 +1,45 @@
+"""How wide passes are where a change of width costs something."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.models.widths import PassWidths
+
+
+def widths_behind(size, patience=28, least=1):
+    widths = PassWidths(patience, least)
+    assert widths.fit(size) == max(size, least)
+    return widths
+
+
+def test_a_wide_pass_is_padded_to_until_that_has_cost_as_much_as_a_change():
+    widths = widths_behind(10)
+    assert [widths.fit(1) for _ in range(5)] == [10, 10, 10, 1, 1]
+
+
+@pytest.mark.parametrize(("passes", "expected"), [(1, 10), (3, 10), (4, 1), (12, 1)])
+def test_a_wide_pass_is_left_at_once_for_as_many_as_would_cost_more_than_a_change(passes, expected):
+    widths = widths_behind(10)
+    widths.leave(1, passes)
+    assert widths.fit(1) == expected
+
+
+def test_a_pass_is_left_for_none_that_is_narrower_than_the_least():
+    widths = widths_behind(40, patience=4, least=4)
+    widths.leave(1, 2)
+    assert widths.fit(1) == 4
+
+
+def test_a_batch_that_gets_smaller_by_a_row_keeps_its_width():
+    widths = widths_behind(16)
+    widths.leave(15, 12)
+    assert widths.fit(15) == 16
+
+
+def test_what_is_not_narrower_is_not_held():
+    widths = widths_behind(4)
+    widths.leave(8, 12)
+    assert widths.fit(8) == 8
+    widths.leave(8, 12)
+    assert widths.fit(9) == 9
