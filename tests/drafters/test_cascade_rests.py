@@ -346,16 +346,34 @@ def test_padding_to_a_prompt_s_pass_is_no_loss_of_drafts(changed):
     assert balance.balance == pytest.approx(before - 0.5, abs=0.1)
 
 
-def test_padding_to_a_draft_is_a_loss_beside_prompts_of_others_too():
-    """In a round with both the draft's pass is the last one."""
+def test_drafts_and_rests_of_seeded_requests_are_charged_to_no_account_but_their_own():
+    """Their rests go together right behind their drafts."""
+    policy = policy_of((LOOKUP, MODEL), (True, False))
+    policy.costs.change = 0.5
+    for drafter in (0, 1):
+        row = Row(policy.open(sampled=True, reproducible=True), 100, [0, 0])
+        for _ in range(30):
+            row.chosen = Choice(drafter, 3)
+            policy.lessons.learn([row], [1], 4, [(1, 3, 1, 0, 0.2)] if drafter else [], 1.3)
+            policy.lessons.rested_together(6, 1, 6.5, changed=True)
+            policy.lessons.rested(6, 1)
+            policy.lessons.learn([], [], 4, [], 1.3, beside=1)  # a row that rests, padded
+    assert all(guard.balance >= 12.0 for guard in policy.guards)
+    policy.lessons.learn([Row(policy.open(sampled=True), 100, [0, 0], chosen=Choice(0, 3))], [1], 4, [], 1.3)
+    before = policy.guards[0].balance
+    policy.lessons.rested_together(6, 1, 6.5, changed=True)
+    assert policy.guards[0].balance == pytest.approx(before - 0.5, abs=0.05)
+
+
+def test_what_plain_passes_take_is_learnt_behind_drafts_too():
+    """Without what the change of width takes."""
     policy = policy_of((MODEL,), (False,))
-    balance, learn = policy.guards[1], policy.lessons.learn
-    row = Row(policy.open(sampled=True), 100, [0], chosen=Choice(0, 14))
-    learn([row], [15], 15, [(0, 14, 1, 0, 0.2)], None)
-    row.chosen, before = PLAIN, balance.balance
-    for _ in range(3):
-        learn([row], [1], 15, [], 2.5)
-    assert balance.balance == pytest.approx(before - 3 * 1.4, abs=0.4)
+    policy.costs.change = 0.5
+    row = Row(policy.open(sampled=True), 100, [0], chosen=Choice(0, 3))
+    for _ in range(30):
+        policy.lessons.learn([row], [1], 4, [(0, 3, 1, 0, 0.6)], 1.3)
+        policy.lessons.rested_together(6, 1, 6 * 0.7 + 0.5, changed=True)
+    assert policy.costs.plain(1) == pytest.approx(0.7, abs=0.03)
 
 
 @pytest.mark.parametrize("wide_by", ["prompt", "draft", "prompt among them"])

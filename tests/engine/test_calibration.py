@@ -77,7 +77,7 @@ def test_plain_passes_that_go_together_are_measured_where_there_are_such(passes,
         return iter([(share * seconds / 1e3, 0.0) for seconds in ([*each, *each])[:count]])
 
     monkeypatch.setattr(calibration, "_rounds", rounds)
-    monkeypatch.setattr(calibration, "affordable", lambda target, rows, most: min(passes, most))
+    monkeypatch.setattr(calibration, "passes_together", lambda target, rows, most: min(passes, most))
     cascade = Cascade([PromptLookup()])
     calibration.calibrate(target, cascade, Engine(target).verifier, sampled=False)
     together = cascade.policy.costs.together

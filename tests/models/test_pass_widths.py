@@ -26,8 +26,8 @@ def test_a_wide_pass_is_left_at_once_for_as_many_as_would_cost_more_than_a_chang
 
 
 def test_a_pass_is_left_for_none_that_is_narrower_than_the_least():
-    widths = widths_behind(40, patience=4, least=4)
-    widths.leave(1, 2)
+    widths = widths_behind(10, least=4)
+    widths.leave(1, 12)
     assert widths.fit(1) == 4
 
 
@@ -35,11 +35,3 @@ def test_a_batch_that_gets_smaller_by_a_row_keeps_its_width():
     widths = widths_behind(16)
     widths.leave(15, 12)
     assert widths.fit(15) == 16
-
-
-def test_what_is_not_narrower_is_not_held():
-    widths = widths_behind(4)
-    widths.leave(8, 12)
-    assert widths.fit(8) == 8
-    widths.leave(8, 12)
-    assert widths.fit(9) == 9

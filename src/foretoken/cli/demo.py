@@ -79,8 +79,8 @@ def play(drafting: Engine, console: Console) -> list[Comparison]:
     """Show every scene, and time it.
 
     Args:
-        drafting: what is shown, so that tokens of every kind are seen: as many tokens are drafted in each round. What
-            is timed is its models by default.
+        drafting: drafts a fixed number of tokens in each round, so that tokens of every kind are shown. Timed are its
+            models with the default settings.
         console: to write to.
     """
     console.print(

@@ -246,11 +246,13 @@ class Cascade(Drafter):
 
     def _ask(self, at: int, drafter: Drafter, batch: Batch, current: Round, states: list[State]) -> Draft:
         """Call a drafter that is not free. Some are called with limits of 0, too: they update their state then."""
-        if self._independent[at] and not any(current.turns[at]):
-            for state in states:
-                state.asked[at] = False
-            return no_draft(len(states), batch.device)
         limits = [row.chosen.tokens if row.chosen.drafter == at else 0 for row in current.rows]
+        for state, sequence, limit in zip(states, current.sequences, limits, strict=True):
+            state.asked[at] = limit > 0
+            if limit:
+                state.lengths[at] = len(sequence.tokens)
+        if self._independent[at] and not any(limits):
+            return no_draft(len(limits), batch.device)
         begun = tuple(
             next((tuple(tokens[: chosen.copied]) for offer, tokens, _ in offered if offer.drafter == chosen.source), ())
             if (chosen := row.chosen).drafter == at and chosen.copied
@@ -263,10 +265,6 @@ class Cascade(Drafter):
         if asked:
             lag = sum(current.rows[index].lags[at] for index in asked)
             current.calls.append((at, max(limits), len(asked), lag, self.clock() - start))
-        for index, (state, sequence) in enumerate(zip(states, current.sequences, strict=True)):
-            state.asked[at] = limits[index] > 0
-            if limits[index]:
-                state.lengths[at] = len(sequence.tokens)
         if len(self.drafters) > 1 and not draft.is_chain:
             raise ParameterError(f"drafter {drafter.name!r} drafts trees: a cascade takes drafters of chains")
         return extended(draft, begun, batch.vocab_size) if any(begun) else draft

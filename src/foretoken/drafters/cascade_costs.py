@@ -23,7 +23,7 @@ class Assumed:
         steps: of each drafter, a draft token.
         position: as for `Costs.by_bytes`.
         besides: see `besides_of`.
-        passes: plain ones of a row by itself that go together.
+        passes: how many plain passes of a row by itself go together in one round.
     """
 
     steps: Sequence[float]
@@ -49,9 +49,11 @@ class Assumed:
             together: plain passes may go together: no drafter has to be told of each.
         """
         steps = given or [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in drafters]
-        seconds = target.assumed_seconds if target is not None else 0.0
-        if target is None or not seconds:
-            return cls(steps, target.position_share if target is not None else None)
+        if target is None:
+            return cls(steps)
+        seconds = target.assumed_seconds
+        if not seconds:
+            return cls(steps, target.position_share)
         if given is None:
             own = [sum(model.assumed_seconds for model in drafter.models) for drafter in drafters]
             steps = [each / seconds or step for each, step in zip(own, steps, strict=True)]
@@ -67,11 +69,15 @@ class Assumed:
         return Costs.by_bytes(1.0, self.steps, self.position, calling=self.besides.get("calling", 0.0))
 
 
-def passes_together(target: LanguageModel) -> int:
-    """How many plain passes of a row by itself go together, by the limits that engines have by default: outputs with a
-    seed may depend on it, and not on an engine's own."""
-    most = Limits.plain_passes if target.commits_late else 1
-    return plain_passes(target.assumed_seconds, target.position_share, 1, most)
+def passes_together(target: LanguageModel, rows: int = 1, most: int = Limits.plain_passes) -> int:
+    """How many plain passes over so many rows go together in one round: up to `most`, as far as target and time allow.
+
+    The policy goes by the limit that engines have by default: outputs with a seed may depend on it, and not on an
+    engine's own.
+    """
+    if most == 1 or not target.commits_late:
+        return 1
+    return plain_passes(target.assumed_seconds, target.position_share, rows, most)
 
 
 def besides_of(target: LanguageModel, passes: int, *, given: bool) -> dict[str, float]:

@@ -135,10 +135,11 @@ class Sleep:
         return cls(sequences, policy.rests.asleep_until(requests), policy.rests.alone(requests))
 
     def round(self, sequences: AbstractSequence[Sequence], widths: PassWidths | None, policy: Policy) -> Round:
-        """The round of rest that begins. Of a row of which passes go together, none is padded to the one before."""
+        """The round of rest that begins. A row by itself is not padded to the pass before where it rests for long."""
         size, made = len(sequences), Round(list(sequences), [], [], [], [], False)
-        width = 1 if size == 1 and min(policy.passes, self.left(policy)) > 1 else 0
-        made.positions, made.changed = widths.plan(size, width, alone=size == 1) if widths else (size, False)
+        if widths is not None and size == 1:
+            widths.leave(size, min(policy.passes, self.left(policy)))
+        made.positions, made.changed = widths.plan(size, 0, alone=size == 1) if widths else (size, False)
         return made
 
     def counts(self, current: Round, policy: Policy) -> bool:

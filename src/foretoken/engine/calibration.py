@@ -16,8 +16,8 @@ import torch
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
+from foretoken.drafters.cascade_costs import passes_together
 from foretoken.engine.decode_loop import DecodeLoop
-from foretoken.engine.plain import affordable
 from foretoken.engine.row import Row
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models.base import LanguageModel
@@ -107,7 +107,7 @@ def calibrate(
         rounds = [*_rounds(target, cascade, (-1, _WIDE), verifier, params, limits, _BLOCKS * _BLOCK, by_turns)]
         change = _change([seconds for seconds, _ in rounds])
     together = None
-    if swept and (passes := affordable(target, 1, several.plain_passes)) > 1:
+    if swept and (passes := passes_together(target, 1, several.plain_passes)) > 1:
         count = _IDLE + max(2, _LEAST // passes)
         rounds = [*_rounds(target, cascade, (-1, 0), verifier, params, several, count)][_IDLE:]
         if rounds:

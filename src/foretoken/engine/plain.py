@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import int_tensor, no_draft
+from foretoken.drafters.cascade_costs import passes_together
 from foretoken.engine.membership import Membership
 from foretoken.engine.recording import RoundClock, emit, emit_plain
 from foretoken.engine.verification import Verified, verify_round
 from foretoken.limits import Limits, current_limits
 from foretoken.models.base import Cache, LanguageModel
-from foretoken.policy.costs import plain_passes
 from foretoken.randomness import Stream, uniforms_ahead
 from foretoken.sampling.vocabulary import RowBest, RowDraws, best_tokens, draw_rows
 from foretoken.verify import is_coupled
@@ -38,7 +38,7 @@ def passes_of(target: LanguageModel, members: Membership, idle: int, limits: Lim
         told: as in `DecodeLoop.step`.
     """
     waits = len(members.slots) < members.num_slots  # for the next chunk of its prompt
-    most = affordable(target, len(members.rows), limits.plain_passes)
+    most = passes_together(target, len(members.rows), limits.plain_passes)
     most = min(most if told or most == 1 else most * limits.untold_times, idle)
     if most == 1 or waits:
         return 1
@@ -47,13 +47,6 @@ def passes_of(target: LanguageModel, members: Membership, idle: int, limits: Lim
         if forces or row.trace or not row.stats.emitted:
             return 1
     return max(1, min(most, *(row.max_accepted + 1 for row in members.rows)))
-
-
-def affordable(target: LanguageModel, rows: int, most: int) -> int:
-    """How many passes over so many rows a round may take: up to `most`, as far as target and time allow."""
-    if most == 1 or not target.commits_late:
-        return 1
-    return plain_passes(target.assumed_seconds, target.position_share, rows, most)
 
 
 def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members: Membership, clock: RoundClock) -> None:
@@ -70,6 +63,7 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
     """
     rows = members.rows
     clock.turn_to("target")
+    # A drafter has planned the width of these passes; where there is none, a prompt may have left it wide.
     if (widths := target.pass_widths(())) is not None:
         widths.leave(len(rows), taking.most)
     try:

@@ -187,8 +187,8 @@ class LanguageModel(ABC):
     def assumed_seconds(self) -> float:
         """What a pass over one token is assumed to take where no clock may tell; 0 where nothing is known.
 
-        From what was measured of small and medium models on four CPUs and an H100: but for the ratio of two models'
-        times, and of a model's to what `Drafter.propose` takes in Python, it need not be right.
+        From what was measured of small and medium models on six CPUs and an H100. It decides how many plain passes go
+        together; else ratios alone matter: of two models' times, and to what `Drafter.propose` takes in Python.
         """
         if not self.weight_bytes or self.device.type == "cpu":
             return self.weight_bytes / bytes_per_second()

@@ -18,7 +18,7 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `request._CHANCE` | plain rounds that a row of a batch may be behind by chance | replays: flat from 3 to 6 |
 | `account.PACE` | rounds over which pace and runs are averaged; the engine's over four times that | replays: flat |
 | `account.FORESEEN` | how foreseen tokens follow each other, before any was seen | by hand |
-| `rests._REST`, `lessons._HEARD` | plain rounds decided at once, and their share that is measured | replays; by hand |
+| `rests._REST`, `lessons._HEARD` | plain rounds decided at once; their share that is measured | replays; by hand |
 | `account._FIRST_LOOK` | rounds from the first unsuccessful look at a drafter to the next | replays: flat |
 | `acceptance.LOOKUP` | acceptance rates of copies before anything was drafted | outputs of the shipped target |
 | `acceptance.MODEL`, `TREES` | those of models, and of trees | by hand; beginnings: the shipped pair's outputs |
@@ -29,7 +29,8 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `lines._KNOWN`, `_TOGETHER` | measurements of a size before further ones are taken by threes | replays: flat |
 | `lines._OUTLIER`, `_STEADY` | how far one measurement moves a correction or the drift | replays: flat |
 | `lines._FLATTEST`, `costs.BYTES_PER_POSITION` | least cost of a position; that without a clock | by hand |
-| `costs.ASKED_SECONDS`, `CALLED_SECONDS`, `ROUND_SECONDS` | times without a clock besides passes | by the clock, once |
+| `costs.ASKED_SECONDS`, `CALLED_SECONDS` | times without a clock besides passes | by the clock, once |
+| `costs.ROUND_SECONDS` | the same of a round with a draft | by the clock, on two machines |
 | `costs.PLAIN_SECONDS` | time of plain passes that go together | by hand: how often a screen changes |
 | `request.LENGTHS`, `NODES` | draft lengths and numbers of nodes that are compared | a grid, by hand |
 """

@@ -34,7 +34,7 @@ class Decision:
         widths: of passes, and those of the last one and the narrowest; None if a pass costs what its positions do.
         beside: rows that draft nothing, and are none of `rows`.
         charged: which account pays for padding where nothing is drafted.
-        by_itself: there is no other row in the round, or none that may be known of.
+        by_itself: no other row of the round is known to this decision.
 
     Attributes:
         width: of the pass, at least; 0 for none.
@@ -58,13 +58,13 @@ class Decision:
         self.table: Table = self.costs.table(count, LARGEST)
         self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
         plain, apart = self.table.plain, self.table.apart
-        # A round that asks free drafters has one pass whatever is drafted: then that is no cost of drafts. But of a row
-        # by itself that is not asked for copies in every round, further passes follow if nothing is drafted. (Not where
-        # its tokens need more than a choice, as with a grammar: such rows draft somewhat less than they could.)
+        # A round that asks free drafters for several rows, or for copies in every round, has one pass whatever is
+        # drafted: its time is no cost of drafts. A row by itself that asks now and then goes on with plain passes if
+        # nothing is drafted, so a draft pays for its round. (With a grammar nothing goes on: such rows draft somewhat
+        # too little.)
         asked = any(row.request.asked for row in rows)
-        goes_on = asked and by_itself and count == 1 and not rows[0].request.copying.earns
+        goes_on = by_itself and count == 1 and not rows[0].request.copying.earns
         self.apart = 0.0 if asked and not goes_on else apart
-        self.apart_of_copies = apart if goes_on else 0.0
         run = 1.0
         self.worths: list[tuple[list[float], list[float], list[float]]] = []  # of each row, see `Runs.worth`; all 1
         # A foreseen token is worth little only where copies are drafted in each round.
@@ -207,7 +207,7 @@ class Decision:
         """
         rows, extra, rho = self.rows, self.table.extra, self.rho
         limit, change = self._affordable[0] / len(rows), self.costs.change / self.count if fitting else 0.0
-        alone, one_pass = (self.table.plain + self.table.apart) / self.count, rho * self.apart_of_copies
+        alone, one_pass = (self.table.plain + self.table.apart) / self.count, rho * self.apart
         joints = [Joint(0, 0.0, rho, 0.0, [PLAIN] * len(rows))]
         drafted: list[tuple[int, int, float, Choice]] = []  # tokens, row, what they are worth, and the choice
         for index, (row, copies) in enumerate(zip(rows, self.copies, strict=True)):

@@ -51,7 +51,9 @@ class Lessons:
         self.kinds, self.free, self.costs, self.given = kinds, free, costs, given
         self.guards, self.rests = guards, rests
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
-        self._widened = False  # a prompt's pass was the last one that was wide: padding to it is no drafts' loss
+        # The last wide pass had a prompt in it, or drafts of rows that have accounts of their own: padding to it is no
+        # loss to `guards`.
+        self._widened = False
         self.awake, self.charged = 0.0, 0
 
     def rested(self, rounds: int, rows: int) -> None:
@@ -64,15 +66,14 @@ class Lessons:
     def rested_together(self, passes: int, rows: int, seconds: float, *, changed: bool = False) -> None:
         """A round of several plain passes over so many roots is over; `rested` is told of it later.
 
-        Where the first one was not as wide as the pass before, drafts are charged what that takes, and nothing is
-        learnt.
+        Where the first pass was not as wide as the one before, what that takes is charged to the account that drafted
+        last, unless a prompt or other rows caused it.
         """
         costs = self.costs
-        if changed:
-            if not (self._widened or self._prompted) and rows == self._count:
-                self.guards[self.charged].settle(costs.change / costs.plain(rows), 0.0)
-        elif costs.anchored and not self.given:
-            each = seconds / passes * exp(-costs.drift.value)
+        if changed and not self._widened and rows == self._count:
+            self.guards[self.charged].settle(costs.change / costs.plain(rows), 0.0)
+        if costs.anchored and not self.given and not (changed and self._prompted):
+            each = (seconds * exp(-costs.drift.value) - costs.change * changed) / passes
             costs.together.record(rows, each / costs.target(rows), passes)
 
     def learn(
@@ -113,8 +114,9 @@ class Lessons:
         # After a prompt's pass, or in a batch of other rows, a plain pass has another width than the last one, too.
         given = changed and (seconds is None or self._prompted or count != self._count)
         self._prompted, self._count = seconds is None, count
-        # In a round that has prompts and drafts, the drafts' pass is the last one.
-        self._widened = not any(row.chosen.tokens for row in rows) and (self._prompted or self._widened)
+        drafting = {row.request.costs is costs for row in rows if row.chosen.tokens}
+        if self._prompted or drafting:  # prompts and drafts of one round are one pass
+            self._widened = self._prompted or True not in drafting
         planned = costs.round(positions, changed) + costs.copy(asked + offered)
         planned += sum(costs.draft(*call[:4]) for call in calls)
         first = costs.is_first([(-1, positions), *(call[:2] for call in calls)])
@@ -202,7 +204,7 @@ class Lessons:
             request.rounds += 1
             planned += each
             self._prompted = one.seconds is None
-            self._widened = not one.tokens and (self._prompted or self._widened)
+            self._widened = self._prompted or (self._widened and not one.tokens)
         self.rests.now += count
         self._count, self.charged = 1, int(models)
         deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)

@@ -25,11 +25,12 @@ all others down. Where a model drafts, what that row is behind the mean by chanc
 `request._CHANCE` plain rounds.
 
 Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
-that drafted last. Free drafters take time in every row for which they are asked, too: they are asked where their drafts
-gain as much (`Copying`), and else for `SHARE` T. This counts the measured time of a round only up to `LONGER` times its
-planned time: a longer round is put down to other work on the machine. The first pass or call of about a size prepares
-kernels and memory, once: its time is learnt from only if it is less than expected, and the account is charged no more
-than that. A few such rounds would otherwise use up the account of models before one pays.
+that drafted last, unless a prompt was in the pass that was wide. Free drafters take time in every row for which they
+are asked, too: they are asked where their drafts gain as much (`Copying`), and else for `SHARE` T. This counts the
+measured time of a round only up to `LONGER` times its planned time: a longer round is put down to other work on the
+machine. The first pass or call of about a size prepares kernels and memory, once: its time is learnt from only if it is
+less than expected, and the account is charged no more than that. A few such rounds would otherwise use up the account
+of models before one pays.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
@@ -68,7 +69,7 @@ class Policy:
         given: `costs` are not to be refined.
         extends: of each drafter, whether it can draft after a copy (`Choice.copied`); empty for none.
         names: of the drafters, for people.
-        passes: plain ones of a row by itself that go together.
+        passes: how many plain passes of a row by itself go together in one round.
 
     Attributes:
         rests: which rows rest.

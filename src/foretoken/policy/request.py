@@ -100,7 +100,7 @@ class Request:
         self._rests_from = self.rests_until = 0  # rounds of the policy; the second is 0 where it does not rest
         self.rests_alone = 0  # rounds of its own for which it rests, where it may depend on no other request
         self.idle = 0  # decisions in a row by which it was plain, likewise
-        self.drafted = True  # something was drafted in its last round, or that had its prompt, likewise
+        self.drafted = True  # likewise: its last round drafted, or was its first
 
     @property
     def is_new(self) -> bool:

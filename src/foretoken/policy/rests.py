@@ -20,7 +20,8 @@ _LONG_REST = 4 * _REST
 and one on a row by itself a quarter on a fast processor."""
 
 _HOPELESS_REST = 4 * _LONG_REST
-"""The same for a row by itself where no model that drafts in every round would pay, and where there is none."""
+"""The same where no model would pay even if it drafted in every round: of a row by itself, or of one with a seed. Also
+where there is no model."""
 
 _TOGETHER = 2 * _REST
 """Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
@@ -84,7 +85,7 @@ class Rests:
         costs: of rows that share them: others are decided each by itself.
         models: indices of the drafters that are not free.
         guard: the account of models.
-        passes: plain ones of a row by itself that go together: its rests end where such rounds do.
+        passes: how many plain passes of a row by itself go together in one round: its rests end where such rounds do.
 
     Attributes:
         now: the policy's round.
@@ -175,7 +176,7 @@ class Rests:
     ) -> None:
         """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts.
 
-        `begun` is as for `_until`.
+        With `begun`, the first passes of a rest go together with the pass of this round.
 
         A row that wakes among many takes a tenth of their round, and little more does if others wake with it: rests in
         such a batch end together.
@@ -233,7 +234,7 @@ class Rests:
         if drafted:
             request.idle = 0
             wanted = request.copied and not request.copying.rounds_left(request.rounds)
-            if wanted or not hopeless:  # else it can't be long before a draft pays
+            if wanted or not hopeless:  # copies are wanted now, or a model may soon pay
                 return
         request.idle += 1
         most = sys.maxsize
@@ -257,13 +258,13 @@ class Rests:
 
         Args:
             rounds: of rest.
-            begun: its first passes go together with that of the round before, in which nothing was drafted.
+            begun: its first passes go together with the pass of this round.
         """
         total = rounds + begun
         return rounds + -total % self._passes if self._passes <= total < sys.maxsize else rounds
 
     def _until(self, rounds: int, count: int, begun: bool) -> int:
-        """The round that ends a rest of so many rounds in a batch of `count` rows; `begun` is as for `_whole`."""
+        """The round that ends a rest of so many rounds in a batch of `count` rows, `begun` as for `let`."""
         if count == 1 and self._passes > 1:
             return self.now + self._whole(rounds, begun)
         until = self.now + rounds
