@@ -263,7 +263,6 @@ class Engine:
             costs,
             self.assumed or Costs.by_bytes(machine.weights, steps),
             extends=[name == MODEL_AT for name in self.drafters],
-            passes=6 if machine.apart else 1,
         )
         if machine.apart:
             self.policy.costs.together.record(1, plain / (plain + machine.apart), 8)

@@ -68,42 +68,32 @@ def test_what_a_round_takes_apart_is_a_cost_of_models_and_none_of_copies_in_roun
     assert not chosen((), False).tokens  # and not beside passes that go together
 
 
-def test_where_copies_are_asked_for_now_and_then_every_draft_pays_for_its_round():
-    """Further plain passes follow such a round of a row by itself if nothing is drafted."""
-    policy = policy_of([LOOKUP, MODEL], [True, False])
-
-    def tokens(reach, rows=1, beside=()):
-        request = policy.open(sampled=False)
-        request.emitted, request.asked, request.copying.cost = BEGINNING, True, 0.5
-        for _ in range(40):
-            request.copying.gained(0.0, request.rounds)
-        assert not request.copying.earns
-        row = Row(request, 100, [0, 0], [Offer(0, len(reach), 4, reach)] if reach else [])
-        policy.choose([row, *beside], beside=rows - 1)
-        return row.chosen
-
-    assert not tokens((0.9,)).tokens  # the token costs a fifth of a plain pass, and the round another one
-    assert tokens((0.99, 0.98, 0.97)).tokens == 3
-    assert not tokens(()).tokens
-    policy.costs.together.record(2, 0.5, 64)
-    assert tokens((0.9,), rows=2).tokens == 1  # several rows have one pass in such a round
-    seeded = Row(policy.open(sampled=True, reproducible=True), 100, [0, 0], [])
-    assert tokens((0.9,), beside=[seeded]).tokens == 1
-
-
-@pytest.mark.parametrize("gain", [0.0, 3.0])
-def test_foreseen_tokens_are_worth_less_only_where_copies_are_drafted_in_each_round(gain):
-    """Elsewhere a round emits one token, foreseen or not."""
-    policy = policy_of([LOOKUP, MODEL], [True, False])
+def seldom_asked(policy, gain=0.0):
+    """A request whose copies gain so much in each round that asks for them."""
     request = policy.open(sampled=False)
-    request.asked, request.copying.cost = True, 0.5
+    request.emitted, request.asked, request.copying.cost = BEGINNING, True, 0.5
     for _ in range(40):
         request.copying.gained(gain, request.rounds)
         request.runs.add([True, False])
         request.above[1].add([True, False])
     assert request.copying.earns == (gain > 0.0)
-    decision = Decision([Row(request, 100, [0, 0])], policy.kinds, [1], [False, False])
-    assert bool(decision.worths) == (gain > 0.0)
+    return request
+
+
+@pytest.mark.parametrize(("by_itself", "gain"), [(True, 0.0), (True, 3.0), (False, 0.0)])
+def test_every_draft_of_a_seeded_request_that_asks_now_and_then_pays_for_its_round(by_itself, gain):
+    """Further plain passes follow such a round if nothing is drafted; and foreseen tokens take rounds as others do."""
+    policy = policy_of([LOOKUP, MODEL], [True, False])
+
+    def tokens(reach):
+        row = Row(seldom_asked(policy, gain), 100, [0, 0], [Offer(0, len(reach), 4, reach)] if reach else [])
+        decision = Decision([row], policy.kinds, [1], [False, False], by_itself=by_itself)
+        return row.chosen.tokens, bool(decision.worths)
+
+    seldom = by_itself and not gain
+    assert tokens((0.9,)) == (0 if seldom else 1, not seldom)  # it costs a fifth of a plain pass, and the round another
+    assert tokens((0.99, 0.98, 0.97)) == (3, not seldom)
+    assert (tokens(())[0] == 0) == seldom
 
 
 @pytest.mark.parametrize("rate", [0.85, 0.9])

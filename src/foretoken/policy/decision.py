@@ -19,9 +19,6 @@ from foretoken.policy.options import Joint, Option
 from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Row
 from foretoken.policy.widths import Widths, widths_from
 
-_ALIKE = ([1.0] * LONGEST, [1.0] * LONGEST, [1.0] * LONGEST, 1.0)
-"""`Runs.worth` where tokens are worth the same, foreseen or not."""
-
 
 class Decision:
     """The decision on a round of rows that share their costs and accounts.
@@ -34,7 +31,7 @@ class Decision:
         widths: of passes, and those of the last one and the narrowest; None if a pass costs what its positions do.
         beside: rows that draft nothing, and are none of `rows`.
         charged: which account pays for padding where nothing is drafted.
-        by_itself: no other row of the round is known to this decision.
+        by_itself: of a request that depends on no other, and so on no clock.
 
     Attributes:
         width: of the pass, at least; 0 for none.
@@ -50,7 +47,7 @@ class Decision:
         beside: int = 0,
         charged: int = 0,
         *,
-        by_itself: bool = True,
+        by_itself: bool = False,
     ) -> None:
         self.rows, self.kinds, self.extends = rows, kinds, extends
         self.costs: Costs = rows[0].request.costs
@@ -58,21 +55,17 @@ class Decision:
         self.table: Table = self.costs.table(count, LARGEST)
         self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
         plain, apart = self.table.plain, self.table.apart
-        # A round that asks free drafters for several rows, or for copies in every round, has one pass whatever is
-        # drafted: its time is no cost of drafts. A row by itself that asks now and then goes on with plain passes if
-        # nothing is drafted, so a draft pays for its round. (With a grammar nothing goes on: such rows draft somewhat
-        # too little.)
+        # A round that asks free drafters has one pass whatever is drafted. Of models', that is a cost of drafting. A
+        # request that depends on no clock asks them now and then where they gain little, and goes on with plain passes
+        # if nothing is drafted: every draft pays for its round. Of others, what is measured tells.
         asked = any(row.request.asked for row in rows)
-        goes_on = by_itself and count == 1 and not rows[0].request.copying.earns
-        self.apart = 0.0 if asked and not goes_on else apart
+        seldom = by_itself and not rows[0].request.copying.earns
+        self.apart = 0.0 if asked and not seldom else apart
         run = 1.0
         self.worths: list[tuple[list[float], list[float], list[float]]] = []  # of each row, see `Runs.worth`; all 1
         # A foreseen token is worth little only where copies are drafted in each round.
-        if models and any(row.request.above[1].known and row.request.copying.earns for row in rows):
-            worths = [
-                row.request.runs.worth(row.request.above[1], LONGEST) if row.request.copying.earns else _ALIKE
-                for row in rows
-            ]
+        if models and not seldom and any(row.request.above[1].known for row in rows):
+            worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
             self.worths = [each[:3] for each in worths]
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
         options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}

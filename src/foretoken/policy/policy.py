@@ -205,7 +205,7 @@ class Policy:
         groups = [[row] for row in rows if row.request.costs is not self.costs]
         for group in groups:
             if self._models or group[0].offers:  # else it is plain
-                Decision(group, self.kinds, self._models, self.extends)
+                Decision(group, self.kinds, self._models, self.extends, by_itself=True)
         shared = [row for row in rows if row.request.costs is self.costs]
         if not shared:
             return 0
@@ -218,8 +218,7 @@ class Policy:
         if kept is not None:
             return kept
         models = self._models if self.rests.considers else ()
-        charged = self.lessons.charged
-        width = Decision(shared, self.kinds, models, self.extends, widths, beside, charged, by_itself=not groups).width
+        width = Decision(shared, self.kinds, models, self.extends, widths, beside, self.lessons.charged).width
         if alone:
             self._kept.put(shared, self.rests.now, width, models)
         return width
