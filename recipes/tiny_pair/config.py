@@ -32,6 +32,8 @@ class Size:
     target_plan: Plan
     samples: SamplePlan
     drafter_plan: Plan
+    further_samples: SamplePlan
+    further_plan: Plan  # of the draft model, by further.py
     held_out_prompts: int  # of each source, in the evaluation
     held_out_tokens: int  # that the target writes on each of them
 
@@ -65,6 +67,16 @@ SIZES = {
         ),
         samples=SamplePlan(batches=40, batch_size=128, max_new_tokens=160),
         drafter_plan=Plan(minutes=22, lengths=((0.0, 256), (0.9, 512), (0.96, 1024)), accumulate=2, decay_from=0.4),
+        further_samples=SamplePlan(batches=96, batch_size=192, max_new_tokens=160),
+        # Half of the first training's learning rates: the weights are to be kept, as far as they are right.
+        further_plan=Plan(
+            minutes=45,
+            lengths=((0.0, 256), (0.95, 512)),
+            accumulate=2,
+            muon_lr=0.01,
+            adam_lr=1.5e-3,
+            decay_from=0.2,
+        ),
         held_out_prompts=48,
         held_out_tokens=128,
     ),
@@ -91,6 +103,8 @@ SIZES = {
         target_plan=Plan(steps=30, lengths=((0.0, 32), (0.5, 64)), micro_tokens=256, accumulate=2),
         samples=SamplePlan(batches=4, batch_size=4, max_new_tokens=16),
         drafter_plan=Plan(steps=12, lengths=((0.0, 32),), micro_tokens=256, accumulate=1),
+        further_samples=SamplePlan(batches=3, batch_size=4, max_new_tokens=16),
+        further_plan=Plan(steps=6, lengths=((0.0, 32),), micro_tokens=256, accumulate=1),
         held_out_prompts=2,
         held_out_tokens=16,
     ),

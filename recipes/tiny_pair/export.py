@@ -33,13 +33,18 @@ def export(target: LlamaForCausalLM, drafter: LlamaForCausalLM, tokenizer, repor
         model.generation_config = GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **wanted
         )
-        model.to(torch.bfloat16).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-        make_portable(folder / name / "tokenizer_config.json")
+        save(model, tokenizer, folder / name)
     (folder / "MODEL_CARD.md").write_text(model_card(report, sizes), encoding="utf-8")
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if total > MAX_BYTES:
         raise ValueError(f"the pair takes {total:,} bytes, over {MAX_BYTES:,}: choose smaller models")
+
+
+def save(model: LlamaForCausalLM, tokenizer, folder: Path) -> None:
+    """Write one model in bfloat16, with the tokenizer."""
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    make_portable(folder / "tokenizer_config.json")
 
 
 def make_portable(path: Path) -> None:

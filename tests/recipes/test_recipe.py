@@ -123,6 +123,48 @@ def test_stopped_run_goes_on_and_exports_two_models(trained):
     assert "| all |" in card
 
 
+def test_draft_model_is_trained_further(recipe, trained, data_folder, tmp_path, monkeypatch):
+    further = recipe("further")
+    app = typer.Typer()
+    app.command()(further.main)
+    pair, given = trained / "pair", ["--data", str(data_folder), "--size", "toy"]
+    command = [*given, "--pair", str(pair), "--out", str(tmp_path)]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (pair / "drafter", tmp_path / "drafter")
+    )
+    assert before.keys() == after.keys()
+    assert all(not torch.equal(before[name], after[name]) for name in before if "proj" in name)
+    assert (tmp_path / "drafter" / "tokenizer_config.json").read_bytes() == (
+        pair / "drafter" / "tokenizer_config.json"
+    ).read_bytes()
+    assert json.loads((tmp_path / "drafter.done.json").read_text())["step"] == 6
+    # What is finished is not made again, and the same draft model comes out.
+    monkeypatch.setattr(further.Engine, "generate", lambda *_: pytest.fail("samples are written again"))
+    assert CliRunner().invoke(app, command).exit_code == 0
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "drafter").state_dict()
+    assert all(torch.equal(after[name], again[name]) for name in after)
+
+
+def test_samples_are_what_the_target_writes_after_training_prompts(recipe, trained, data_folder, tmp_path):
+    further, config, data = recipe("further"), recipe("config"), recipe("data")
+    tokenizer = AutoTokenizer.from_pretrained(trained / "pair" / "target")
+    documents = {s.name: data.encode(tokenizer, s.train) for s in data.load_sources(data_folder, 100_000)}
+    plan = config.SamplePlan(batches=2, batch_size=6, max_new_tokens=5, temperatures=(0.0,))
+    samples = further.write_samples(trained / "pair" / "target", documents, tokenizer, plan, tmp_path)
+    assert len(samples) == 12
+    target = AutoModelForCausalLM.from_pretrained(trained / "pair" / "target", dtype=torch.float32)
+    for sample in samples:
+        # Greedy: what was written is the target's best token, or the few best ones are next to each other.
+        logits = target(torch.from_numpy(sample.astype(np.int64))[None]).logits[0]
+        written = torch.from_numpy(sample[1:].astype(np.int64))[-5:]
+        chosen = logits[:-1][-5:].gather(1, written[:, None])[:, 0]
+        ended = sample[-1] == tokenizer.eos_token_id
+        last = slice(-1, None) if ended else slice(None)
+        torch.testing.assert_close(chosen[last], logits[:-1][-5:].max(1).values[last], rtol=0, atol=0.1)
+
+
 def test_missing_data_is_named_with_its_origin(recipe, tmp_path):
     with pytest.raises(FileNotFoundError, match="grade-school-math"):
         recipe("data").load_sources(tmp_path)

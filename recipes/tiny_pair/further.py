@@ -1,0 +1,124 @@
+"""Train the shipped draft model further: `python recipes/tiny_pair/further.py --data DIR --out DIR`.
+
+The target and the tokenizer stay as they are. The target writes new samples with foretoken's engine, and the draft
+model goes on from its weights, with the loss that it was trained with. What is finished in `--out` is kept, and a stage
+that was stopped goes on from where it was; the new draft model is written to OUT/drafter.
+"""
+
+from __future__ import annotations
+
+import os
+
+# As in train.py: before torch starts its threads.
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import data as text
+import numpy as np
+import torch
+import typer
+from config import SIZES, SamplePlan
+from distill import distillation_loss, prompts_from
+from evaluate import evaluate
+from export import save
+from loop import fit
+from rich.progress import track
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from foretoken import Engine, SamplingParams, tiny_pair_path
+
+SEED = 21
+TV_WEIGHT = 3.0
+"""A warm start is near enough for the total variation distance to have a gradient: it may count for most."""
+SELF_WRITTEN = 0.85
+"""Share of the rows that the target wrote; the rest is original text."""
+
+
+def write_samples(
+    target: Path, documents: dict[str, list[np.ndarray]], tokenizer, plan: SamplePlan, folder: Path
+) -> list[np.ndarray]:
+    """The target's samples on training prompts, one file a batch; batches that are there already are only read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    engine = Engine(target, None, max_batch_size=plan.batch_size, reuse_prefixes=False)
+    names = list(plan.shares)
+    shares = np.array([plan.shares[name] for name in names]) / sum(plan.shares.values())
+    samples: list[np.ndarray] = []
+    for index in track(range(plan.batches), "samples"):
+        path = folder / f"{index:04d}.npz"
+        if not path.is_file():
+            rng = np.random.default_rng([SEED, index])
+            # All texts in each batch: answers that end early leave rows to others.
+            counts = rng.multinomial(plan.batch_size, shares)
+            prompts = [
+                prompt
+                for name, count in zip(names, counts, strict=True)
+                for prompt in prompts_from(documents[name], int(count), tokenizer, rng)
+            ]
+            params = [
+                SamplingParams(
+                    temperature=float(rng.choice(plan.temperatures)),
+                    max_new_tokens=plan.max_new_tokens,
+                    seed=int(rng.integers(2**31)),
+                )
+                for _ in prompts
+            ]
+            outputs = engine.generate([prompt.tolist() for prompt in prompts], params)
+            rows = [
+                np.concatenate([p, np.asarray(o.token_ids, np.uint16)]) for p, o in zip(prompts, outputs, strict=True)
+            ]
+            temporary = path.with_suffix(".tmp")
+            with open(temporary, "wb") as file:
+                np.savez(file, tokens=np.concatenate(rows), lengths=[len(row) for row in rows])
+            temporary.replace(path)
+        part = np.load(path)
+        samples += np.split(part["tokens"], np.cumsum(part["lengths"])[:-1])
+    return samples
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Folder with the training text (what is missing is named).")],
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints and results; a stopped run goes on from here.")],
+    pair: Annotated[Path | None, typer.Option(help="The pair to go on from; default: the shipped one.")] = None,
+    size: Annotated[str, typer.Option(help=f"How much is written and trained, one of: {', '.join(SIZES)}.")] = "full",
+    minutes: Annotated[float | None, typer.Option(help="Training time.")] = None,
+) -> None:
+    """Train the draft model further, and write it to OUT/drafter with its evaluation."""
+    if size not in SIZES:
+        raise typer.BadParameter(f"unknown size {size!r}: one of {', '.join(SIZES)}")
+    chosen, pair = SIZES[size], pair or tiny_pair_path()
+    plan = replace(chosen.further_plan, minutes=minutes, steps=None) if minutes else chosen.further_plan
+    try:
+        sources = text.load_sources(data, chosen.python_chars)
+    except FileNotFoundError as error:
+        raise typer.BadParameter(str(error)) from error
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    target, drafter = (
+        LlamaForCausalLM.from_pretrained(pair / name, dtype=torch.float32, attn_implementation="eager")
+        for name in ("target", "drafter")
+    )
+    documents = {source.name: text.encode(tokenizer, source.train) for source in sources}
+    held_out = {source.name: text.encode(tokenizer, source.held_out) for source in sources}
+    samples = write_samples(pair / "target", documents, tokenizer, chosen.further_samples, out / "samples")
+    typer.echo(f"{sum(map(len, samples)):,} tokens of samples, prompts included")
+    done = out / "drafter.done.json"
+    if done.is_file():
+        drafter.load_state_dict(torch.load(out / "drafter.pt", weights_only=True)["model"])
+    else:
+        weights = {source.name: source.weight * (1 - SELF_WRITTEN) for source in sources}
+        rows = text.Rows(documents | {"self-written": samples}, weights | {"self-written": SELF_WRITTEN}, SEED)
+        loss = distillation_loss(target.eval(), TV_WEIGHT)
+        totals = fit("drafter", drafter, rows, loss, plan, out, tokenizer.pad_token_id)
+        done.write_text(json.dumps(totals))
+    drafter = drafter.to(torch.bfloat16).float()
+    report = evaluate(target, drafter, held_out, tokenizer, chosen.held_out_prompts, SEED, chosen.held_out_tokens)
+    (out / "evaluation.json").write_text(json.dumps(report, indent=1))
+    save(drafter, tokenizer, out / "drafter")
+    typer.echo(json.dumps(report["acceptance"], indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)
