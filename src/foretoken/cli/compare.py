@@ -130,7 +130,7 @@ def fix_seed(engine: Engine, params: SamplingParams) -> SamplingParams:
 
 
 def warm_up(engine: Engine, plain: Engine, prompt: Prompt, params: SamplingParams) -> None:
-    """Decode some tokens with the request's parameters as a warm-up: compilation and allocation are not timed.
+    """Get both ready, and decode some tokens with the request's parameters: what an engine does once is not timed.
 
     The engine keeps nothing of them: both ways are to prefill the prompt when they are timed.
     """
@@ -140,6 +140,7 @@ def warm_up(engine: Engine, plain: Engine, prompt: Prompt, params: SamplingParam
     length = min(_WARM_UP_TOKENS, params.max_new_tokens)
     short = replace(params, max_new_tokens=length, min_new_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
     for one in (engine, plain):
+        one.warm_up(params)
         one.generate(tokens, short)
     engine.release()
 

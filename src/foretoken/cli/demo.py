@@ -96,8 +96,6 @@ def play(drafting: Engine, console: Console) -> list[Comparison]:
     console.print(render.legend())
     timings = []
     default, alone = _default_engine(drafting), plain_engine(drafting)
-    for engine in (default, alone):
-        engine.warm_up()
     for scene in SCENES:
         _show(scene, drafting, console)
         warm_up(default, alone, scene.prompt, scene.params())
