@@ -1,8 +1,9 @@
-"""Train the shipped draft model further: `python recipes/tiny_pair/further.py --data DIR --out DIR`.
+"""Train a pair's draft model further: `python recipes/tiny_pair/further.py --data DIR --pair OUT/pair --out OUT`.
 
 The target and the tokenizer stay as they are. The target writes new samples with foretoken's engine, and the draft
 model goes on from its weights, with the loss that it was trained with. What is finished in `--out` is kept, and a stage
-that was stopped goes on from where it was; the new draft model is written to OUT/drafter.
+that was stopped goes on from where it was. The new draft model is written to OUT/further, and what it and the old one
+reach on the same held-out prompts to OUT/further.json.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from loop import fit
 from rich.progress import track
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from foretoken import Engine, SamplingParams, tiny_pair_path
+from foretoken import Engine, SamplingParams
 
 SEED = 21
 TV_WEIGHT = 3.0
@@ -67,6 +68,9 @@ def write_samples(
                 for _ in prompts
             ]
             outputs = engine.generate([prompt.tolist() for prompt in prompts], params)
+            for output in outputs:
+                if output.error is not None:
+                    raise output.error
             rows = [
                 np.concatenate([p, np.asarray(o.token_ids, np.uint16)]) for p, o in zip(prompts, outputs, strict=True)
             ]
@@ -81,15 +85,15 @@ def write_samples(
 
 def main(
     data: Annotated[Path, typer.Option(help="Folder with the training text (what is missing is named).")],
+    pair: Annotated[Path, typer.Option(help="The pair to go on from, as train.py exports it.")],
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and results; a stopped run goes on from here.")],
-    pair: Annotated[Path | None, typer.Option(help="The pair to go on from; default: the shipped one.")] = None,
     size: Annotated[str, typer.Option(help=f"How much is written and trained, one of: {', '.join(SIZES)}.")] = "full",
     minutes: Annotated[float | None, typer.Option(help="Training time.")] = None,
 ) -> None:
-    """Train the draft model further, and write it to OUT/drafter with its evaluation."""
+    """Train the draft model further, and write it to OUT/further; its evaluation to OUT/further.json."""
     if size not in SIZES:
         raise typer.BadParameter(f"unknown size {size!r}: one of {', '.join(SIZES)}")
-    chosen, pair = SIZES[size], pair or tiny_pair_path()
+    chosen = SIZES[size]
     plan = replace(chosen.further_plan, minutes=minutes, steps=None) if minutes else chosen.further_plan
     try:
         sources = text.load_sources(data, chosen.python_chars)
@@ -102,22 +106,25 @@ def main(
     )
     documents = {source.name: text.encode(tokenizer, source.train) for source in sources}
     held_out = {source.name: text.encode(tokenizer, source.held_out) for source in sources}
-    samples = write_samples(pair / "target", documents, tokenizer, chosen.further_samples, out / "samples")
+    samples = write_samples(pair / "target", documents, tokenizer, chosen.further_samples, out / "further-samples")
     typer.echo(f"{sum(map(len, samples)):,} tokens of samples, prompts included")
-    done = out / "drafter.done.json"
+    limits = held_out, tokenizer, chosen.held_out_prompts, SEED, chosen.held_out_tokens
+    path = out / "further.json"
+    report = json.loads(path.read_text()) if path.is_file() else {"before": evaluate(target, drafter, *limits)}
+    path.write_text(json.dumps(report, indent=1))
+    done = out / "further.done.json"
     if done.is_file():
-        drafter.load_state_dict(torch.load(out / "drafter.pt", weights_only=True)["model"])
+        drafter.load_state_dict(torch.load(out / "further.pt", weights_only=True)["model"])
     else:
         weights = {source.name: source.weight * (1 - SELF_WRITTEN) for source in sources}
         rows = text.Rows(documents | {"self-written": samples}, weights | {"self-written": SELF_WRITTEN}, SEED)
         loss = distillation_loss(target.eval(), TV_WEIGHT)
-        totals = fit("drafter", drafter, rows, loss, plan, out, tokenizer.pad_token_id)
+        totals = fit("further", drafter, rows, loss, plan, out, tokenizer.pad_token_id)
         done.write_text(json.dumps(totals))
-    drafter = drafter.to(torch.bfloat16).float()
-    report = evaluate(target, drafter, held_out, tokenizer, chosen.held_out_prompts, SEED, chosen.held_out_tokens)
-    (out / "evaluation.json").write_text(json.dumps(report, indent=1))
-    save(drafter, tokenizer, out / "drafter")
-    typer.echo(json.dumps(report["acceptance"], indent=1))
+    save(drafter, tokenizer, out / "further")
+    report["after"] = evaluate(target, drafter.float(), *limits)  # as it ships: rounded to bfloat16
+    path.write_text(json.dumps(report, indent=1))
+    typer.echo(json.dumps({name: report[name]["acceptance"]["all"] for name in ("before", "after")}, indent=1))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,10 @@ def main(
     )
     typer.echo(section)
     card = drafter / "README.md" if drafter else pair / "MODEL_CARD.md"
-    card.write_text(card.read_text(encoding="utf-8").split(SECTION)[0].rstrip() + "\n\n" + section, encoding="utf-8")
+    if card.is_file():
+        before, _, rest = card.read_text(encoding="utf-8").partition(SECTION)
+        after = rest[rest.find("\n## ") :] if "\n## " in rest else ""
+        card.write_text(before.rstrip() + "\n\n" + section + after, encoding="utf-8")
 
 
 def length(completions: list[Completion]) -> float:

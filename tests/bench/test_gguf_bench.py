@@ -41,7 +41,8 @@ def test_foretoken_and_llama_cpp_write_the_same_from_one_file(drafter, monkeypat
         engines="foretoken:plain,foretoken:draft-model,llama-server",
         k="3",
         limit=1,
-        category="code",
+        # The model answers code with its end token, which the server bans where tokens go on behind it.
+        category="maths",
         repeats=1,
         max_new_tokens=12,
         dtype="float32",

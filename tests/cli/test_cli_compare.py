@@ -9,6 +9,7 @@ from foretoken import Engine, SamplingParams
 from foretoken.cli import compare
 from foretoken.cli.answer import Answer
 from foretoken.engine.outputs import DecodeStats
+from foretoken.errors import ForetokenError
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 
@@ -43,6 +44,28 @@ def test_both_are_warmed_up_with_the_sampling_of_the_request(calls):
     assert [name for name, _ in calls] == ["prompt-lookup", "none"]
     for _, used in calls:
         assert (used.temperature, used.top_p, used.max_new_tokens, used.ignore_eos) == (0.7, 0.9, 16, True)
+
+
+def test_both_are_made_ready_once_for_a_kind_of_request(monkeypatch):
+    made = []
+    warm_up = Engine.warm_up
+    monkeypatch.setattr(Engine, "warm_up", lambda s, *p: (made.append((s.drafter.name, *p)), warm_up(s, *p))[1])
+    (engine, plain), drawn, greedy = engines(), SamplingParams(max_new_tokens=4), SamplingParams(temperature=0.0)
+    compare.warm_up(engine, plain, PROMPT, drawn)
+    assert made == [("prompt-lookup", drawn), ("none", drawn)]
+    for params in (drawn, greedy, greedy, drawn):  # as in a chat: the plain engine is made anew
+        compare.warm_up(engine, compare.plain_engine(engine), PROMPT, params)
+    assert made[2:] == [("prompt-lookup", greedy), ("none", greedy)]
+    engine.drafter = "suffix"
+    compare.warm_up(engine, plain, PROMPT, greedy)
+    assert made[4:] == [("suffix", greedy), ("none", greedy)]
+
+
+def test_what_cannot_be_served_is_refused_before_anything_is_made_ready(monkeypatch):
+    monkeypatch.setattr(Engine, "warm_up", lambda *_: pytest.fail("it is made ready"))
+    engine, plain = engines()
+    with pytest.raises(ForetokenError, match="tokens"):
+        compare.warm_up(engine, plain, [1] * (engine.target.max_length + 1), SamplingParams())
 
 
 def test_runs_alternate_until_there_are_enough(calls):

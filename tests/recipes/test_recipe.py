@@ -124,27 +124,45 @@ def test_stopped_run_goes_on_and_exports_two_models(trained):
 
 
 def test_draft_model_is_trained_further(recipe, trained, data_folder, tmp_path, monkeypatch):
-    further = recipe("further")
+    further, data = recipe("further"), recipe("data")
     app = typer.Typer()
     app.command()(further.main)
-    pair, given = trained / "pair", ["--data", str(data_folder), "--size", "toy"]
-    command = [*given, "--pair", str(pair), "--out", str(tmp_path)]
+    pair, write, used = trained / "pair", further.write_samples, []
+    monkeypatch.setattr(further, "write_samples", lambda *given: (used.append(given[1]), write(*given))[1])
+    command = ["--data", str(data_folder), "--pair", str(pair), "--out", str(tmp_path), "--size", "toy"]
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 0, first.output
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    for source in data.load_sources(data_folder, 100_000):
+        expected = data.encode(tokenizer, source.train)
+        assert all(map(np.array_equal, used[0][source.name], expected)), source.name
     before, after = (
-        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (pair / "drafter", tmp_path / "drafter")
+        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (pair / "drafter", tmp_path / "further")
     )
     assert before.keys() == after.keys()
     assert all(not torch.equal(before[name], after[name]) for name in before if "proj" in name)
-    assert (tmp_path / "drafter" / "tokenizer_config.json").read_bytes() == (
-        pair / "drafter" / "tokenizer_config.json"
-    ).read_bytes()
-    assert json.loads((tmp_path / "drafter.done.json").read_text())["step"] == 6
+    for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "further" / name).read_bytes() == (pair / "drafter" / name).read_bytes()
+    assert json.loads((tmp_path / "further.done.json").read_text())["step"] == 6
+    assert json.loads((tmp_path / "further.json").read_text()).keys() == {"before", "after"}
     # What is finished is not made again, and the same draft model comes out.
     monkeypatch.setattr(further.Engine, "generate", lambda *_: pytest.fail("samples are written again"))
-    assert CliRunner().invoke(app, command).exit_code == 0
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "drafter").state_dict()
+    monkeypatch.setattr(further, "fit", lambda *_: pytest.fail("the model is trained again"))
+    second = CliRunner().invoke(app, command)
+    assert second.exit_code == 0, second.output
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "further").state_dict()
     assert all(torch.equal(after[name], again[name]) for name in after)
+
+
+def test_samples_of_a_request_that_failed_are_not_kept(recipe, trained, data_folder, tmp_path):
+    further, config = recipe("further"), recipe("config")
+    tokenizer = AutoTokenizer.from_pretrained(trained / "pair" / "target")
+    documents = {"gsm8k": [np.full(300, 100, dtype=np.uint16)]}  # as long as the context and longer: refused
+    documents["gsm8k"][0][-1] = tokenizer.convert_tokens_to_ids("<|assistant|>")
+    plan = config.SamplePlan(batches=1, batch_size=2, max_new_tokens=5, shares={"gsm8k": 1.0})
+    with pytest.raises(ValueError, match="300"):
+        further.write_samples(trained / "pair" / "target", documents, tokenizer, plan, tmp_path)
+    assert not list(tmp_path.glob("*.npz"))
 
 
 def test_samples_are_what_the_target_writes_after_training_prompts(recipe, trained, data_folder, tmp_path):
@@ -155,7 +173,10 @@ def test_samples_are_what_the_target_writes_after_training_prompts(recipe, train
     samples = further.write_samples(trained / "pair" / "target", documents, tokenizer, plan, tmp_path)
     assert len(samples) == 12
     target = AutoModelForCausalLM.from_pretrained(trained / "pair" / "target", dtype=torch.float32)
+    texts = [" ".join(map(str, document.tolist())) for each in documents.values() for document in each]
     for sample in samples:
+        prompt = " ".join(map(str, sample[:8].tolist()))
+        assert any(prompt in text for text in texts)
         # Greedy: what was written is the target's best token, or the few best ones are next to each other.
         logits = target(torch.from_numpy(sample.astype(np.int64))[None]).logits[0]
         written = torch.from_numpy(sample[1:].astype(np.int64))[-5:]

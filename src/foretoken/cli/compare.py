@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from rich.table import Table
 
@@ -14,6 +15,7 @@ from foretoken.cli.answer import Answer, run
 from foretoken.cli.json_output import answer_json, settings_json
 
 if TYPE_CHECKING:
+    from foretoken.drafters.base import Drafter
     from foretoken.engine.engine import Engine
     from foretoken.engine.prompts import Prompt
     from foretoken.sampling import SamplingParams
@@ -27,6 +29,8 @@ MORE_SECONDS = 4.0
 MAX_SECONDS = 10.0
 """No further runs are begun after so much time."""
 _WARM_UP_TOKENS = 16
+_ready: WeakKeyDictionary[Drafter, set[bool]] = WeakKeyDictionary()
+"""Whose engines were made ready, whether for greedy requests, whether for others: a chat compares again and again."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,13 @@ def warm_up(engine: Engine, plain: Engine, prompt: Prompt, params: SamplingParam
     tokens = encode(engine.target, prompt)
     length = min(_WARM_UP_TOKENS, params.max_new_tokens)
     short = replace(params, max_new_tokens=length, min_new_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
+    engine.check(tokens, params)
+    kinds = _ready.setdefault(engine.drafter, set())
     for one in (engine, plain):
-        one.warm_up(params)
+        if params.greedy not in kinds:
+            one.warm_up(params)
         one.generate(tokens, short)
+    kinds.add(params.greedy)
     engine.release()
 
 

@@ -148,7 +148,8 @@ class AcceptanceTable:
 
 
 TYPICAL = AcceptanceTable(((0.65, 0.09, 0.055, 0.032, 0.017, 0.015, 0.013, 0.011),))
-"""Rates that are assumed before any were measured: about those of the shipped pair at temperature 1."""
+"""Rates that are assumed before any were measured: about those of the shipped pair at temperature 1, before its draft
+model was trained further."""
 
 
 @lru_cache(maxsize=512)
