@@ -85,9 +85,9 @@ class Kind:
 LOOKUP = Kind(
     (0.27, 0.48, 0.6, 0.62, 0.69, 0.74, 0.76, 0.81, 0.81, 0.89, 0.9, 0.9, 0.94, 0.95, 0.95, 0.96), copies=True
 )
-# Of models: the shipped one, before it was trained further, was right for 0.42 to 0.64 of the first sixteen tokens of an
-# output, and for 0.55 to 0.91 of those behind the first thirty-two (the same workloads at temperatures 0, 0.7 and 1; 120
-# outputs of 200 tokens).
+# Of models: the shipped one, before it was trained further, was right for 0.42 to 0.64 of the first sixteen tokens of
+# an output, and for 0.55 to 0.91 of those behind the first thirty-two (the same workloads at temperatures 0, 0.7 and 1;
+# 120 outputs of 200 tokens).
 # How many are useless is assumed; the first rate has that in it.
 MODEL = Kind((0.64, 0.72, 0.74, 0.75), beginning=1.6, useless=0.09)
 # Of copies from a prediction, by tokens of the output that agree with it, plus 1 (benchmarks/prediction.py --rates).
