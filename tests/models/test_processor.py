@@ -25,6 +25,14 @@ def test_a_further_token_costs_the_more_the_fewer_bytes_its_weights_have(
     assert processor.position_share(bytes_per_weight, wide=wide) == pytest.approx(share)
 
 
+@pytest.mark.parametrize(("has", "share"), [(False, 0.25), (True, 0.0625)])
+def test_integers_are_multiplied_four_at_a_time_where_that_can_be(has, share, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(processor, "multiplies_int8", lambda: has)
+    assert processor.position_share(1.0, wide=True, integers=True) == pytest.approx(share)
+    assert processor.position_share(1.0, wide=True) == pytest.approx(0.25)  # of other numbers
+
+
 def test_models_in_float32_say_what_a_further_token_costs_and_rounded_ones_do_not():
     path = tiny_pair_path() / "drafter"
     options = {"dtype": "float32", "backend": "torch", "eager": True, "device": "cpu"}

@@ -161,6 +161,16 @@ def test_keys_and_values_are_kept_in_half_the_bytes_unless_the_file_is_float32(k
 
 
 @needs_int8
+def test_a_further_token_adds_the_more_the_fewer_bytes_a_rounded_weight_has(rounded_file):
+    models = {}
+    for kind in ("Q8_0", "Q4_0"):
+        module, path = rounded_file(kind)
+        models[kind] = native(path, module)
+    eight, four = models["Q8_0"], models["Q4_0"]
+    assert 0.0 < eight.position_share < four.position_share
+    assert four.position_share / eight.position_share == pytest.approx(eight.weight_bytes / four.weight_bytes)
+
+
 def test_prefill_over_rounded_weights_is_split_further(rounded_file, monkeypatch):
     module, path = rounded_file("Q8_0")
     model = native(path, module)

@@ -6,6 +6,7 @@ import platform
 import warnings
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,7 +24,7 @@ from foretoken.models.native.runner import Backend, NativeModel
 from foretoken.models.native.spec import refusal as refusal_of_config
 from foretoken.models.native.spec import spec_of
 from foretoken.models.native.torch_backend import TorchBackend
-from foretoken.models.processor import multiplies_bfloat16, multiplies_int8
+from foretoken.models.processor import multiplies_bfloat16, multiplies_int8, position_share
 
 BackendName = Literal["auto", "openvino", "torch"]
 
@@ -163,9 +164,13 @@ def build_gguf(
     chosen = rounding(weights.bytes(), dtype) if options.quantize == "auto" and not weights.rounds_inputs else None
     backend = OpenVinoBackend(weights, dtype, chosen)
     source.release()
-    return NativeModel(
+    model = NativeModel(
         backend, name, dtype, torch.device("cpu"), tokenizer, eos_token_ids, chosen or kind, weights.bytes()
     )
+    if weights.rounds_inputs:
+        numbers = sum(prod(source.shape(each)) for each in source.names)
+        model.position_share = position_share(model.weight_bytes / numbers, wide=True, integers=True)
+    return model
 
 
 def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.device, options: Options) -> Backend:
