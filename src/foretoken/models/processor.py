@@ -47,8 +47,8 @@ def position_share(bytes_per_weight: float, *, wide: bool, integers: bool = Fals
     Args:
         bytes_per_weight: in memory.
         wide: instructions of 512 bits are used where there are some, which multiply twice as many numbers.
-        integers: of eight bits, which are multiplied four at a time where there are instructions for it. A token more of
-            a 500M model then adds 0.06 of a pass in Q8_0 and 0.09 in Q4_K_M; measured are 0.04 and 0.14 on one
+        integers: of eight bits, which are multiplied four at a time where there are instructions for it. A token more
+            of a 500M model then adds 0.06 of a pass in Q8_0 and 0.09 in Q4_K_M; measured are 0.04 and 0.14 on one
             processor, 0.08 and 0.10 on another.
     """
     products = 2 if wide and torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
