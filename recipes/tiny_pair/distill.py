@@ -78,6 +78,20 @@ def continue_prompts(
     return [np.concatenate([p, np.asarray(w, dtype=np.uint16)]) for p, w in zip(prompts, written, strict=True)]
 
 
+def write_batch(path: Path, sequences: list[np.ndarray]) -> None:
+    """Write token sequences, whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "wb") as file:
+        np.savez(file, tokens=np.concatenate(sequences), lengths=[len(s) for s in sequences])
+    temporary.replace(path)
+
+
+def read_batch(path: Path) -> list[np.ndarray]:
+    """What `write_batch` wrote."""
+    part = np.load(path)
+    return np.split(part["tokens"], np.cumsum(part["lengths"])[:-1])
+
+
 def write_samples(
     target: LlamaForCausalLM,
     documents: dict[str, list[np.ndarray]],
@@ -106,12 +120,8 @@ def write_samples(
             prompts = prompts_from(documents[chosen[index]], plan.batch_size, tokenizer, rng)
             temperature = plan.temperatures[int(rng.integers(len(plan.temperatures)))]
             sequences = continue_prompts(model, prompts, tokenizer, plan.max_new_tokens, temperature, seed + index)
-            temporary = path.with_suffix(".tmp")
-            with open(temporary, "wb") as file:
-                np.savez(file, tokens=np.concatenate(sequences), lengths=[len(s) for s in sequences])
-            temporary.replace(path)
-        part = np.load(path)
-        return np.split(part["tokens"], np.cumsum(part["lengths"])[:-1])
+            write_batch(path, sequences)
+        return read_batch(path)
 
     samples: list[np.ndarray] = []
     columns = (TextColumn("samples "), BarColumn(), TextColumn("{task.completed}/{task.total} batches"),

@@ -1,9 +1,9 @@
 """Train a pair's draft model further: `python recipes/tiny_pair/further.py --data DIR --pair OUT/pair --out OUT`.
 
 The target and the tokenizer stay as they are. The target writes new samples with foretoken's engine, and the draft
-model goes on from its weights, with the loss that it was trained with. What is finished in `--out` is kept, and a stage
-that was stopped goes on from where it was. The new draft model is written to OUT/further, and what it and the old one
-reach on the same held-out prompts to OUT/further.json.
+model goes on from its weights, with the loss of its first training, of which the total variation distance counts for
+more. What is finished in `--out` is kept, and a stage that was stopped goes on from where it was. The new draft model
+is written to OUT/further, and what it and the old one reach on the same held-out prompts to OUT/further.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import typer
 from config import SIZES, SamplePlan
-from distill import distillation_loss, prompts_from
+from distill import distillation_loss, prompts_from, read_batch, write_batch
 from evaluate import evaluate
 from export import save
 from loop import fit
@@ -74,12 +74,8 @@ def write_samples(
             rows = [
                 np.concatenate([p, np.asarray(o.token_ids, np.uint16)]) for p, o in zip(prompts, outputs, strict=True)
             ]
-            temporary = path.with_suffix(".tmp")
-            with open(temporary, "wb") as file:
-                np.savez(file, tokens=np.concatenate(rows), lengths=[len(row) for row in rows])
-            temporary.replace(path)
-        part = np.load(path)
-        samples += np.split(part["tokens"], np.cumsum(part["lengths"])[:-1])
+            write_batch(path, rows)
+        samples += read_batch(path)
     return samples
 
 
