@@ -33,6 +33,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from foretoken import Engine, SamplingParams
 
 SEED = 21
+"""Of the held-out prompts in all runs, so that they can be compared; of the rest unless told otherwise."""
 TV_WEIGHT = 3.0
 """A warm start is near enough for the total variation distance to have a gradient: it may count for most."""
 SELF_WRITTEN = 0.85
@@ -40,7 +41,7 @@ SELF_WRITTEN = 0.85
 
 
 def write_samples(
-    target: Path, documents: dict[str, list[np.ndarray]], tokenizer, plan: SamplePlan, folder: Path
+    target: Path, documents: dict[str, list[np.ndarray]], tokenizer, plan: SamplePlan, folder: Path, seed: int
 ) -> list[np.ndarray]:
     """The target's samples on training prompts, one file a batch; batches that are there already are only read."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def write_samples(
     for index in track(range(plan.batches), "samples"):
         path = folder / f"{index:04d}.npz"
         if not path.is_file():
-            rng = np.random.default_rng([SEED, index])
+            rng = np.random.default_rng([seed, index])
             # All texts in each batch: answers that end early leave rows to others.
             counts = rng.multinomial(plan.batch_size, shares)
             prompts = [
@@ -85,12 +86,19 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and results; a stopped run goes on from here.")],
     size: Annotated[str, typer.Option(help=f"How much is written and trained, one of: {', '.join(SIZES)}.")] = "full",
     minutes: Annotated[float | None, typer.Option(help="Training time.")] = None,
+    seed: Annotated[int, typer.Option(help="Of samples and batches; another one to go on from an earlier run.")] = SEED,
 ) -> None:
     """Train the draft model further, and write it to OUT/further; its evaluation to OUT/further.json."""
     if size not in SIZES:
         raise typer.BadParameter(f"unknown size {size!r}: one of {', '.join(SIZES)}")
     chosen = SIZES[size]
     plan = replace(chosen.further_plan, minutes=minutes, steps=None) if minutes else chosen.further_plan
+    path = out / "further.json"
+    report = json.loads(path.read_text()) if path.is_file() else {"seed": seed}
+    if report["seed"] != seed:
+        raise typer.BadParameter(f"{out} holds a run with --seed {report['seed']}: give that, or another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1))
     try:
         sources = text.load_sources(data, chosen.python_chars)
     except FileNotFoundError as error:
@@ -102,18 +110,19 @@ def main(
     )
     documents = {source.name: text.encode(tokenizer, source.train) for source in sources}
     held_out = {source.name: text.encode(tokenizer, source.held_out) for source in sources}
-    samples = write_samples(pair / "target", documents, tokenizer, chosen.further_samples, out / "further-samples")
+    folder = out / "further-samples"
+    samples = write_samples(pair / "target", documents, tokenizer, chosen.further_samples, folder, seed)
     typer.echo(f"{sum(map(len, samples)):,} tokens of samples, prompts included")
     limits = held_out, tokenizer, chosen.held_out_prompts, SEED, chosen.held_out_tokens
-    path = out / "further.json"
-    report = json.loads(path.read_text()) if path.is_file() else {"before": evaluate(target, drafter, *limits)}
-    path.write_text(json.dumps(report, indent=1))
+    if "before" not in report:
+        report["before"] = evaluate(target, drafter, *limits)
+        path.write_text(json.dumps(report, indent=1))
     done = out / "further.done.json"
     if done.is_file():
         drafter.load_state_dict(torch.load(out / "further.pt", weights_only=True)["model"])
     else:
         weights = {source.name: source.weight * (1 - SELF_WRITTEN) for source in sources}
-        rows = text.Rows(documents | {"self-written": samples}, weights | {"self-written": SELF_WRITTEN}, SEED)
+        rows = text.Rows(documents | {"self-written": samples}, weights | {"self-written": SELF_WRITTEN}, seed)
         loss = distillation_loss(target.eval(), TV_WEIGHT)
         totals = fit("further", drafter, rows, loss, plan, out, tokenizer.pad_token_id)
         done.write_text(json.dumps(totals))

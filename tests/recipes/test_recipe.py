@@ -144,7 +144,7 @@ def test_draft_model_is_trained_further(recipe, trained, data_folder, tmp_path, 
     for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "further" / name).read_bytes() == (pair / "drafter" / name).read_bytes()
     assert json.loads((tmp_path / "further.done.json").read_text())["step"] == 6
-    assert json.loads((tmp_path / "further.json").read_text()).keys() == {"before", "after"}
+    assert json.loads((tmp_path / "further.json").read_text()).keys() == {"seed", "before", "after"}
     # What is finished is not made again, and the same draft model comes out.
     monkeypatch.setattr(further.Engine, "generate", lambda *_: pytest.fail("samples are written again"))
     monkeypatch.setattr(further, "fit", lambda *_: pytest.fail("the model is trained again"))
@@ -152,6 +152,9 @@ def test_draft_model_is_trained_further(recipe, trained, data_folder, tmp_path, 
     assert second.exit_code == 0, second.output
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "further").state_dict()
     assert all(torch.equal(after[name], again[name]) for name in after)
+    other = CliRunner().invoke(app, [*command, "--seed", "22"])
+    assert other.exit_code == 2
+    assert "--seed 21" in other.output
 
 
 def test_samples_of_a_request_that_failed_are_not_kept(recipe, trained, data_folder, tmp_path):
@@ -161,7 +164,7 @@ def test_samples_of_a_request_that_failed_are_not_kept(recipe, trained, data_fol
     documents["gsm8k"][0][-1] = tokenizer.convert_tokens_to_ids("<|assistant|>")
     plan = config.SamplePlan(batches=1, batch_size=2, max_new_tokens=5, shares={"gsm8k": 1.0})
     with pytest.raises(ValueError, match="300"):
-        further.write_samples(trained / "pair" / "target", documents, tokenizer, plan, tmp_path)
+        further.write_samples(trained / "pair" / "target", documents, tokenizer, plan, tmp_path, 21)
     assert not list(tmp_path.glob("*.npz"))
 
 
@@ -170,8 +173,10 @@ def test_samples_are_what_the_target_writes_after_training_prompts(recipe, train
     tokenizer = AutoTokenizer.from_pretrained(trained / "pair" / "target")
     documents = {s.name: data.encode(tokenizer, s.train) for s in data.load_sources(data_folder, 100_000)}
     plan = config.SamplePlan(batches=2, batch_size=6, max_new_tokens=5, temperatures=(0.0,))
-    samples = further.write_samples(trained / "pair" / "target", documents, tokenizer, plan, tmp_path)
+    samples = further.write_samples(trained / "pair" / "target", documents, tokenizer, plan, tmp_path, 21)
     assert len(samples) == 12
+    others = further.write_samples(trained / "pair" / "target", documents, tokenizer, plan, tmp_path / "other", 22)
+    assert {tuple(sample[:8]) for sample in others} != {tuple(sample[:8]) for sample in samples}
     target = AutoModelForCausalLM.from_pretrained(trained / "pair" / "target", dtype=torch.float32)
     texts = [" ".join(map(str, document.tolist())) for each in documents.values() for document in each]
     for sample in samples:

@@ -16,9 +16,11 @@ from foretoken import Engine, SamplingParams
 from foretoken.errors import ModelError
 from foretoken.models import gguf, load
 from foretoken.models.gguf.blocks import ROUNDED, growth, unpack, widened
+from foretoken.models.gguf.header import Header, StoredTensor
 from foretoken.models.gguf.runner import GgufModel
 from foretoken.models.mapped import ScratchFile
-from foretoken.models.native import NativeModel, gguf_weights
+from foretoken.models.native import NativeModel, gguf_speed, gguf_weights, openvino_backend
+from foretoken.models.native.compilation import GraphKey
 from foretoken.models.native.loader import openvino_refusal
 from foretoken.models.processor import multiplies_bfloat16, multiplies_int8
 from models.gguf import gguf_files
@@ -189,6 +191,45 @@ def test_prefill_over_rounded_weights_is_split_further(rounded_file, monkeypatch
     assert (found[0, 0] - whole).abs().max() < 1e-3
 
 
+@needs_int8
+@pytest.mark.parametrize(("most", "full", "last"), [(0, [64] * 4, 45), (64_000_000, [128] * 2, 45)])
+def test_large_models_take_shorter_passes_and_give_back_what_those_took(most, full, last, rounded_file, monkeypatch):
+    module, path = rounded_file("Q8_0")
+    monkeypatch.setattr(openvino_backend, "MOST_BYTES", most)
+    model = native(path, module)
+    done, score = [], model.backend.score
+    monkeypatch.setattr(
+        model.backend,
+        "score",
+        lambda cache, feeds, *rest: done.append(len(feeds[0].tokens)) or score(cache, feeds, *rest),
+    )
+    monkeypatch.setattr(openvino_backend, "trim", lambda: done.append("trim"))
+    cache = model.open(1)
+    cache.defer_prefill([[3 + i % 50 for i in range(300)]])
+    for token in (5, 6, 7):
+        count = torch.tensor([1])
+        model.forward(torch.tensor([[token]]), torch.tensor([[-1]]), count, cache)
+        cache.commit(torch.tensor([[0]]), count)
+    passes = [each for size in full for each in ((size, "trim") if most == 0 else (size,))]
+    assert done[: len(passes) + 1] == [*passes, last]
+    assert "trim" not in done[len(passes) :]
+
+
+@pytest.mark.parametrize("kind", [pytest.param("Q8_0", marks=needs_int8), "BF16"])
+def test_vectors_that_all_passes_read_are_not_read_from_the_file(kind, rounded_file):
+    _, path = rounded_file(kind)
+    header = gguf.read_header([path])
+    spec = gguf_weights.spec_of(gguf_weights.config_of(header.metadata, header))
+    dtype = gguf_weights.compute_dtype(header)
+    weights = gguf_weights.GgufWeights(spec, gguf_weights.GgufSource(header, spec), "file", dtype)
+    begin = np.frombuffer(header.files[0], np.uint8).ctypes.data
+    file = range(begin, begin + len(header.files[0]))
+    assert header.tensors["output_norm.weight"].data.ctypes.data in file
+    layer = weights.layer(0)
+    vectors = [weights.final_norm(), layer.attention_norm, layer.mlp_norm]
+    assert not any(vector.data_ptr() in file for vector in vectors)
+
+
 def resident(folder):
     """Bytes of deleted files of a folder that are mapped, and those of them that lie in memory."""
     size = lies = 0
@@ -237,6 +278,74 @@ def test_matrices_of_several_types_make_one_layer(files):
     assert (ours - theirs).square().mean().sqrt() < 0.05 * theirs.std()
 
 
+ROUNDED_IN = {
+    "sixteens in the output layer": (lambda tensor: "Q6_K" if "token_embd" in tensor else "Q4_K", 16),
+    "sixteens everywhere": (lambda _: "Q6_K", 16),
+    "thirty-twos": (lambda _: "Q8_0", 32),
+}
+
+
+@needs_int8
+@pytest.mark.parametrize("case", ROUNDED_IN)
+def test_inputs_are_rounded_in_groups_no_larger_than_those_of_weights(case, files, monkeypatch):
+    monkeypatch.setattr(openvino_backend, "MOST_BYTES", 0)
+    kinds, group = ROUNDED_IN[case]
+    module, path = files(f"wide with {case}", wide, kinds=kinds)
+    model = native(path, module)
+    plain = model.backend.graphs(GraphKey())
+    assert (plain._output_layer is not None) == (case == "sixteens in the output layer")
+    last = module.config.num_hidden_layers
+    stored = gguf.read_header([path]).tensors["token_embd.weight"]
+    weight = torch.from_numpy(widened(unpack(stored.kind, stored.data))).double()
+    for size in (1, 9, 4):
+        tokens = torch.tensor([[3 + i * 7 % 50 for i in range(size)]])
+        parents, counts = torch.arange(size)[None] - 1, torch.tensor([size])
+        found = model.forward(tokens, parents, counts, model.open(1), hidden_layers=(last,))
+        assert torch.equal(found.logits, model.forward(tokens, parents, counts, model.open(1)).logits)
+        state, logits = found.hidden[0][0].double(), found.logits[0].double()
+        errors = {each: (logits - rounded(state, each) @ weight.T).abs().max() for each in (8, 16, 32, 64)}
+        assert errors.pop(group) < 1e-4 < 0.2 * min(errors.values())
+
+
+def rounded(states, size):
+    """``[T, hidden]`` in eight bits, in groups of so many features."""
+    groups = states.view(len(states), -1, size)
+    steps = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / steps).round() * steps).view(states.shape)
+
+
+@needs_int8
+def test_small_models_have_no_output_layer_of_their_own(files):
+    kinds, _ = ROUNDED_IN["sixteens in the output layer"]
+    module, path = files("wide with sixteens in the output layer", wide, kinds=kinds)
+    assert native(path, module).backend.graphs(GraphKey())._output_layer is None
+
+
+def described(kinds):
+    """A header of matrices of so many weights of each type in layers, and of an output layer of Q6_K."""
+    tensors = {f"blk.{kind}.weight": StoredTensor(kind, (size,), np.zeros(0)) for kind, size in kinds.items()}
+    return Header({}, tensors | {"output.weight": StoredTensor("Q6_K", (1000, 1000), np.zeros(0))}, ())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "group"),
+    [
+        ({"Q4_K": 100}, 32),
+        ({"Q4_K": 100, "Q6_K": 7}, 32),
+        ({"Q4_K": 100, "Q6_K": 8, "F32": 1000}, 16),
+        ({"Q4_K": 80, "Q6_K": 20}, 16),  # the layers of Q4_K_M
+        ({"Q5_K": 100, "Q6_K": 29}, 32),
+        ({"Q5_K": 100, "Q6_K": 31}, 16),
+        ({"Q4_K": 70, "Q5_0": 20, "Q8_0": 9, "Q6_K": 1}, 32),  # the same of rows that are no multiple of 256
+        ({"Q6_K": 100}, 16),
+        ({"Q8_0": 100}, 32),
+        ({"BF16": 100}, 32),
+    ],
+)
+def test_inputs_of_layers_have_groups_of_16_where_that_saves_more_than_it_costs(kinds, group):
+    assert gguf_speed.input_group(described(kinds)) == group
+
+
 @needs_int8
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_scores_do_not_depend_on_the_width_of_passes(kind, rounded_file):
@@ -271,7 +380,7 @@ def test_greedy_outputs_are_those_of_transformers_with_files_that_draft(files):
 
 def test_a_file_runs_natively_where_it_can_and_on_llama_cpp_where_it_is_to(files, monkeypatch):
     path = files("llama", tiny_llama)[1]
-    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", 0)
+    monkeypatch.setattr(gguf_speed, "LEAST_BYTES", 0)
     assert isinstance(load(path), NativeModel)
     assert load(path, n_ctx=100).max_length == 100
     assert isinstance(load(path, runner="gguf"), GgufModel)
@@ -294,9 +403,9 @@ def test_targets_that_would_be_slower_without_drafts_run_on_llama_cpp_unless_ask
     path = rounded_file(kind)[1]
     monkeypatch.setattr(gguf_weights, "multiplies_int8", lambda: True)
     assert isinstance(load(path), GgufModel)
-    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", path.stat().st_size)
+    monkeypatch.setattr(gguf_speed, "LEAST_BYTES", path.stat().st_size)
     assert isinstance(load(path), GgufModel)
-    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", 100_000)
+    monkeypatch.setattr(gguf_speed, "LEAST_BYTES", 100_000)
     assert isinstance(load(path), runner)
     assert isinstance(load(path, quantize="auto"), NativeModel)
     assert isinstance(load(path, runner="native"), NativeModel)
@@ -343,7 +452,7 @@ def test_rounded_files_need_products_of_eight_bit_integers(rounded_file, monkeyp
 def test_targets_that_a_model_drafts_for_run_where_several_tokens_cost_least(rounded_file, files, monkeypatch):
     path = rounded_file("Q4_0")[1]
     monkeypatch.setattr(gguf_weights, "multiplies_int8", lambda: True)
-    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", 100_000)
+    monkeypatch.setattr(gguf_speed, "LEAST_BYTES", 100_000)
     small = files("small draft", lambda: tiny_llama(64))[1]
     runners = {
         drafter: type(Engine(path, drafter).target)
@@ -355,7 +464,7 @@ def test_targets_that_a_model_drafts_for_run_where_several_tokens_cost_least(rou
     assert isinstance(Engine(path, ["auto", model]).target, NativeModel)
     assert isinstance(Engine(path, small, runner="gguf").target, GgufModel)
     assert isinstance(Engine(path, small, drafted=False).target, GgufModel)
-    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", path.stat().st_size)  # few weights lie in the caches
+    monkeypatch.setattr(gguf_speed, "LEAST_BYTES", path.stat().st_size)  # few weights lie in the caches
     assert isinstance(Engine(path, small).target, GgufModel)
     with pytest.raises(ModelError, match="drafted"):
         load(path, drafted="yes")

@@ -154,7 +154,7 @@ def test_which_graphs_read_16_bits(tmp_path, gains):
     assert used is graphs(GraphKey(widened=True))  # scores are the same here
     narrow = [graph for width, graph in passes.items() if width > FEW]
     assert len(narrow) == 4
-    memory = [tensor for graph in (used, *narrow) for tensor, _ in graph._graph.weights._memory]
+    memory = [tensor for graph in (used, *narrow) for tensor, _ in graph._weights._memory]
     # Biases stay as they were stored.
     assert {tensor.element_type.get_type_name() for tensor in memory if len(tensor.shape) > 1} == {"f32"}
 

@@ -98,6 +98,8 @@ class Weights:
 
     rounds_inputs = False
     """What linear layers of rounded weights are multiplied with is rounded, too."""
+    input_group = 32
+    """Features of a layer's input that share a scale where inputs are rounded."""
     cache_dtype: torch.dtype | None = None
     """Of keys and values; None for what the model is computed in."""
 

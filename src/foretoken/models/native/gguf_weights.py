@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections import Counter
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from foretoken.models.native.checkpoint import (
     Weights,
     expected_shapes,
 )
+from foretoken.models.native.gguf_speed import input_group, sizes_of
 from foretoken.models.native.packed import Packed, PackedMatrix, join
 from foretoken.models.native.spec import Spec, spec_of
 from foretoken.models.processor import multiplies_bfloat16, multiplies_int8
@@ -81,48 +81,6 @@ _VIEWS: dict[str, tuple[Any, torch.dtype]] = {
 
 
 AnyWeight = TypeVar("AnyWeight", Tensor, Packed)
-
-MOST_GROWTH = 1.1
-"""A file whose weights take more bytes here than in the file, times this, decodes slower here without drafts.
-
-Tokens a second of a 468M model without drafts, here and with llama.cpp: as Q8_0 (1.06 times its bytes) 32 and 36, as
-Q4_0 (1.15) 48 and 58, as Q4_K_M (1.34) 36 and 52.
-"""
-
-
-LEAST_BYTES = 64_000_000
-"""With fewer bytes of weights, which lie in the processor's caches, what a call takes besides counts for more.
-
-A 10M model as Q8_0 wrote 406 tokens a second, and 995 with llama.cpp.
-"""
-
-
-def slow(header: Header, *, drafted: bool = False) -> str | None:
-    """Why decoding a file is slower here than with llama.cpp, where `refusal` has nothing against it.
-
-    Args:
-        header: of the file.
-        drafted: a model drafts for it; else what counts is plain decoding. Of a 500M target as Q4_0 passes over 1, 4
-            and 8 tokens took 13, 14 and 20 ms here and 11, 27 and 50 with llama.cpp, as Q4_K_M 18, 20 and 25 and 11, 29
-            and 54 (AVX-512 with VNNI).
-    """
-    sizes = _sizes(header)
-    total, times = sum(sizes.values()), growth(sizes)
-    if total < LEAST_BYTES:
-        return f"it has {total:,} bytes of weights, and fewer than {LEAST_BYTES:,} are read sooner than a pass begins"
-    if drafted or times <= MOST_GROWTH:
-        return None
-    return (
-        f"its weights take {times:.2f} times their bytes in the file here, and more than {MOST_GROWTH} are slow to read"
-    )
-
-
-def _sizes(header: Header) -> Counter[str]:
-    """Bytes of tensors in a file, by type."""
-    sizes: Counter[str] = Counter()
-    for tensor in header.tensors.values():
-        sizes[tensor.kind] += tensor.data.nbytes
-    return sizes
 
 
 def refusal(header: Header) -> str | None:
@@ -234,12 +192,16 @@ class GgufSource(TensorSource):
     Args:
         header: of the file.
         spec: of the model.
+
+    Attributes:
+        input_group: see `Weights`.
     """
 
     def __init__(self, header: Header, spec: Spec) -> None:
         self._header, self._tensors, self._spec = header, header.tensors, spec
         # Integers, scales and offsets begin on pages of their own.
-        sizes = _sizes(header)
+        self.input_group = input_group(header)
+        sizes = sizes_of(header)
         room = math.ceil(growth(sizes) * sum(sizes.values())) + 3 * mmap.PAGESIZE * len(header.tensors)
         self._scratch = ScratchFile(cache_folder("weights"), room)
         self.names = tuple(name for name in expected_shapes(spec) if self.stored_name(name) in header.tensors)
@@ -324,6 +286,7 @@ class GgufWeights(Weights):
         super().__init__(spec, source, name, dtype)
         self._file = source
         self.rounds_inputs = any(source.kind(each) in ROUNDED for each in source.names)
+        self.input_group = source.input_group
         exact = {source.kind(each) for each in source.names if len(source.shape(each)) > 1} == {"F32"}
         self.cache_dtype = torch.float16 if dtype is torch.float32 and not exact else dtype
         # Several graphs of one model share the memory of its weights.
@@ -393,5 +356,5 @@ class GgufWeights(Weights):
         return self._file.packed(name) if self._file.kind(name) in ROUNDED else self._file.get(name)
 
     def _get(self, name: str) -> Tensor:
-        """A vector, or the embeddings, in float32."""
-        return self._file.get(name).float()
+        """A vector in float32, out of the file: passes read them, and the system may keep 2 MiB around each of them."""
+        return self._file.get(name).float().clone()

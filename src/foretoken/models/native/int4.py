@@ -111,6 +111,10 @@ class Int4Weights(Weights):
         ModelError: see `Weights`.
     """
 
+    input_group = GROUP
+    """As for weights: a 500M model took 12.0, 12.6, 14.9 and 22.0 ms over 1, 4, 8 and 16 tokens, and 12.0, 13.0, 16.3
+    and 25.2 with inputs in groups of 32."""
+
     def __init__(self, spec: Spec, source: TensorSource, name: str, dtype: torch.dtype) -> None:
         super().__init__(spec, source, name, dtype)
         # Integers and scales begin on pages of their own.

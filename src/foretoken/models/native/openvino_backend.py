@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.chain import Chains, Draws, placed, probs_of
+from foretoken.models.mapped import trim
 from foretoken.models.native.cache import Feed, NativeCache, prefill_chunk
 from foretoken.models.native.chaining import (
     MOST_CHAINED,
@@ -24,8 +25,7 @@ from foretoken.models.native.chaining import (
 )
 from foretoken.models.native.checkpoint import Weights
 from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, CompileOptions, GraphKey
-from foretoken.models.native.int4 import GROUP
-from foretoken.models.native.linear import FOUR_BITS, ROUNDED_INPUTS, Quantize
+from foretoken.models.native.linear import ROUNDED_INPUTS, Quantize
 from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
 from foretoken.models.native.openvino_network import DecoderNetwork, Network
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
@@ -33,18 +33,18 @@ from foretoken.models.native.rope import Rotary
 from foretoken.models.native.widening import Widening
 from foretoken.models.widths import PassWidths, least_for, patience_for
 
-_INPUT_GROUP = 32
-"""Features of a layer's input that share a scale where inputs are rounded.
-
-With `Int4Weights` it is their own groups: a 500M model of these took 12.0, 12.6, 14.9 and 22.0 ms over 1, 4, 8 and 16
-tokens, and 12.0, 13.0, 16.3 and 25.2 with groups of 32.
-"""
-
 _PREFILL_ROUNDED = 128
 """Tokens of a prefill pass over rounded weights: what lies between layers takes memory for each of them.
 
 495 tokens of a 468M model in passes of 512, 256, 128, 64 and 32 took 1.40, 1.35, 1.36, 1.44 and 1.50 s as Q8_0, and
 1.48, 1.47, 1.42, 1.48 and 1.80 s as Q4_K_M; as BF16 3.28, 3.32, 3.44, 4.16 and 4.20 s.
+"""
+
+_PREFILL_SAVING = 64
+"""The same for GGUF files that are large enough for their memory to count: 7 MiB less of 903.
+
+495 tokens of a 500M model in passes of 128 and 64 took 0.59 and 0.61 s as Q8_0, and 0.73 and 0.79 s as Q4_K_M (AVX-512
+with VNNI, two threads; llama.cpp 2.4 and 2.3 s).
 """
 
 AnyFeed = TypeVar("AnyFeed", bound=Feed)
@@ -83,7 +83,9 @@ class OpenVinoBackend:
         cache_dtype = weights.cache_dtype or dtype
         size = weights.bytes()
         small = size <= MOST_BYTES
-        decoder = DecoderNetwork(weights, cache_dtype, quantize, small=small)
+        rounds = quantize in ROUNDED_INPUTS or weights.rounds_inputs
+        group = weights.input_group if rounds else 0
+        decoder = DecoderNetwork(weights, cache_dtype, quantize, group, small=small)
         self._network = network or decoder
         self._windows = set(spec.windows)
         self.chains = weights.bytes() <= MOST_CHAINED
@@ -92,9 +94,8 @@ class OpenVinoBackend:
         self._lock = Lock()
         self._layers: int | None = None  # that are run; all
         least = least_for(size, bfloat16=dtype is torch.bfloat16 and quantize is None)
-        rounds = quantize in ROUNDED_INPUTS or weights.rounds_inputs
-        group = (GROUP if quantize in FOUR_BITS else _INPUT_GROUP) if rounds else 0
-        self.prefill_tokens = _PREFILL_ROUNDED if rounds else None
+        self._saves = weights.rounds_inputs and not small
+        self.prefill_tokens = _PREFILL_SAVING if self._saves else _PREFILL_ROUNDED if rounds else None
         self._options = CompileOptions(dtype, cache_dtype, group, torch.get_num_threads(), patience_for(size), least)
         self.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
@@ -151,6 +152,8 @@ class OpenVinoBackend:
             outputs = graph.run(arrays)
         if narrow and picks:
             narrow.took(feeds, perf_counter() - start)
+        if self._saves and any(len(feed.tokens) == self.prefill_tokens for feed in feeds):
+            trim()  # what has been freed of such a pass: 0.6 ms of a heap of 0.8 GB
         if len(picks) < len(arrays["picks"]):
             outputs = [values[: len(picks)] for values in outputs]
         return outputs[0], outputs[1:]

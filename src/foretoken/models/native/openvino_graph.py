@@ -20,7 +20,7 @@ from foretoken.models.native.checkpoint import AnyMatrix, LayerWeights, Matrix, 
 from foretoken.models.native.graph_nodes import Constants, WeightNodes, output, parameter
 from foretoken.models.native.graph_tokens import best_tokens, draw_tokens
 from foretoken.models.native.linear import Quantize
-from foretoken.models.native.packed import PackedMatrix
+from foretoken.models.native.packed import Packed, PackedMatrix
 from foretoken.models.native.paging import BLOCK
 from foretoken.models.native.widened import WidenedWeights
 from foretoken.models.processor import multiplies_tiles
@@ -80,9 +80,16 @@ class DecoderGraph:
         draws: whether the steps' tokens are drawn, by `DRAW_INPUTS`. Then the second output is ``[S, steps, V]``
             float32: the cumulative distributions that they were drawn from, in multiples of ``1 / UNITS``.
         joins_mlp: give `mlp` the form that `joins_mlp` is about.
+        input_group: features that share a scale where inputs are rounded; 0 where they are not.
 
     Attributes:
         model: OpenVINO's.
+        output_layer: a model of its own of the output layer, for a single pass of a model whose output layer has
+            smaller groups of weights than `input_group`: the runtime rounds the inputs of a model in groups of one
+            size, and does not round them where the weights have smaller ones. The first output of `model` is then what
+            the output layer takes. None where it is the logits, and for chains, whose output layers take inputs that
+            are not rounded.
+        output_group: features that share a scale in the output layer's weights; 0 where they are not packed.
         inputs: names of what it takes before the keys and values, in this order.
         caches: how many keys and values it takes: two for each layer.
         now: the nodes that stand for each input in the pass that is being built, by name.
@@ -102,6 +109,7 @@ class DecoderGraph:
         draws: bool = False,
         *,
         joins_mlp: bool = False,
+        input_group: int = 0,
     ) -> None:
         self.spec, self.release = weights.spec, weights.release
         self.constants = Constants()
@@ -121,6 +129,10 @@ class DecoderGraph:
         self._head = self.table if self.spec.tied else weights.head()
         self.now = dict(self._inputs)
         self.inputs = tuple(self._inputs)
+        self.output_layer, self.output_group = None, self._head.group if isinstance(self._head, Packed) else 0
+        if steps is None and 0 < self.output_group < input_group:
+            state = parameter("state", ov.Type.f32, [-1, self.spec.hidden_size])
+            self.output_layer = ov.Model([self._logits(state)], [state], "output layer")
         outputs = self._one_pass(hidden_layers) if steps is None else self._chain(steps)
         self.model = ov.Model(outputs, [*self._inputs.values(), *self._caches], "decoder")
         # Tensors that the graph's constants don't lie in may go: matrices that were quantised, above all.
@@ -259,7 +271,8 @@ class DecoderGraph:
         states = self.run()
         last = self.pick(states[-1])
         hidden = [self.pick(states[number]) for number in hidden_layers]
-        return [self._logits(self.scored(last)), *hidden, *self.carried(last)]
+        scored = self.scored(last)
+        return [self._logits(scored) if self.output_layer is None else scored, *hidden, *self.carried(last)]
 
     def _chain(self, steps: int) -> list[Any]:
         """Passes one after another; each needs the token of the one before, so it attends to its keys and values."""

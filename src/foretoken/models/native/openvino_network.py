@@ -32,11 +32,16 @@ class DecoderNetwork:
         weights: of the checkpoint.
         dtype: of keys and values.
         quantize: see `OpenVinoBackend`.
+        input_group: see `DecoderGraph`.
         small: there are so few weights that speed counts for more than memory.
     """
 
-    def __init__(self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None, *, small: bool) -> None:
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None, input_group: int, *, small: bool
+    ) -> None:
         self._weights, self._dtype, self._quantize = weights, dtype, quantize
+        # A second call for the output layer is much of a small model's pass.
+        self._input_group = 0 if small else input_group
         self._threads = torch.get_num_threads()
         self._joins_mlp = small and joins_mlp(dtype, quantize)
         self._widened: WidenedWeights | None = None
@@ -48,8 +53,17 @@ class DecoderNetwork:
         weights: Weights | WidenedWeights = self._weights
         if key.widened:
             weights = self._widened = self._widened or WidenedWeights(self._weights)
-        settings = weights, self._dtype, self._quantize
-        graph = DecoderGraph(*settings, key.hidden_layers, key.steps, key.layers, key.draws, joins_mlp=joins)
+        graph = DecoderGraph(
+            weights,
+            self._dtype,
+            self._quantize,
+            key.hidden_layers,
+            key.steps,
+            key.layers,
+            key.draws,
+            joins_mlp=joins,
+            input_group=self._input_group,
+        )
         if key.width is not None:
             fix_width(graph, key.width)
         return graph

@@ -198,8 +198,8 @@ class NativeModel(LanguageModel):
         """Commit tokens to rows, and append a chain to each: a token, then one that follows it, ….
 
         The same as `forward` and a commit of the tokens, then `forward` with one node a row, each node the most
-        probable token after the one before (the lowest id of equal ones) or drawn; but in one call of the backend. Only
-        for models with `drafts_chains`.
+        probable token after the one before (the lowest id of equal ones) or drawn; but in one call of the backend,
+        which may round scores otherwise. Only for models with `drafts_chains`.
 
         Args:
             rows: new tokens of each row; rows without any get no chain, and stay as they are.
