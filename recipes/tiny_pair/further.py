@@ -95,14 +95,15 @@ def main(
     plan = replace(chosen.further_plan, minutes=minutes, steps=None) if minutes else chosen.further_plan
     path = out / "further.json"
     report = json.loads(path.read_text()) if path.is_file() else {"seed": seed}
-    if report["seed"] != seed:
-        raise typer.BadParameter(f"{out} holds a run with --seed {report['seed']}: give that, or another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1))
+    begun = report.setdefault("seed", SEED)
+    if begun != seed:
+        raise typer.BadParameter(f"{out} holds a run with --seed {begun}: give that, or another --out")
     try:
         sources = text.load_sources(data, chosen.python_chars)
     except FileNotFoundError as error:
         raise typer.BadParameter(str(error)) from error
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1))
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
     target, drafter = (
         LlamaForCausalLM.from_pretrained(pair / name, dtype=torch.float32, attn_implementation="eager")

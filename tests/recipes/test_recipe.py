@@ -155,6 +155,9 @@ def test_draft_model_is_trained_further(recipe, trained, data_folder, tmp_path, 
     other = CliRunner().invoke(app, [*command, "--seed", "22"])
     assert other.exit_code == 2
     assert "--seed 21" in other.output
+    nowhere = CliRunner().invoke(app, [*command[:-3], str(tmp_path / "none"), "--data", str(tmp_path), *command[-2:]])
+    assert nowhere.exit_code == 2
+    assert not (tmp_path / "none").exists()
 
 
 def test_samples_of_a_request_that_failed_are_not_kept(recipe, trained, data_folder, tmp_path):

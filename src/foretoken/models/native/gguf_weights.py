@@ -199,9 +199,9 @@ class GgufSource(TensorSource):
 
     def __init__(self, header: Header, spec: Spec) -> None:
         self._header, self._tensors, self._spec = header, header.tensors, spec
-        # Integers, scales and offsets begin on pages of their own.
         self.input_group = input_group(header)
         sizes = sizes_of(header)
+        # Integers, scales and offsets begin on pages of their own.
         room = math.ceil(growth(sizes) * sum(sizes.values())) + 3 * mmap.PAGESIZE * len(header.tensors)
         self._scratch = ScratchFile(cache_folder("weights"), room)
         self.names = tuple(name for name in expected_shapes(spec) if self.stored_name(name) in header.tensors)
