@@ -49,8 +49,8 @@ of passes over 4, 6 and 8 tokens.
 The runtime rounds all inputs of a model in groups of one size, and none where a matrix has smaller groups. Products of
 33 million weights over 4, 6 and 8 tokens took, in milliseconds, with inputs in groups of 32, and of 16: Q6_K (inputs
 not rounded, and rounded) 1.4, 3.1, 4.1 and 1.3, 1.4, 1.6; four bits 0.4, 0.6, 0.7 and 0.5, 0.7, 0.8; eight bits 0.8,
-1.0, 1.1 and 1.0, 1.4, 1.8 (AVX-512 with VNNI, two threads). Passes of a 360M model as Q4_K_M took 16.0, 20.4, 23.7 and
-16.8, 19.3, 21.6.
+1.0, 1.1 and 1.0, 1.4, 1.8 (AVX-512 with VNNI, two threads). Passes of a 360M model as Q4_K_M took 15.5, 18.1, 21.4 and
+15.6, 16.8, 19.7.
 """
 
 
