@@ -173,6 +173,7 @@ def test_a_further_token_adds_the_more_the_fewer_bytes_a_rounded_weight_has(roun
     assert four.position_share / eight.position_share == pytest.approx(eight.weight_bytes / four.weight_bytes)
 
 
+@needs_int8
 def test_prefill_over_rounded_weights_is_split_further(rounded_file, monkeypatch):
     module, path = rounded_file("Q8_0")
     model = native(path, module)
