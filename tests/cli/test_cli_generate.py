@@ -48,7 +48,7 @@ def test_json_is_complete_and_alone(call):
 def test_json_says_what_it_was_made_with(call, models):
     given = ["hello", "-n", 5, "--seed", 7, "--top-k", 9, "--logit-bias", "70=-inf", "--json"]
     answer = json.loads(call("generate", *given, "--drafter", "prompt-lookup", "-k", 2).stdout)
-    assert (answer["model"], answer["drafter"], answer["verifier"]) == (models.target, "prompt-lookup", "token")
+    assert (answer["model"], answer["drafter"], answer["verifier"]) == (models.target, "prompt-lookup", "block")
     assert (answer["num_speculative_tokens"], answer["seed"]) == (2, 7)
     settings = answer["settings"]
     assert (settings["top_k"], settings["max_new_tokens"], settings["logit_bias"]) == (9, 5, {"70": "-inf"})

@@ -64,7 +64,7 @@ def test_a_tree_drafter_gets_a_verifier_for_trees_and_branches(page):
     prompt = [1, 2, 1, 3, 2, 1, 3, 1, 2, 3, 3, 1]
     assert engine.generate(prompt, SamplingParams(max_new_tokens=24, seed=3)).error is None
     assert any(not draft.has_chains() for draft in drafts)
-    assert Engine(page["MarkovModel"](), page["FollowerDrafter"]()).verifier.name == "token"
+    assert Engine(page["MarkovModel"](), page["FollowerDrafter"]()).verifier.name == "block"
 
 
 @pytest.fixture(scope="module")

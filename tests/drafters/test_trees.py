@@ -466,7 +466,7 @@ def test_engines_of_trees():
     assert engine.verifier.name == "traversal"
     assert engine.policy.kinds[0].trees
     chains = Engine(module(1), module(2), tree="none")
-    assert chains.verifier.name == "token"
+    assert chains.verifier.name == "block"
     assert not chains.policy.kinds[0].trees
 
 

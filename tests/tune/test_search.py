@@ -16,10 +16,10 @@ from foretoken.tune.report import profile_of
 
 
 def test_the_fastest_wins_with_its_best_settings(race):
-    track = Track({"slow": 0.5, "good": 1.5, "fair": 1.2, "poor": 0.9, Candidate("good", "token", 6): 1.8})
+    track = Track({"slow": 0.5, "good": 1.5, "fair": 1.2, "poor": 0.9, Candidate("good", "block", 6): 1.8})
     results = race(track)
     best = results.ranked[0]
-    assert best.candidate == Candidate("good", "token", 6)
+    assert best.candidate == Candidate("good", "block", 6)
     assert best.score == pytest.approx(1.8)
     assert best.acceptance_length == 2
     assert best.drafting == pytest.approx(0.25)
@@ -69,8 +69,8 @@ def test_both_temperatures_count(race):
 
 def test_a_drafter_is_not_dropped_for_what_one_draft_length_makes_of_it(race):
     """The policy never drafts with it; with 3 tokens it is the fastest."""
-    track = Track({"model": 0.9, "good": 1.3, "fair": 1.2, "poor": 1.1, Candidate("model", "token", 3): 1.6})
-    assert race(track).ranked[0].candidate == Candidate("model", "token", 3)
+    track = Track({"model": 0.9, "good": 1.3, "fair": 1.2, "poor": 1.1, Candidate("model", "block", 3): 1.6})
+    assert race(track).ranked[0].candidate == Candidate("model", "block", 3)
 
 
 class Apart(Track):
@@ -96,7 +96,7 @@ def test_what_is_fast_at_one_temperature_alone_stays_to_the_end(race):
 
 def test_the_profile_has_settings_for_greedy_and_for_sampled_requests(race):
     chosen = plan(["one", "other"])
-    speeds = {"one": (1.5, 0.9), "other": (1.2, 1.3), Candidate("other", "token", 6): (1.4, 1.2)}
+    speeds = {"one": (1.5, 0.9), "other": (1.2, 1.3), Candidate("other", "block", 6): (1.4, 1.2)}
     profile = profile_of(race(Apart(speeds), chosen), chosen, None, {}, {})
     assert (profile.drafter, profile.num_speculative_tokens) == ("other", 6)
     greedy, sampled = profile.for_requests(False), profile.for_requests(True)
@@ -148,7 +148,7 @@ def test_trees_are_not_measured_where_nothing_is_drawn_or_time_is_short(race, se
 def test_greedy_texts_alone_need_one_verifier(race):
     track = Track({"good": 1.5})
     race(track, plan(["good"], temperatures=(0.0,)))
-    assert {candidate.verifier for candidate, _ in track.calls} == {"token"}
+    assert {candidate.verifier for candidate, _ in track.calls} == {"block"}
 
 
 def test_failures_are_told_and_harm_nobody(race):
@@ -156,7 +156,7 @@ def test_failures_are_told_and_harm_nobody(race):
         {
             "good": 1.5,
             "foreign": ModelError("other vocabulary\nmore"),
-            Candidate("good", "block", "auto"): OSError("odd"),
+            Candidate("good", "token", "auto"): OSError("odd"),
         }
     )
     results = race(track)

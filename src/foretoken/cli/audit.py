@@ -51,7 +51,7 @@ def engine(
     verifier: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, else token."
+            metavar="NAME", help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, else block."
         ),
     ] = "auto",
     mode: Annotated[

@@ -124,7 +124,7 @@ class ModelOptions(LoadOptions):
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, token for others.",
+            help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, block for others.",
             show_default="auto",
             rich_help_panel=_MODELS,
         ),

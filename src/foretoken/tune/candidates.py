@@ -6,7 +6,7 @@ import inspect
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from foretoken import drafters
+from foretoken import drafters, verify
 from foretoken.policy.request import AUTO
 
 _CHAINS = (3, 6, 10)  # tokens of a chain that are tried besides what the controller chooses
@@ -39,7 +39,7 @@ class Candidate:
         return f"{self.drafter}, {self.verifier}, k = {self.num_speculative_tokens}{tree}"
 
 
-PLAIN = Candidate("none", "token", AUTO)
+PLAIN = Candidate("none", verify.usual(trees=False), AUTO)
 """Decoding without speculation: what all others are measured against."""
 
 
@@ -62,7 +62,7 @@ def _needs_argument(known: drafters.Known) -> bool:
 
 def usual(drafter: str, trees: bool) -> Candidate:
     """A drafter with settings that suit any."""
-    return Candidate(drafter, "traversal" if trees else "token", AUTO)
+    return Candidate(drafter, verify.usual(trees), AUTO)
 
 
 def fixed(drafter: str, trees: bool) -> list[Candidate]:
@@ -81,8 +81,8 @@ def settings(drafter: str, trees: bool, sampled: bool) -> list[Candidate]:
     """
     usually = usual(drafter, trees)
     found = [usually, *(Candidate(drafter, usually.verifier, k) for k in (_TREES if trees else _CHAINS))]
-    if trees or sampled:
-        found.append(Candidate(drafter, "block", AUTO))  # chains, of drafters of trees too
+    if trees or sampled:  # chains of drafters of trees; and token by token, which takes less time and accepts less
+        found.append(Candidate(drafter, "block" if trees else "token", AUTO))
     return found
 
 

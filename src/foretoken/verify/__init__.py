@@ -34,6 +34,7 @@ __all__ = [
     "get",
     "is_coupled",
     "names",
+    "usual",
 ]
 
 _VERIFIERS: dict[str, AnyVerifier] = {
@@ -95,6 +96,15 @@ def get(name: str | AnyVerifier) -> AnyVerifier:
         raise ParameterError(
             f"can't read parameters {shown(values)}: write {base}:0.5, or {base} for defaults"
         ) from None
+
+
+def usual(trees: bool) -> str:
+    """The verifier for drafts that may branch, or for chains: of each kind the one that accepts most.
+
+    Both decide on a draft as a whole; on chains they are the same. Token by token as many tokens are accepted where
+    they were chosen, and fewer where they were drawn.
+    """
+    return TraversalVerifier.name if trees else BlockVerifier.name
 
 
 def names() -> tuple[str, ...]:
