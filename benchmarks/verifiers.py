@@ -2,7 +2,8 @@
 
 Each round drafts the longest chain; for each verifier and each shorter length what is averaged is not what happened,
 but its expectation over the verifier's own random numbers (`Verifier.stop_probs`) for the draft's first tokens. So all
-figures are of the same drafts, and some hundred rounds are enough. The results do not depend on the machine's speed.
+figures are of the same drafts, which begin where rounds ended that were verified token by token, and some hundred
+rounds are enough. The results do not depend on the machine's speed.
 
 Run with: python benchmarks/verifiers.py [--temperature 1] [--tokens 128] [--target MODEL --drafter MODEL]
 """
@@ -71,6 +72,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of each output")
     parser.add_argument("--repeats", type=int, default=4, help="outputs of each prompt")
     options = parser.parse_args()
+    if options.temperature <= 0:
+        parser.error("greedy outputs are the same under all: give a temperature above 0")
+    if (options.target is None) != (options.drafter is None):
+        parser.error("give --target and --drafter, or neither for the shipped pair")
     target, drafter = (load(options.target), load(options.drafter)) if options.target else tiny_pair()
     rule = Compared()
     engine = Engine(target, DraftModel(drafter), rule, LENGTHS[-1], reuse_prefixes=False)

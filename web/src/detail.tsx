@@ -1,5 +1,5 @@
 import type { ComponentChildren } from "preact";
-import { acceptedNodes, coin, isTree, label, ORIGINS, ratio, reach, share } from "./format";
+import { acceptedNodes, coin, differs, isTree, label, ORIGINS, ratio, reach, residual, share } from "./format";
 import type { Candidate, Drafted, Round } from "./types";
 
 /** A token of the output, or of a draft. */
@@ -16,9 +16,9 @@ export function Detail({ round, place }: { round: Round; place: Place }) {
   if (token ? token.origin === "accepted" && accepted : accepted) return <DraftDetail round={round} node={accepted!} />;
   if (!token) return null;
   const trace = round.trace;
-  const residual = token.origin === "residual";
+  const replaced = token.origin === "residual";
   // Of a chain, the token that was rejected; of a tree there may be several.
-  const instead = residual && trace ? (round.draft ?? []).filter((one) => one.parent === trace.node) : [];
+  const instead = replaced && trace ? (round.draft ?? []).filter((one) => one.parent === trace.node) : [];
   const note = instead.length === 1 ? `instead of “${label(instead[0]!.text, instead[0]!.id)}”, which was rejected` : ORIGINS[token.origin];
   return (
     <Card title={label(token.token, token.id)} kind={token.origin} note={note}>
@@ -33,7 +33,7 @@ export function Detail({ round, place }: { round: Round; place: Place }) {
             ]}
           />
           <Bars
-            title={trace.rule === "rejection" && residual ? "Drawn from the residual, norm((p − q)₊)" : topTitle(trace.rule)}
+            title={trace.rule === "rejection" && replaced ? `Drawn from the ${residual(trace.verifier)}` : topTitle(trace.rule)}
             candidates={trace.next_top}
             chosen={token.id}
             also={{ id: token.id, text: token.token, p: trace.next_p, q: null }}
@@ -56,7 +56,7 @@ export function DraftDetail({ round, node }: { round: Round; node: number }) {
     ["p", share(token.p)],
     ["q", share(token.q)],
     ["min(1, p/q)", share(ratio(token))],
-    own !== null && own.chance > 0 && Math.abs(own.chance - ratio(token)) > 1e-3 && ["chance here", share(own.chance)],
+    own !== null && own.chance > 0 && differs(own.chance, token) && ["chance here", share(own.chance)],
     own !== null && own.value <= 1 && ["uniform", share(own.value)],
     trace.rule === "rejection" && isTree(round.draft!) && ["chance to get here", share(reach(round, node))],
     ["rank in p", String(token.rank)],

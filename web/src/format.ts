@@ -46,6 +46,17 @@ export function ratio(token: { p: number; q: number }): number {
   return token.q > 0 ? Math.min(1, token.p / token.q) : 1;
 }
 
+/** What a verifier draws the token after a rejection from; w is the weight of the tokens before it. */
+export function residual(verifier: string): string {
+  if (verifier === "token") return "residual, norm((p − q)₊)";
+  return verifier === "block" ? "residual, norm((w·p − q)₊)" : "residual, what rejected tokens leave of p";
+}
+
+/** Whether a token's chance of being accepted is another one than `ratio`, to what is shown of them. */
+export function differs(chance: number, token: { p: number; q: number }): boolean {
+  return Math.abs(chance - ratio(token)) > 1e-3;
+}
+
 /**
  * Of a chain's node, the chance of accepting it once those before it are, and the uniform that this is compared with.
  *

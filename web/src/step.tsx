@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { alsoOf, Bars, DraftDetail } from "./detail";
 import { Icon } from "./icon";
-import { coin, isTree, label, ORIGINS, ratio, seconds, share } from "./format";
+import { coin, differs, isTree, label, ORIGINS, ratio, residual, seconds, share } from "./format";
 import type { Run } from "./run";
 import type { Settings } from "./settings";
 import { Tree } from "./tree";
@@ -210,7 +210,7 @@ function DraftView({ round, stage }: { round: Round; stage: number }) {
     <div class="card after">
       <b class={`token ${next.origin}`}>{label(next.token, next.id)}</b>
       <small>{ORIGINS[next.origin]}</small>
-      <Bars title={trace.rule === "rejection" && next.origin === "residual" ? "Residual norm((p − q)₊)" : "p"} candidates={trace.next_top} chosen={next.id} also={{ id: next.id, text: next.token, p: trace.next_p, q: null }} />
+      <Bars title={trace.rule === "rejection" && next.origin === "residual" ? `The ${residual(trace.verifier)}` : "p"} candidates={trace.next_top} chosen={next.id} also={{ id: next.id, text: next.token, p: trace.next_p, q: null }} />
     </div>
   );
   if (stage === 3) return <div class="cards">{after}</div>;
@@ -239,7 +239,10 @@ function DraftView({ round, stage }: { round: Round; stage: number }) {
                 {stage === 1 && trace.top[token.parent] && <Bars title={`p${token.q < 1 ? "; the line is q" : ""}`} candidates={trace.top[token.parent]!} chosen={token.id} {...alsoOf(round, token)} />}
                 {stage === 2 && trace.rule === "rejection" && (
                   <>
-                    <small>min(1, p/q) {share(ratio(token))}</small>
+                    <small>
+                      min(1, p/q) {share(ratio(token))}
+                      {own && !beyond && differs(own.chance, token) && ` · chance here ${share(own.chance)}`}
+                    </small>
                     {own && !beyond && <Coin {...own} />}
                     {beyond && <small>not reached</small>}
                   </>
