@@ -47,7 +47,7 @@ class Engine:
             in a list (``["auto", "path/of/a/model"]``), of which the policy takes what pays, round by round
             (`Cascade`). A model may have another vocabulary than the target: see `vocab`.
         verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
-            trees and ``"block"`` for all others: no draft is judged token by token.
+            trees and ``"block"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round; 0 decodes plainly. ``"auto"`` takes what measured
             costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; a request that names a
             seed then has a fixed draft length of 5 where its output would depend on it. For drafters of trees this is
