@@ -9,6 +9,7 @@ the clients cost is told (`load_client`).
     python benchmarks/serve_load.py load --server vllm --python /path/of/its/python
     python benchmarks/serve_load.py load --server llama --gguf FILE
     python benchmarks/serve_load.py engine --requests 200                        `Engine.generate` on the same requests
+    python benchmarks/serve_load.py turns --python /path/of/vllm/python    server, engine and vLLM in turns: ratios
     python benchmarks/serve_load.py overhead                                     what the server adds to `AsyncEngine`
 
 All take the same weights: the shipped target. Foretoken speculates by default; ``--option`` passes options on.
@@ -21,6 +22,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -29,10 +31,12 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Coroutine, Iterator
-from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, aclosing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter, sleep, thread_time
 from typing import Any
 
@@ -198,20 +202,61 @@ def shipped_engine(rows: int, dtype: str) -> Engine:
     return load_engine(ModelOptions(dtype=dtype), Screen(), max_batch_size=rows)
 
 
+def generated(engine: Engine, load: Load) -> float:
+    """Tokens a second of `Engine.generate` with all requests of a load at once."""
+    params = [SamplingParams(max_new_tokens=load.tokens, temperature=load.temperature)] * load.requests
+    prompts = [load.messages(index) for index in range(load.requests)]
+    began = perf_counter()
+    done = engine.generate(prompts, params)
+    return sum(len(one.token_ids) for one in done) / (perf_counter() - began)
+
+
 def show_engine(options: argparse.Namespace, console: Console) -> None:
     """`Engine.generate` with as many rows as there would be clients."""
     table = Table("engine", "rows", "requests", "tokens/s")
     for rows in options.clients:
         load = Load(options.requests, rows, options.tokens, options.temperature)
         engine = shipped_engine(rows, options.dtype)
-        params = [SamplingParams(max_new_tokens=load.tokens, temperature=load.temperature)] * load.requests
-        prompts = [load.messages(index) for index in range(load.requests)]
-        engine.generate(prompts[:8], params[:8])
-        began = perf_counter()
-        done = engine.generate(prompts, params)
-        rate = sum(len(one.token_ids) for one in done) / (perf_counter() - began)
-        table.add_row("Engine.generate", str(rows), str(len(done)), f"{rate:.0f}")
+        generated(engine, replace(load, requests=8))
+        table.add_row("Engine.generate", str(rows), str(load.requests), f"{generated(engine, load):.0f}")
     console.print(table)
+
+
+def show_turns(options: argparse.Namespace, console: Console) -> None:
+    """The server beside `Engine.generate` and, if ``--python`` is of its environment, vLLM's server.
+
+    All are up, and take turns in random order: what else the machine does meets all alike. Ratios are of one turn.
+    """
+    table = Table("clients", "beside", "its tokens/s, median", "the server's", "ratio, median", "least", "most")
+    for clients in options.clients:
+        load = Load(options.requests, clients, options.tokens, options.temperature)
+        with ExitStack() as running:
+            contenders: dict[str, Callable[[], float]] = {}
+            for server in ("foretoken", "vllm")[: 1 + (options.python != sys.executable)]:
+                own = argparse.Namespace(**{**vars(options), "server": server, "clients": [clients]})
+                port, model = running.enter_context(served(own))
+                contenders[server] = partial(rate_of, load, port, model)
+            engine = shipped_engine(clients, options.dtype)
+            contenders["Engine.generate"] = partial(generated, engine, load)
+            for contend in contenders.values():  # the first turn, which compiles and learns, is not counted
+                contend()
+            rates: dict[str, list[float]] = {name: [] for name in contenders}
+            for turn in range(options.turns):
+                for name in random.Random(turn).sample(list(contenders), len(contenders)):
+                    rates[name].append(contenders[name]())
+        own_rates = rates.pop("foretoken")
+        for name, others in rates.items():
+            ratios = [own / other for own, other in zip(own_rates, others, strict=True)]
+            cells = (f"{median(others):.0f}", f"{median(own_rates):.0f}")
+            shares = (f"{share:.2f}" for share in (median(ratios), min(ratios), max(ratios)))
+            table.add_row(str(clients), name, *cells, *shares)
+    console.print(table)
+
+
+def rate_of(load: Load, port: int, model: str) -> float:
+    """Tokens a second of a server under a load."""
+    asked = load.ask(port, model)
+    return sum(answer.tokens for answer in asked.answers) / asked.seconds
 
 
 def show_overhead(options: argparse.Namespace, console: Console) -> None:
@@ -283,10 +328,11 @@ def show_overhead(options: argparse.Namespace, console: Console) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("load", "engine", "overhead"))
+    parser.add_argument("what", choices=("load", "engine", "turns", "overhead"))
     parser.add_argument("--server", choices=("foretoken", "transformers", "vllm", "llama"), default="foretoken")
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=5, help="of `turns`, besides a first one that is not counted")
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--dtype", default="bfloat16", help="of the weights, but a GGUF file's")
@@ -296,7 +342,8 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends, too
     console = Console(width=None if sys.stdout.isatty() else 140)
-    {"load": show_load, "engine": show_engine, "overhead": show_overhead}[options.what](options, console)
+    shows = {"load": show_load, "engine": show_engine, "turns": show_turns, "overhead": show_overhead}
+    shows[options.what](options, console)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,11 @@ def test_verifiers(call):
     assert [row["name"] for row in rows] == list(verify.names())
     assert {row["name"]: row["lossless"] for row in rows}["token-unadjusted"] is False
     assert all(row["summary"] and row["drafts"] in ("chains", "chains, trees") for row in rows)
+    defaults = {row["default_for"]: row["name"] for row in rows if row["default_for"]}
+    assert defaults == {"chains": verify.usual(False), "trees": verify.usual(True)}
     table = call("verifiers").stdout
     assert all(name in table for name in verify.names())
+    assert table.replace("\n", " ").count("default for") == 2
 
 
 def test_drafters(call):

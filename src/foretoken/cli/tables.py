@@ -16,11 +16,13 @@ def verifiers() -> list[dict[str, Any]]:
     """All verifiers, the lossless ones first."""
     from foretoken import verify
 
+    defaults = {verify.usual(trees): "trees" if trees else "chains" for trees in (True, False)}
     return [
         {
             "name": verifier.name,
             "lossless": verifier.lossless,
             "drafts": _shapes(verifier.trees),
+            "default for": defaults.get(verifier.name),
             "summary": verifier.summary,
             "citation": verifier.citation,
         }
@@ -53,13 +55,15 @@ def show(rows: list[dict[str, Any]], as_json: bool, verbose: bool, screen: Scree
     if as_json:
         print_json(screen, [{key.replace(" ", "_"): value for key, value in row.items()} for row in rows])
         return
-    short = [key for key in rows[0] if key not in ("needs a model", "summary", "citation")]
+    short = [key for key in rows[0] if key not in ("needs a model", "default for", "summary", "citation")]
     table = Table(*short, "what it does", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.columns[0].no_wrap = True
     table.columns[0].style = "bold"
     for row in rows:
         # Two columns would be too narrow for summary and citation.
         what = Text(row["summary"])
+        if row.get("default for"):
+            what.append(f"; the default for {row['default for']}", style="green")
         if verbose and row["citation"]:
             what.append(f"\n{row['citation']}", style="dim")
         table.add_row(
