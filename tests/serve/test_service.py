@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import socket
@@ -274,6 +275,26 @@ def test_the_server_ends_with_its_engine():
         answer = pool.submit(running.complete, prompt="x")
         assert serve(app, listener, grace=5.0) is False
         assert answer.result(LONGEST).status == 500
+
+
+def test_while_it_serves_the_garbage_collector_leaves_its_start_alone():
+    engine = tiny_engine(BrokenEngine)
+    engine.open()
+    app = create_app(engine, ServeSettings(model=MODEL))
+    listener = listen("127.0.0.1", 0)
+    running = Running(listener.getsockname()[1], app.state.service)
+
+    def ask() -> int:
+        assert running.get("/health").status == 200
+        frozen = gc.get_freeze_count()
+        running.complete(prompt="x")  # ends it
+        return frozen
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask)
+        serve(app, listener, grace=5.0)
+        assert answer.result(LONGEST) > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize("send_seconds", [None, 60.0])
