@@ -1,10 +1,11 @@
 """Predicted outputs: what they gain on copy-and-edit tasks, and how often a prediction's next token is right.
 
-Speed: a target that was trained to copy and edit (recipes/copy_edit) writes a text again with a change. Its prediction
-is the text before the change; a useless one is another task's text backwards. All settings continue the same prompt in
-turns; what counts are ratios of tokens a second, prompt included, to plain decoding in the same turn.
+Speed: a target that was trained to copy and edit (recipes/copy_edit) writes a text again with a change, and ends. Its
+prediction is the text before the change; a useless one is another task's text backwards. All settings continue the same
+prompt in turns, each with an engine that is warmed up, as a server's is; what counts are ratios of tokens a second,
+prompt included, to plain decoding in the same turn. `--widen` gives the target more parameters and the same scores.
 
-    python benchmarks/prediction.py --target DIR [--limit 12] [--max-new-tokens 192]
+    python benchmarks/prediction.py --target DIR [--widen 500M] [--limit 12] [--max-new-tokens 400]
 
 Rates: `Cursor` follows edited texts, tasks of the workload and source code with lines inserted, deleted and moved and
 names replaced, without a model. The shares of right tokens, by tokens that agree before them, are where the policy
@@ -23,6 +24,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import geometric_mean, median, quantiles
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from rich.console import Console
@@ -30,6 +32,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from foretoken import Engine, SamplingParams, tiny_pair_path, workloads
+from foretoken.bench.widening import widen
 from foretoken.drafters.prediction import Cursor
 from foretoken.workloads.copy_edit import task
 
@@ -51,6 +54,8 @@ def speed(target: str, limit: int, tokens: int) -> None:
     plain = Engine(target, None, reuse_prefixes=False)
     # Engines of their own, since each learns from its requests.
     engines = {name: Engine(plain.target, None if name in ALONE else "auto", reuse_prefixes=False) for name in SETTINGS}
+    for engine in (plain, *engines.values()):
+        engine.warm_up()
     prompts = workloads.encode(workloads.load("copy_edit")[:limit], plain.target.tokenizer, 1_000)
     table = Table(
         "temperature", "setting", "× plain, median", "quartiles", "geometric mean", "tokens a pass", "accepted"
@@ -64,7 +69,7 @@ def speed(target: str, limit: int, tokens: int) -> None:
             names = [PLAIN, *SETTINGS]
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 engine, prediction = engines.get(name, plain), predictions.get(name)
-                params = SamplingParams(temperature=temperature, max_new_tokens=tokens, ignore_eos=True)
+                params = SamplingParams(temperature=temperature, max_new_tokens=tokens)
                 if not number:  # what is done for the first time is slow
                     engine.generate(list(prompt.tokens), params, prediction=prediction)
                 start = perf_counter()
@@ -151,12 +156,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="folder of a model that copies and edits")
     parser.add_argument("--limit", type=int, default=12, help="tasks")
-    parser.add_argument("--max-new-tokens", type=int, default=192)
+    parser.add_argument("--max-new-tokens", type=int, default=400)
+    parser.add_argument("--widen", metavar="SIZE", help="parameters that the target is to have, such as 500M")
     parser.add_argument("--rates", action="store_true")
     options = parser.parse_args()
     if options.rates:
         rates()
     elif options.target:
-        speed(options.target, options.limit, options.max_new_tokens)
+        with TemporaryDirectory() as folder:
+            if options.widen:
+                widen(options.target, options.widen, folder)
+            speed(folder if options.widen else options.target, options.limit, options.max_new_tokens)
     else:
         parser.error("give --target or --rates")

@@ -49,7 +49,7 @@ def errors(verifier, shape, tables: Pair, mode, tolerance: float, **options) -> 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", ["token", "block", "traversal"])
 def test_shortcuts_are_lossless(name, kind, way):
     tolerance = FLOAT32_TOLERANCE if "float32" in way else TOLERANCE
     for number, shape in enumerate(CHAINS):
@@ -60,7 +60,7 @@ def test_shortcuts_are_lossless(name, kind, way):
             errors(Drawn(get(name), **WAYS[way]), shape, tables, mode, tolerance)
 
 
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", ["token", "block", "traversal"])
 def test_shortcuts_are_lossless_on_longer_chains_padding_and_unequal_vocabularies(name):
     errors(Drawn(get(name)), (0, 1, 2), pair("independent", 3, 3, seed=50), "with replacement", TOLERANCE)
     errors(Drawn(get(name), alone=True), (0, 1, 2), pair("independent", 2, 3, seed=51), "with replacement", TOLERANCE)

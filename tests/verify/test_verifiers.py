@@ -273,7 +273,7 @@ def test_decide_draws_node_and_token():
     assert verdict.path.tolist() == [[0, 0], [1, 2]]
 
 
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", ["token", "block", "traversal"])
 @pytest.mark.parametrize("mode", ["chosen", "with replacement"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_shortcut_is_the_definition(name, mode, alone):
@@ -318,7 +318,7 @@ def test_the_shortcut_handles_other_vocabularies():
         q = torch.full((1, 3, size), 1 / size, dtype=torch.float64)
         for probs in (q, None):
             draft = Draft.chain(torch.tensor([tokens]), probs=probs)
-            for name in ("token", "block"):
+            for name in ("token", "block", "traversal"):
                 stop = get(name).stop_probs(draft, p)
                 for u in torch.linspace(0.01, 0.99, 23, dtype=torch.float64):
                     nodes, weights = shortcut(get(name), draft, p)(draft, p, [float(u)])

@@ -233,4 +233,5 @@ def _without_all(p: Tensor, tokens: list[int]) -> Tensor:
     return mass
 
 
-_SHORTCUTS: dict[type, Shortcut] = {TokenVerifier: _token, BlockVerifier: _block}
+_SHORTCUTS: dict[type, Shortcut] = {TokenVerifier: _token, BlockVerifier: _block, TraversalVerifier: _block}
+"""For chains, on which `TraversalVerifier` is `BlockVerifier`."""
