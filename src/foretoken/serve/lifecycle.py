@@ -131,8 +131,8 @@ def _tls_errors(cert: Path | None, key: Path | None) -> Iterator[None]:
 def _start_not_collected() -> Iterator[None]:
     """Have Python's garbage collector leave alone what is there now, until the block ends.
 
-    Models, libraries and the application are half a million objects that stay. To look through all of them takes 0.1 s,
-    in which nothing is decoded, and some 200 requests make garbage enough for that.
+    Models, libraries and the application are more than 200,000 objects, and stay. To look through all of them takes
+    0.1 s, in which nothing is decoded; some 200 requests make garbage enough for that to happen.
     """
     gc.collect()
     gc.freeze()
