@@ -47,6 +47,11 @@ class Answers:
         """Events with text, of all answers."""
         return sum(len(answer.times) for answer in self.answers)
 
+    @property
+    def tokens_a_second(self) -> float:
+        """Of all answers together."""
+        return sum(answer.tokens for answer in self.answers) / self.seconds
+
 
 class _Connection:
     """One client: asks the next question when its last answer is complete.

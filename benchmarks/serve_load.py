@@ -192,9 +192,9 @@ def show_load(options: argparse.Namespace, console: Console) -> None:
                 for answer in answers
                 if len(answer.times) > 1 and answer.tokens > 1
             ]
-            rate = sum(answer.tokens for answer in answers) / asked.seconds
             cells = (milliseconds(first), milliseconds(between), milliseconds(each), f"{client:.4f}")
-            console.print(" | ".join((options.server, str(clients), str(len(answers)), f"{rate:.0f}", *cells)))
+            counts = (str(clients), str(len(answers)), f"{asked.tokens_a_second:.0f}")
+            console.print(" | ".join((options.server, *counts, *cells)))
 
 
 def shipped_engine(rows: int, dtype: str) -> Engine:
@@ -222,6 +222,11 @@ def show_engine(options: argparse.Namespace, console: Console) -> None:
     console.print(table)
 
 
+def answered(load: Load, port: int, model: str) -> float:
+    """Tokens a second of a server under a load."""
+    return load.ask(port, model).tokens_a_second
+
+
 def show_turns(options: argparse.Namespace, console: Console) -> None:
     """The server beside `Engine.generate` and, if ``--python`` is of its environment, vLLM's server.
 
@@ -235,7 +240,7 @@ def show_turns(options: argparse.Namespace, console: Console) -> None:
             for server in ("foretoken", "vllm")[: 1 + (options.python != sys.executable)]:
                 own = argparse.Namespace(**{**vars(options), "server": server, "clients": [clients]})
                 port, model = running.enter_context(served(own))
-                contenders[server] = partial(rate_of, load, port, model)
+                contenders[server] = partial(answered, load, port, model)
             engine = shipped_engine(clients, options.dtype)
             contenders["Engine.generate"] = partial(generated, engine, load)
             for contend in contenders.values():  # the first turn, which compiles and learns, is not counted
@@ -251,12 +256,6 @@ def show_turns(options: argparse.Namespace, console: Console) -> None:
             shares = (f"{share:.2f}" for share in (median(ratios), min(ratios), max(ratios)))
             table.add_row(str(clients), name, *cells, *shares)
     console.print(table)
-
-
-def rate_of(load: Load, port: int, model: str) -> float:
-    """Tokens a second of a server under a load."""
-    asked = load.ask(port, model)
-    return sum(answer.tokens for answer in asked.answers) / asked.seconds
 
 
 def show_overhead(options: argparse.Namespace, console: Console) -> None:

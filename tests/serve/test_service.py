@@ -7,8 +7,10 @@ import http.client
 import json
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import TypeVar
 
 import pytest
 from starlette.datastructures import Headers
@@ -36,6 +38,8 @@ from serve_harness import (
     tiny_engine,
     until,
 )
+
+Result = TypeVar("Result")
 
 # --- status ---------------------------------------------------------------------------------------------------------
 
@@ -265,35 +269,33 @@ def test_an_engine_that_ends_is_told_by_health():
         assert json.loads(streamed.events[-2])["error"]["type"] == "api_error"
 
 
-def test_the_server_ends_with_its_engine():
+def served_until_asked(ask: Callable[[Running], Result]) -> tuple[bool, Result]:
+    """Serve with an engine that fails at its first completion: what `serve` returned, and what `ask` gave meanwhile."""
     engine = tiny_engine(BrokenEngine)
     engine.open()
     app = create_app(engine, ServeSettings(model=MODEL))
     listener = listen("127.0.0.1", 0)
     running = Running(listener.getsockname()[1], app.state.service)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(running.complete, prompt="x")
-        assert serve(app, listener, grace=5.0) is False
-        assert answer.result(LONGEST).status == 500
+        asked = pool.submit(ask, running)
+        return serve(app, listener, grace=5.0), asked.result(LONGEST)
+
+
+def test_the_server_ends_with_its_engine():
+    ended_well, answer = served_until_asked(lambda running: running.complete(prompt="x"))
+    assert ended_well is False
+    assert answer.status == 500
 
 
 def test_while_it_serves_the_garbage_collector_leaves_its_start_alone():
-    engine = tiny_engine(BrokenEngine)
-    engine.open()
-    app = create_app(engine, ServeSettings(model=MODEL))
-    listener = listen("127.0.0.1", 0)
-    running = Running(listener.getsockname()[1], app.state.service)
-
-    def ask() -> int:
+    def ask(running: Running) -> int:
         assert running.get("/health").status == 200
         frozen = gc.get_freeze_count()
-        running.complete(prompt="x")  # ends it
+        running.complete(prompt="x")
         return frozen
 
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask)
-        serve(app, listener, grace=5.0)
-        assert answer.result(LONGEST) > 10_000
+    _, frozen = served_until_asked(ask)
+    assert frozen > 10_000
     assert gc.get_freeze_count() == 0
 
 
