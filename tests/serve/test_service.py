@@ -250,9 +250,15 @@ def test_what_runs_and_waits_is_shown(monkeypatch):
 
 
 class BrokenEngine(GatedEngine):
+    """Fails in the round in which it decodes the first tokens."""
+
     def step(self):
         super().step()
         raise RuntimeError("secret internals")
+
+
+# Not over in the round that fails: an error in a round that ends requests is theirs, and the engine goes on.
+LONG = {"prompt": "x", "max_tokens": 50, "ignore_eos": True}
 
 
 def test_an_engine_that_ends_is_told_by_health():
@@ -260,12 +266,12 @@ def test_an_engine_that_ends_is_told_by_health():
     engine.open()
     with serving(engine) as running:
         assert running.get("/health").status == 200
-        answers = [running.complete(prompt="x", max_tokens=50), running.complete(prompt="x", max_tokens=50)]
+        answers = [running.complete(**LONG), running.complete(**LONG)]
         for answer in answers:
             assert answer.status == 500
             assert "secret" not in answer.text
             assert answer.json["error"]["type"] == "api_error"
-        streamed = running.complete(prompt="x", stream=True)
+        streamed = running.complete(**LONG, stream=True)
         assert json.loads(streamed.events[-2])["error"]["type"] == "api_error"
 
 
@@ -276,13 +282,21 @@ def served_until_asked(ask: Callable[[Running], Result]) -> tuple[bool, Result]:
     app = create_app(engine, ServeSettings(model=MODEL))
     listener = listen("127.0.0.1", 0)
     running = Running(listener.getsockname()[1], app.state.service)
+
+    def asks() -> Result:
+        try:
+            return ask(running)
+        finally:
+            if app.state.service.engine.failure is None:  # or the server would never end
+                app.state.server.should_exit = True
+
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, running)
+        asked = pool.submit(asks)
         return serve(app, listener, grace=5.0), asked.result(LONGEST)
 
 
 def test_the_server_ends_with_its_engine():
-    ended_well, answer = served_until_asked(lambda running: running.complete(prompt="x"))
+    ended_well, answer = served_until_asked(lambda running: running.complete(**LONG))
     assert ended_well is False
     assert answer.status == 500
 
@@ -291,7 +305,7 @@ def test_while_it_serves_the_garbage_collector_leaves_its_start_alone():
     def ask(running: Running) -> int:
         assert running.get("/health").status == 200
         frozen = gc.get_freeze_count()
-        running.complete(prompt="x")
+        running.complete(**LONG)
         return frozen
 
     _, frozen = served_until_asked(ask)
