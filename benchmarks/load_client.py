@@ -17,6 +17,7 @@ _HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: applicat
 _TEXT = re.compile(rb'"content": ?"(?!")')
 """In an event that has text. Inside a string of JSON its quotation marks would have backslashes."""
 _TOKENS = re.compile(rb'"completion_tokens": ?([1-9]\d*)')
+_LENGTH = re.compile(rb"\r\ncontent-length: ?(\d+)\r\n", re.IGNORECASE)
 _READ = 256 * 1024  # bytes at once
 
 
@@ -84,6 +85,7 @@ class _Connection:
 
     def _send(self, body: bytes) -> None:
         self._body, self._rest, self._begun = body, b"", False
+        self._body_length: int | None = None  # once the head has come; -1 of a stream
         self._answer, self._since = Answer(), perf_counter()
         self.socket.sendall((_HEAD % len(body)).encode() + body)
 
@@ -102,6 +104,13 @@ class _Connection:
                 raise RuntimeError(data.decode())
             self._begun = True
         now, data = perf_counter() - self._since, self._rest + data
+        if self._body_length is None and b"\r\n\r\n" in data:
+            head, _, rest = data.partition(b"\r\n\r\n")
+            length = _LENGTH.search(head + b"\r\n")
+            self._body_length = -1 if length is None else int(length[1])
+            data = data if length is None else rest
+        if self._body_length is not None and self._body_length >= 0:
+            return self._read_whole(data, now)
         whole = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
         events, self._rest = data[:whole], data[whole:]
         self._answer.times += [now] * len(_TEXT.findall(events))
@@ -110,6 +119,17 @@ class _Connection:
         if not data.endswith(b"\r\n0\r\n\r\n"):  # the last chunk of HTTP
             return False
         self._answer.tokens = self._answer.tokens or len(self._answer.times)
+        self._answers.append(self._answer)
+        return True
+
+    def _read_whole(self, data: bytes, now: float) -> bool:
+        """The same of an answer that is not streamed, its head left out."""
+        assert self._body_length is not None
+        self._rest = data
+        if len(data) < self._body_length:
+            return False
+        self._answer.times = [now]
+        self._answer.tokens = sum(map(int, _TOKENS.findall(data)))
         self._answers.append(self._answer)
         return True
 

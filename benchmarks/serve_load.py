@@ -71,12 +71,14 @@ class Load:
         clients: how many at once.
         tokens: most tokens of an answer.
         temperature: of all.
+        streams: whether answers are streamed; else each comes whole, at its end.
     """
 
     requests: int
     clients: int
     tokens: int
     temperature: float
+    streams: bool = True
 
     def messages(self, index: int) -> list[dict[str, str]]:
         """The chat of a request; no two are the same."""
@@ -85,8 +87,10 @@ class Load:
 
     def body(self, index: int, model: str) -> bytes:
         """The same as a body for HTTP."""
-        body = {"model": model, "messages": self.messages(index), "max_tokens": self.tokens, "stream": True}
-        return json.dumps({**body, "temperature": self.temperature, "stream_options": {"include_usage": True}}).encode()
+        body = {"model": model, "messages": self.messages(index), "max_tokens": self.tokens}
+        if self.streams:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return json.dumps({**body, "temperature": self.temperature}).encode()
 
     def ask(self, port: int, model: str) -> Answers:
         """Have a server answer all of it."""
@@ -234,7 +238,7 @@ def show_turns(options: argparse.Namespace, console: Console) -> None:
     """
     table = Table("clients", "beside", "its tokens/s, median", "the server's", "ratio, median", "least", "most")
     for clients in options.clients:
-        load = Load(options.requests, clients, options.tokens, options.temperature)
+        load = Load(options.requests, clients, options.tokens, options.temperature, not options.whole)
         with ExitStack() as running:
             contenders: dict[str, Callable[[], float]] = {}
             for server in ("foretoken", "vllm")[: 1 + (options.python != sys.executable)]:
@@ -332,6 +336,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5, help="of `turns`, besides a first one that is not counted")
+    parser.add_argument("--whole", action="store_true", help="of `turns`: answers are not streamed")
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--dtype", default="bfloat16", help="of the weights, but a GGUF file's")

@@ -227,6 +227,34 @@ def test_requests_of_one_task_are_read_together():
     assert run(main()) == wanted
 
 
+def test_rounds_behind_an_event_may_have_none_for_some_time(monkeypatch):
+    """The first one has, so that a reader knows when it began, and so has the last one, with all of it."""
+    engine = make()
+    wanted = [engine.generate([5 + at], sampling(at, 12)) for at in range(2)]
+
+    async def events(interval):
+        async with AsyncEngine(engine) as served:
+            with served.streams(interval) as streams:
+                for at in range(2):
+                    streams.submit([5 + at], sampling(at, 12), {})
+                found = [[], []]
+                while streams.left:
+                    index, event = await streams.next()
+                    found[index].append(event)
+            return found
+
+    every, few = run(events(0.0)), run(events(1e9))
+    assert [len(one) for one in every] == [one.stats.rounds for one in wanted]
+    assert min(map(len, every)) > 2
+    assert [len(one) for one in few] == [2, 2]
+    for given in (every, few):
+        assert [one[-1].completion.token_ids for one in given] == [one.token_ids for one in wanted]
+        assert all(event.completion is None for one in given for event in one[:-1])
+    moments = iter(range(1000))
+    monkeypatch.setattr("foretoken.engine.async_engine.monotonic", lambda: next(moments))  # a second a round
+    assert [len(one) for one in run(events(4.0))] == [2 + (one.stats.rounds - 2) // 4 for one in wanted]
+
+
 def test_events_are_taken_at_once_where_the_task_waits():
     """In order, none twice; the last one and those that are not taken go to the task."""
     engine = make(GatedEngine)

@@ -340,8 +340,9 @@ def test_a_string_that_is_far_too_long_is_refused_before_it_is_tokenized(engine,
 
 
 @pytest.mark.parametrize("value", ["x", None, 1, [True]])
-def test_a_trace_is_asked_for_or_not(engine, value):
+def test_a_trace_and_a_stream_are_asked_for_or_not(engine, value):
     refused(lambda: engine.submit([1, 2], trace=value))
+    refused(lambda: engine.submit([1, 2], stream=value))
     refused(lambda: next(engine.stream([1, 2], trace=value)))
     engine.release()
 

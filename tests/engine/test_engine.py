@@ -267,6 +267,27 @@ def test_stream_gives_what_generate_gives():
         assert events[-1].stats.rounds == len(events) == whole.stats.rounds
 
 
+@pytest.mark.parametrize("stop", [(), ("q", "z")])
+def test_a_request_that_is_not_streamed_has_its_text_in_the_completion(stop):
+    model = load(tiny_llama(seed=1, vocab_size=259), tokenizer=byte_tokenizer())
+    engine = Engine(model, None)
+    requests = [
+        engine.submit("the cat", SamplingParams(max_new_tokens=60, seed=at, stop=stop), stream=streams)
+        for at in range(4)
+        for streams in (True, False)
+    ]
+    told: dict[object, list] = {request: [] for request in requests}
+    while engine.busy:
+        for request, event in engine.step():
+            told[request] += event.pieces
+    for streamed, whole in zip(requests[::2], requests[1::2], strict=True):
+        assert whole.completion.text == streamed.completion.text
+        assert whole.completion.finish_reason == streamed.completion.finish_reason
+        assert [one.token_id for one in told[whole]] == [one.token_id for one in told[streamed]]
+        assert stop or not any(one.text for one in told[whole])
+        assert any(one.text for one in told[streamed])
+
+
 def test_the_text_is_the_same_with_and_without_streaming_where_a_first_space_is_no_text():
     class Stripping:  # like a SentencePiece tokenizer: the first word's space is left out
         def decode(self, tokens, **options):

@@ -191,7 +191,7 @@ def answers(server, monkeypatch):
         made = copy.deepcopy(server.service.target.tokenizer)
         tokens = [*made(text, add_special_tokens=False)["input_ids"], END]
 
-        async def events(batch, at_once=None) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+        async def events(batch, at_once=None, **_) -> AsyncGenerator[tuple[int, StreamEvent], None]:
             params = batch.params
             assert params.skip_special_tokens is False
             detokenizer = Detokenizer(made, params.stop, batch.prompt(0), params.skip_special_tokens)

@@ -21,6 +21,7 @@ from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.http_protocol import HttpProtocol
 from foretoken.serve.lifecycle import listen, serve
+from foretoken.serve.metrics import Watch
 from foretoken.serve.streaming import WRITE_PART
 from serve_harness import (
     ENDLESS,
@@ -194,6 +195,39 @@ def test_metrics_have_vllms_names_and_count_what_happened():
             assert found.get(f"vllm:spec_decode_num_accepted_tokens_per_pos_total{own}", 0) == count
         assert found['vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"}'] == 1
         assert found['foretoken:http_responses_total{engine="0",model_name="tiny",status="400"}'] == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_answers_that_are_not_streamed_are_counted_alike_however_few_events_they_have(monkeypatch, seconds):
+    """Each of their rounds; and what they say is the same."""
+    monkeypatch.setattr("foretoken.serve.service._PROGRESS_SECONDS", seconds)
+    counted = []
+    event = Watch.event
+    monkeypatch.setattr(Watch, "event", lambda watch, *args, **kw: counted.append(args) or event(watch, *args, **kw))
+    asked = {"prompt": "the cat", "max_tokens": 40, "ignore_eos": True, "seed": 3, "speculation": {}}
+    engine = tiny_engine(GatedEngine)
+    with serving(engine) as running, ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(running.complete, **asked)
+        engine.let(1)
+        until(lambda: counted)  # else the first event may be read when further rounds are over, and tell of these, too
+        engine.open()
+        whole, events = asking.result(LONGEST).json, len(counted)
+        found, figures = numbers(running), running.service.figures.as_json()["total"]
+        streamed = running.complete(**asked, stream=True)
+    assert whole["choices"][0]["text"] == "".join(
+        json.loads(data)["choices"][0]["text"] for data in streamed.events[:-1] if json.loads(data)["choices"]
+    )
+    rounds = whole["usage"]["speculation"]["rounds"]
+    assert rounds > 3
+    assert events == (rounds if seconds == 0.0 else 2)
+    labels = '{engine="0",model_name="tiny"}'
+    assert found[f"vllm:generation_tokens_total{labels}"] == 40
+    assert found[f"vllm:inter_token_latency_seconds_count{labels}"] == rounds - 1
+    assert found[f"foretoken:draft_length_count{labels}"] == rounds
+    drafted = whole["usage"]["speculation"]["draft_tokens"]
+    assert found[f"foretoken:draft_length_sum{labels}"] == pytest.approx(drafted)
+    assert (figures["rounds"], figures["tokens"], figures["drafted"]) == (rounds, 40, drafted)
+    assert sum(figures["draft_lengths"].values()) == rounds
 
 
 def test_metrics_are_what_prometheus_own_counters_would_tell():

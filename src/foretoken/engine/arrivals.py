@@ -17,21 +17,29 @@ class Call:
     Args:
         arrivals: the caller's; its events come there.
         index: of the request, among the caller's.
-        every_event: send the caller all events, not only the last one.
+        interval: seconds behind an event in which no other is sent but the last one; 0 to send them all, None for the
+            last one alone.
         max_events: that the caller may be behind; None for any number.
     """
 
-    def __init__(self, arrivals: Arrivals, index: int, every_event: bool, max_events: int | None) -> None:
+    def __init__(self, arrivals: Arrivals, index: int, interval: float | None, max_events: int | None) -> None:
         self.arrivals = arrivals
         self.index = index
-        self.every_event = every_event
         self.waits_until = inf
         """When it fails, on the clock of `time.monotonic`, if it has no row by then."""
         self.over = False
         """The caller has received the last event, or an error."""
         self.request: Request | None = None  # the thread's; None while nobody has submitted it
+        self._interval, self._next_at = interval, -inf  # on the clock of `time.monotonic`
         self._max_events = max_events
         self._sent = self._received = 0  # each counted on one thread
+
+    def is_due(self, now: float) -> bool:
+        """Whether an event that comes `now`, on the clock of `time.monotonic`, is sent if it is not the last one."""
+        if self._interval is None or now < self._next_at:
+            return False
+        self._next_at = now + self._interval
+        return True
 
     @property
     def is_behind(self) -> bool:

@@ -71,7 +71,7 @@ class AsyncEngine:
             OutOfMemory: a round that the request took part in did not fit.
             ForetokenError: the engine is closed.
         """
-        call = Call(Arrivals(), 0, every_event=False, max_events=None)
+        call = Call(Arrivals(), 0, interval=None, max_events=None)
         self._worker.submit(call, prompt, params, settings)
         try:
             _, what = await call.arrivals.next()
@@ -110,9 +110,9 @@ class AsyncEngine:
                     raise what
                 yield what
 
-    def streams(self) -> Streams:
-        """Requests of the present task that are read together."""
-        return Streams(self._worker, self._max_events)
+    def streams(self, interval: float = 0.0) -> Streams:
+        """Requests of the present task that are read together; `interval` is that of each `Call`."""
+        return Streams(self._worker, self._max_events, interval)
 
     async def score(self, prompt: Sequence[int], top: int = 0) -> list[TokenLogprob]:
         """Log-probabilities of a prompt's tokens but the first, a pass between two rounds of what is decoded.
@@ -166,10 +166,10 @@ class Streams:
         left: requests whose last event was not received.
     """
 
-    def __init__(self, worker: _Worker, max_events: int | None) -> None:
+    def __init__(self, worker: _Worker, max_events: int | None, interval: float) -> None:
         self.left = 0
         self._worker = worker
-        self._max_events = max_events
+        self._max_events, self._interval = max_events, interval
         self._arrivals = Arrivals()
         self._calls: list[Call] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -189,7 +189,7 @@ class Streams:
         Raises:
             ForetokenError: the engine is closed.
         """
-        call = Call(self._arrivals, len(self._calls), every_event=True, max_events=self._max_events)
+        call = Call(self._arrivals, len(self._calls), self._interval, self._max_events)
         self._worker.submit(call, prompt, params, settings)
         self._calls.append(call)
         self.left += 1
@@ -358,9 +358,10 @@ class _Worker:
                 self._calls.pop(request).send(error)
             return
         sent: list[tuple[Call, StreamEvent | Exception]] = []
+        now = monotonic()
         for request, event in events:
             call = self._calls.get(request)
-            if call is None:  # cancelled
+            if call is None or not (event.completion or call.is_due(now)):  # cancelled, or the event is left out
                 continue
             if event.completion is not None:
                 del self._calls[request]
@@ -369,7 +370,7 @@ class _Worker:
                 slow = SlowConsumer("events are not read as fast as they come: read them, or raise max_events")
                 sent.append((call, slow))
                 self._cancel(call)
-            elif call.every_event:
+            else:
                 sent.append((call, event))
         for call in Call.send_all(sent):
             self._cancel(call)

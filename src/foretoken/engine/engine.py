@@ -287,6 +287,7 @@ class Engine:
         tree: str | None = None,
         prediction: PredictedOutput | None = None,
         trace: bool = False,
+        stream: bool = True,
         **unknown: Any,
     ) -> Request:
         """Take a request in, to be decoded together with others by the calls of `step` to come.
@@ -300,6 +301,7 @@ class Engine:
             tree: ``"none"`` for drafts that do not branch; None for what the engine's drafter grows.
             prediction: as in `generate`.
             trace: see `stream`.
+            stream: have the text in events; else only the completion has it, which takes less time.
             unknown: anything else is refused.
 
         Returns:
@@ -310,14 +312,13 @@ class Engine:
             ParameterError: an unknown verifier or option, or a draft length out of its range.
             RequestTooLarge: `cache_memory` is not enough for the request.
         """
-        known = ("verifier", "num_speculative_tokens", "drafter", "tree", "prediction", "trace")
+        known = ("verifier", "num_speculative_tokens", "drafter", "tree", "prediction", "trace", "stream")
         refuse_unknown("Engine.submit", unknown, known)
         if not is_single(prompt):
             raise PromptError("submit takes one prompt: call it for each of a list")
         rule = self.verifier if verifier is None else verify.get(verifier)
-        row = self._loops.row(
-            request_of(prompt, params, prediction, self.target), rule, num_speculative_tokens, stream=True
-        )
+        asked = request_of(prompt, params, prediction, self.target)
+        row = self._loops.row(asked, rule, num_speculative_tokens, stream=check_flag("stream", stream))
         row.trace = check_flag("trace", trace)
         if drafter is not None:
             row.drafters = settings.check_drafter_choice(drafter, self.drafter)

@@ -52,10 +52,10 @@ class _Spread:
         self.bounds, self.counts = bounds, [0] * (len(bounds) + 1)
         self.sum, self.began = 0.0, time()
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, or as many of it."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += times * value
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
@@ -157,9 +157,7 @@ class Metrics:
         self.drafts = self._counts.counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
         self.drafted = self._counts.counter("vllm:spec_decode_num_draft_tokens", "Draft tokens.")
         self.accepted = self._counts.counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        self.draft_length = self._counts.histogram(
-            "foretoken:draft_length", "Draft tokens of an event's rounds.", _LENGTHS
-        )
+        self.draft_length = self._counts.histogram("foretoken:draft_length", "Draft tokens of a round.", _LENGTHS)
         self._accepted_by_position = self._counts.counters(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens accepted, by position in the draft.",
@@ -212,14 +210,21 @@ class Watch:
         metrics.prompt_tokens.inc(prompt_tokens)
         metrics.prompt_lengths.observe(prompt_tokens)
 
-    def event(self, event: StreamEvent, added: DecodeStats) -> None:
-        """Count what a round gave; `added` is what it added to the statistics."""
-        now, metrics, tokens = perf_counter(), self._metrics, len(event.pieces)
+    def event(self, event: StreamEvent, added: DecodeStats, *, whole: bool) -> None:
+        """Count what a round gave, or several if the choice is not streamed and the rounds before had no event.
+
+        Args:
+            event: of the last one.
+            added: what they added to the statistics.
+            whole: the choice is not streamed.
+        """
+        now, metrics = perf_counter(), self._metrics
+        tokens, rounds = (added.emitted, added.rounds) if whole else (len(event.pieces), 1)
         if tokens:
             metrics.generation_tokens.inc(tokens)
             self.tokens += tokens
             if self._any:
-                metrics.between_tokens.observe((now - self._last) / tokens)
+                metrics.between_tokens.observe((now - self._last) / tokens, max(rounds, 1))
             else:
                 self._first_token(now)
             self._any, self._last = True, now
@@ -256,8 +261,8 @@ class Watch:
 
     def _speculation(self, added: DecodeStats) -> None:
         metrics = self._metrics
-        if added.drafts > 0 or added.rounds > 0:
-            metrics.draft_length.observe(added.drafted)
+        if added.rounds > 0:
+            metrics.draft_length.observe(added.drafted / added.rounds, added.rounds)
         metrics.drafts.inc(added.drafts)
         metrics.drafted.inc(added.drafted)
         metrics.accepted.inc(added.accepted)

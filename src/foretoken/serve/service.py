@@ -28,6 +28,9 @@ from foretoken.serve.tokenizing import Tokenizing
 _REPLACEMENT = "\ufffd"
 """Stands in a text for bytes that are no character."""
 
+_PROGRESS_SECONDS = 0.25
+"""Between events of a choice that is not streamed: the page and the metrics show what it does while it runs."""
+
 
 class Service:
     """One engine that many requests share.
@@ -161,12 +164,13 @@ class Batch:
                     yield part
 
     async def events(
-        self, at_once: Callable[[int, StreamEvent], bool] | None = None
+        self, at_once: Callable[[int, StreamEvent], bool] | None = None, *, whole: bool = False
     ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
         """Every choice's events as they come, with the choice's index. Close the generator to end them all.
 
         Args:
             at_once: is asked to take an event that comes while the generator waits, see `Streams.take_at_once`.
+            whole: only the completions are wanted: they have the text, and most rounds have no event.
 
         Raises:
             ApiError: the engine refused a choice, or could not go on with it; the others are ended.
@@ -177,7 +181,7 @@ class Batch:
 
         def count(index: int, event: StreamEvent) -> None:
             added = progress[index].added(event.stats)
-            watches[index].event(event, added)
+            watches[index].event(event, added, whole=whole)
             service.figures.count(added)
 
         def take(index: int, event: StreamEvent) -> bool:
@@ -188,12 +192,12 @@ class Batch:
             return taken
 
         try:
-            with service.engine.streams() as streams:
+            with service.engine.streams(_PROGRESS_SECONDS if whole else 0.0) as streams:
                 if at_once is not None:
                     streams.take_at_once(take)
                 for index, watch in enumerate(watches):
                     watch.begun_at = partial(streams.begun_at, index)
-                    self._submit(streams, index, watch)
+                    self._submit(streams, index, watch, stream=not whole)
                 if limit is not None:
                     streams.expire(limit)
                 while streams.left:
@@ -228,18 +232,18 @@ class Batch:
             ApiError: a choice failed; the others are ended.
         """
         completions: dict[int, Completion] = {}
-        async with aclosing(self.events()) as events:
+        async with aclosing(self.events(whole=True)) as events:
             async for index, event in events:
                 if event.completion is not None:
                     completions[index] = event.completion
         return [completions[index] for index in range(self.size)]
 
-    def _submit(self, streams: Streams, index: int, watch: Watch) -> None:
+    def _submit(self, streams: Streams, index: int, watch: Watch, *, stream: bool) -> None:
         params, i = self.params, index % self.n
         if params.seed is not None and i:
             params = replace(params, seed=(params.seed + i) % 2**64)
         try:
-            streams.submit(self.prompt(index), params, self.settings or {})
+            streams.submit(self.prompt(index), params, {**(self.settings or {}), "stream": stream})
         except Exception:
             watch.failed()
             raise
