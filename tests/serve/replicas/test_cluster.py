@@ -110,11 +110,14 @@ def full_queues_answer_429_and_errors_have_the_apis_form(cluster: Cluster) -> No
 
 def a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster: Cluster) -> None:
     before = cluster.counts("vllm:generation_tokens_total")
-    streams = [begin(cluster, model="tiny-target", max_tokens=1200, seed=seed) for seed in range(4)]
+    victim = cluster.replicas()[0]  # to look for it takes long enough for short requests to end
+    streams = [begin(cluster, model="tiny-target", max_tokens=3000, seed=seed) for seed in range(4)]
+    plain = []
     with ThreadPoolExecutor(4) as pool:
-        plain = [pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=600) for _ in range(4)]
-        until(lambda: cluster.gateway("foretoken:gateway_requests_in_flight") == 8)
-        os.kill(cluster.replicas()[0], signal.SIGKILL)
+        for number in range(4):  # those that come at once may all go to the replica that is left
+            plain.append(pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=2400))
+            until(lambda number=number: cluster.gateway("foretoken:gateway_requests_in_flight") == 5 + number)
+        os.kill(victim, signal.SIGKILL)
         answers = [one.result(LONGEST) for one in plain]
     assert [one.status for one in answers] == [200] * 4
     assert len({one.json["choices"][0]["text"] for one in answers}) == 1

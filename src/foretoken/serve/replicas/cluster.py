@@ -41,6 +41,10 @@ _CURE_OF_AUTO = (
 _REACH_SECONDS = 5.0
 """For which a cluster's address has time to answer; Ray itself tries for minutes, and says nothing."""
 
+_PROXY_SECONDS = "60"
+"""For which a proxy may take to start, a third of the time that Ray gives it; by Ray's own default it is 5, in which
+a busy machine does not load its libraries."""
+
 _END_SECONDS = 10.0
 """For which deployments have time to end beyond that of their requests."""
 
@@ -140,6 +144,7 @@ def cluster(address: str, cpus: float) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", _PROXY_SECONDS)
     options: dict[str, Any] = {"namespace": "serve", "logging_level": logging.WARNING, "log_to_driver": True}
     options["address"] = address
     if address == LOCAL:
