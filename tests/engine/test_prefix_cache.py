@@ -48,6 +48,20 @@ def test_requests_after_a_call_copy_from_the_right_row(target):
     check(engine, [[*S, 1], [*O, 2], [*S, 3]])
 
 
+def test_statistics_tell_how_much_was_copied(target):
+    """Of a request that was there before, of one that is being decoded, and of one that comes at the same time."""
+    engine = Engine(target, None)
+
+    def cached(*prompts):
+        return [one.stats.cached for one in engine.generate(list(prompts), GREEDY)]
+
+    assert cached([3] * 40) == [0]
+    assert cached([*S, 1], [*O, 2], [*S, 3], S[:20]) == [0, 0, len(S), 0]
+    assert cached([*S, 3]) == [len(S)]  # all but the last one, whose scores are wanted
+    forgetful = Engine(target, None, reuse_prefixes=False)
+    assert [forgetful.generate([*S, 3], GREEDY).stats.cached for _ in range(2)] == [0, 0]
+
+
 def test_requests_after_a_call_do_not_wait_for_themselves(target):
     engine = Engine(target, None)
     engine.generate([3] * 40, GREEDY)
@@ -116,3 +130,10 @@ def test_a_request_that_left_gives_what_it_had_cached(target):
     assert prefixes.cache.lengths.tolist() == [40, 0]
     assert prefixes.waiting() == [False, True]
     assert prefixes.awaited() == [True, False]
+    assert [one.stats.cached for one in (first, second)] == [40, 0]
+    feed(target, prefixes.cache, [[*S, 1][40:-1], []])
+    prefixes.copy()
+    assert [one.stats.cached for one in (first, second)] == [40, 60]
+    prefixes.recompute([second])
+    assert prefixes.cache.lengths.tolist() == [60, 0]
+    assert [one.stats.cached for one in (first, second)] == [40, 0]

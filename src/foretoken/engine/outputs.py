@@ -31,6 +31,7 @@ class DecodeStats:
         seconds: wall-clock time of the rounds that the request took part in, by part: ``drafter``, ``target``,
             ``verification`` (sampling parameters and drawing) and ``other`` (everything else). Rows of one batch
             share their rounds, and so their seconds.
+        cached: tokens of the prompt whose keys and values were copied from another request's, and not computed.
     """
 
     rounds: int = 0
@@ -43,6 +44,7 @@ class DecodeStats:
     drafted_prediction: int = 0
     accepted_prediction: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    cached: int = 0
 
     @property
     def acceptance_rate(self) -> float:
@@ -111,6 +113,7 @@ class DecodeStats:
             result.accepted += part.accepted
             result.drafted_prediction += part.drafted_prediction
             result.accepted_prediction += part.accepted_prediction
+            result.cached += part.cached
             for name in ("drafted_by_position", "accepted_by_position"):
                 mine, other = getattr(result, name), getattr(part, name)
                 mine.extend([0] * (len(other) - len(mine)))

@@ -77,7 +77,7 @@ class PrefixCache:
             slot = _Slot(row.sequence.tokens if row.sequence.source is None else [], row)
             donor, shared = self._best_donor(slot, [*self._slots, *joined], lengths)
             if donor is not None and lengths.get(donor, 0) >= shared:
-                slot.is_fresh_copy = True
+                slot.is_fresh_copy, row.stats.cached = True, shared
                 sources.append((donor, shared))
             else:
                 slot.donor, slot.shared = donor, shared
@@ -117,6 +117,8 @@ class PrefixCache:
             elif lengths[slot.donor] >= slot.shared:
                 sources[index] = slot.donor, slot.shared
                 slot.donor, slot.is_fresh_copy = None, True
+                if slot.row is not None:
+                    slot.row.stats.cached = slot.shared
         self._arrange(self._slots, sources)
 
     def waiting(self) -> list[bool]:
@@ -142,8 +144,8 @@ class PrefixCache:
         """Empty the cache rows of these requests: their copies turned out to be unusable."""
         sources: list[tuple[_Slot | None, int | None]] = []
         for slot in self._slots:
-            if slot.row in rows:
-                slot.is_fresh_copy = False
+            if slot.row is not None and slot.row in rows:
+                slot.is_fresh_copy, slot.row.stats.cached = False, 0
                 sources.append((None, 0))
             else:
                 sources.append((slot, None))

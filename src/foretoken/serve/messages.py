@@ -169,7 +169,7 @@ def _end(completion: Completion, called: bool) -> dict[str, Any]:
 
 
 def _usage(batch: Batch, stats: DecodeStats, body: MessagesRequest) -> dict[str, Any]:
-    told = usage(batch.prompts, [stats], body.speculation is not None)
+    told = usage(batch.prompts, {0: stats}, body.speculation is not None)
     told["input_tokens"], told["output_tokens"] = told.pop("prompt_tokens"), told.pop("completion_tokens")
-    del told["total_tokens"]
+    del told["total_tokens"], told["prompt_tokens_details"]  # this API's are what a client has asked to be cached
     return told

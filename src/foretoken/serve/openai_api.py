@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from time import time
 from typing import Any
@@ -90,7 +90,7 @@ class _Answer(ABC):
             choice = self._choice(index, content, self.reason(index, completion.finish_reason))
             choice["stop_reason"] = completion.stop_reason
             choices.append(self._with_ids(choice, index, completion.token_ids, first=True))
-        stats = [completion.stats for completion in completions]
+        stats = {index: completion.stats for index, completion in enumerate(completions)}
         return {**self._top(self.object), "choices": choices, "usage": self._usage(stats)}
 
     async def chunks(self, write: WritePart | None) -> AsyncGenerator[str, None]:
@@ -108,7 +108,7 @@ class _Answer(ABC):
                     else:
                         yield part
             if self.request.wants_usage:
-                last += self._chunk([], self._usage(list(self._stats.values())))
+                last += self._chunk([], self._usage(self._stats))
         except Exception as error:
             last += data(self.batch.service.explain(error).body())
         yield last + DONE
@@ -131,7 +131,7 @@ class _Answer(ABC):
         tokens = [piece.token_id for piece in event.pieces]
         choices = [self._with_ids(choice, index, tokens, first=index not in self._stats)]
         self._stats[index] = event.stats
-        return self._chunk(choices, self._usage(list(self._stats.values())) if so_far else None)
+        return self._chunk(choices, self._usage(self._stats) if so_far else None)
 
     def _top(self, kind: str) -> dict[str, Any]:
         return {**self._head, "object": kind, "model": self.batch.service.settings.model}
@@ -159,9 +159,9 @@ class _Answer(ABC):
                 choice["prompt_token_ids"] = self.batch.prompt(index)
         return choice
 
-    def _usage(self, stats: Sequence[DecodeStats]) -> dict[str, Any]:
-        request = self.request
-        return usage(self.batch.prompts, stats, request.speculation is not None, request.prediction is not None)
+    def _usage(self, stats: Mapping[int, DecodeStats]) -> dict[str, Any]:
+        request, batch = self.request, self.batch
+        return usage(batch.prompts, stats, request.speculation is not None, request.prediction is not None, n=batch.n)
 
 
 class _CompletionAnswer(_Answer):

@@ -192,7 +192,7 @@ def _end(prompt: list[int], completion: Completion) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "text": completion.text,
         "token_ids": completion.token_ids,
-        "usage": usage([prompt], [completion.stats], speculation=True),
+        "usage": usage([prompt], {0: completion.stats}, speculation=True),
     }
 
 

@@ -200,10 +200,10 @@ class _Answer:
         return {**self._response(_status(completion)), **told}
 
     def _usage(self, stats: DecodeStats) -> dict[str, Any]:
-        told = usage(self._batch.prompts, [stats], self._body.speculation is not None)
+        told = usage(self._batch.prompts, {0: stats}, self._body.speculation is not None)
         return {
             "input_tokens": told.pop("prompt_tokens"),
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": told.pop("prompt_tokens_details"),
             "output_tokens": told.pop("completion_tokens"),
             "output_tokens_details": {"reasoning_tokens": 0},
             **told,

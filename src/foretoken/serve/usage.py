@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.engine.outputs import DecodeStats
 
 
 def usage(
-    prompts: Iterable[Sequence[int]], stats: Iterable[DecodeStats], speculation: bool, prediction: bool = False
+    prompts: Sequence[Sequence[int]],
+    stats: Mapping[int, DecodeStats],
+    speculation: bool,
+    prediction: bool = False,
+    n: int = 1,
 ) -> dict[str, Any]:
-    """The ``usage`` of OpenAI's API.
+    """The ``usage`` of OpenAI's API. Cached tokens of a prompt are those of its first choice: others copy from that.
 
     Args:
         prompts: tokens of the request's prompts.
-        stats: of its choices.
+        stats: of its choices that have begun.
         speculation: also tell what speculation did.
         prediction: also tell how many tokens were drafted from the request's prediction.
+        n: choices of a prompt.
     """
-    total = DecodeStats.total(stats)
+    total = DecodeStats.total(stats.values())
+    firsts = (stats.get(index * n) for index in range(len(prompts)))
     prompt_tokens = sum(map(len, prompts))
     told: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": total.emitted,
         "total_tokens": prompt_tokens + total.emitted,
+        "prompt_tokens_details": {"cached_tokens": sum(first.cached for first in firsts if first is not None)},
     }
     if prediction:
         told["completion_tokens_details"] = {
