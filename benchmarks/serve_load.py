@@ -1,8 +1,8 @@
 """Servers under load: throughput, time to first token and latency between tokens, with 1 to 64 clients at once.
 
 The server is a process of its own, and so are the clients (this one): both share the machine, as on a user's desk. Each
-client asks the next question when its last answer is complete, and reads it as a stream of server-sent events; what
-the clients cost is told (`load_client`).
+client asks the next question when its last answer is complete, and reads it as a stream of server-sent events, or with
+`--whole` in one piece; what the clients cost is told (`load_client`).
 
     python benchmarks/serve_load.py load --server foretoken --requests 200      one server, a line a number of clients
     python benchmarks/serve_load.py load --server transformers --clients 8 --python /path/of/its/python

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.decoders import ByteFallback, Fuse, Sequence
 
 from byte_tokenizer import byte_tokenizer
-from foretoken.engine.detokenizer import Detokenizer
+from foretoken.engine.detokenizer import Detokenizer, continuation
 
 TOKENIZER = byte_tokenizer()
 
@@ -57,6 +58,26 @@ def test_characters_are_whole():
 def test_broken_bytes_are_shown_in_the_end():
     parts, detokenizer = run(ids("a€")[:-1])
     assert "".join(parts) == detokenizer.text == "a\ufffd"
+
+
+class FallsBackToBytes:
+    """A token a byte, decoded as SentencePiece's byte fallback is: a run that is no UTF-8 has no characters at all."""
+
+    def __init__(self) -> None:
+        self._decoder = Sequence([ByteFallback(), Fuse()])
+
+    def decode(self, tokens: list[int], **options: object) -> str:
+        return str(self._decoder.decode([f"<0x{token:02X}>" for token in tokens]))
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_whole_outputs_have_the_characters_before_a_cut_one_as_streams_have(cut):
+    tokenizer, text = FallsBackToBytes(), "ab世界😀"
+    tokens = list(text.encode())[: len(text.encode()) - cut]
+    growing = Detokenizer(tokenizer)
+    streamed = "".join([*map(growing.add, tokens), growing.finish()])
+    assert continuation(tokenizer, [], tokens) == streamed == growing.text
+    assert streamed.startswith(text[:4] if cut else text)
 
 
 def test_a_stop_string_may_end_inside_a_token():

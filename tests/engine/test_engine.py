@@ -288,6 +288,29 @@ def test_a_request_that_is_not_streamed_has_its_text_in_the_completion(stop):
         assert any(one.text for one in told[streamed])
 
 
+def test_a_text_that_can_not_be_decoded_is_one_requests_error():
+    class Partial:
+        def decode(self, tokens, **options):
+            if 7 in tokens:
+                raise KeyError(7)
+            return "x" * len(tokens)
+
+    model = load(tiny_llama(seed=1))
+    model.tokenizer = Partial()
+    engine = Engine(model, None)
+    forced, forbidden = ({7: bias} for bias in (1000.0, -1000.0))
+    asked = [
+        engine.submit(PROMPT, SamplingParams(seed=1, max_new_tokens=length, logit_bias=bias), stream=False)
+        for bias, length in ((forced, 3), (forbidden, 3), (forbidden, 6))
+    ]
+    for _ in range(20):
+        engine.step()
+    assert not engine.busy
+    assert [one.completion.finish_reason for one in asked] == ["error", "length", "length"]
+    assert isinstance(asked[0].completion.error, KeyError)
+    assert [len(one.completion.text) for one in asked] == [0, 3, 6]
+
+
 def test_the_text_is_the_same_with_and_without_streaming_where_a_first_space_is_no_text():
     class Stripping:  # like a SentencePiece tokenizer: the first word's space is left out
         def decode(self, tokens, **options):

@@ -16,12 +16,14 @@ import pytest
 from starlette.datastructures import Headers
 
 import foretoken
+from foretoken.engine.async_engine import AsyncEngine
+from foretoken.engine.outputs import DecodeStats
 from foretoken.errors import ParameterError
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.http_protocol import HttpProtocol
 from foretoken.serve.lifecycle import listen, serve
-from foretoken.serve.metrics import Watch
+from foretoken.serve.metrics import Metrics, Watch
 from foretoken.serve.streaming import WRITE_PART
 from serve_harness import (
     ENDLESS,
@@ -250,6 +252,46 @@ def test_answers_that_are_not_streamed_are_counted_alike_however_few_events_they
     assert found[f"foretoken:draft_length_sum{labels}"] == pytest.approx(drafted)
     assert (figures["rounds"], figures["tokens"], figures["drafted"]) == (rounds, 40, drafted)
     assert sum(figures["draft_lengths"].values()) == rounds
+
+
+def test_what_an_answer_had_as_its_client_hung_up_is_counted(monkeypatch):
+    monkeypatch.setattr("foretoken.serve.service._PROGRESS_SECONDS", 1e9)
+    engine = tiny_engine(GatedEngine)
+    with serving(engine) as running:
+        ends = Ends(running, monkeypatch)
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=LONGEST)
+        connection.request("POST", "/v1/completions", json.dumps(ENDLESS), {"content-type": "application/json"})
+        engine.let(8)
+        until(lambda: engine.requests)
+        stats = engine.requests[0]._row.stats
+        until(lambda: stats.rounds == 8)
+        connection.close()
+        assert ends.next() == "abort"
+        found, emitted = numbers(running), stats.emitted
+        engine.open()
+    labels = '{engine="0",model_name="tiny"}'
+    assert found[f"vllm:generation_tokens_total{labels}"] == emitted >= 8
+    assert found[f"vllm:request_generation_tokens_sum{labels}"] == emitted
+    assert found[f"foretoken:draft_length_count{labels}"] == 8
+
+
+def test_rounds_that_are_read_while_they_are_counted_are_counted_once():
+    """Rounds, their tokens and their drafts may each become visible one by one."""
+    metrics = Metrics("x", AsyncEngine(tiny_engine()))
+    watch = Watch(metrics, 5)
+    for added in (
+        DecodeStats(rounds=1, emitted=1),
+        DecodeStats(rounds=3, emitted=2, drafted=2),
+        DecodeStats(emitted=1, drafts=1, drafted=4),
+        DecodeStats(rounds=1),
+        DecodeStats(emitted=3),
+        DecodeStats(rounds=1, emitted=2),
+    ):
+        watch.rounds(added)
+    assert sum(metrics.between_tokens.counts) == 5
+    assert metrics.generation_tokens.value == watch.tokens == 9
+    assert sum(metrics.draft_length.counts) == 6
+    assert metrics.draft_length.sum == 6
 
 
 def test_metrics_are_what_prometheus_own_counters_would_tell():

@@ -17,8 +17,8 @@ class Call:
     Args:
         arrivals: the caller's; its events come there.
         index: of the request, among the caller's.
-        interval: seconds behind an event in which no other is sent but the last one; 0 to send them all, None for the
-            last one alone.
+        interval: least seconds between two events that are sent; the first and the last one always are. 0 for all of
+            them, None for the last one alone.
         max_events: that the caller may be behind; None for any number.
     """
 

@@ -72,7 +72,7 @@ class AsyncEngine:
             ForetokenError: the engine is closed.
         """
         call = Call(Arrivals(), 0, interval=None, max_events=None)
-        self._worker.submit(call, prompt, params, settings)
+        self._worker.submit(call, prompt, params, {"stream": False, **settings})
         try:
             _, what = await call.arrivals.next()
             if isinstance(what, Exception):

@@ -88,9 +88,17 @@ class Detokenizer:
 
 
 def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], skip_special: bool = True) -> str:
-    """The characters that tokens add to the prompt's: for UTF-8 those of a `Detokenizer` without stop strings."""
+    """The characters that tokens add to the prompt's: those of a `Detokenizer` without stop strings."""
     context = list(prompt[-_CONTEXT:])
-    return _decode(tokenizer, [*context, *tokens], skip_special)[len(_decode(tokenizer, context, skip_special)) :]
+    text = _decode(tokenizer, [*context, *tokens], skip_special)[len(_decode(tokenizer, context, skip_special)) :]
+    if _BROKEN not in text:
+        return text
+    # Of a run of bytes that does not end with a character some tokenizers give none of its characters.
+    growing = Detokenizer(tokenizer, (), prompt, skip_special)
+    for token in tokens:
+        growing.add(token)
+    growing.finish()
+    return growing.text
 
 
 def _decode(tokenizer: Any, tokens: list[int], skip_special: bool) -> str:

@@ -301,7 +301,7 @@ class Engine:
             tree: ``"none"`` for drafts that do not branch; None for what the engine's drafter grows.
             prediction: as in `generate`.
             trace: see `stream`.
-            stream: have the text in events; else only the completion has it, which takes less time.
+            stream: have the text in events; else the completion alone may have it, which takes less time.
             unknown: anything else is refused.
 
         Returns:

@@ -186,7 +186,11 @@ class Row:
             text = self._detokenizer.text
         elif self._model.tokenizer is not None:
             skip = self.sequence.params.skip_special_tokens
-            text = continuation(self._model.tokenizer, self._text_context(), output, skip)
+            try:
+                text = continuation(self._model.tokenizer, self._text_context(), output, skip)
+            except Exception as error:  # of a tokenizer that does not know all of the model's tokens
+                self.fail(error, emitted=True)
+                text = ""
         else:
             text = ""
         self._completion = Completion(

@@ -203,6 +203,7 @@ class Watch:
         self._began = self._last = perf_counter()
         self._reason = "abort"
         self._any = False
+        self._tokens = self._rounds = self._drafted = 0  # that are not in the histograms yet
         self.tokens = 0
         self.begun_at: Callable[[], float | None] = lambda: None
         self._first = self._began
@@ -210,31 +211,31 @@ class Watch:
         metrics.prompt_tokens.inc(prompt_tokens)
         metrics.prompt_lengths.observe(prompt_tokens)
 
-    def event(self, event: StreamEvent, added: DecodeStats, *, whole: bool) -> None:
-        """Count what a round gave, or several if the choice is not streamed and the rounds before had no event.
+    def event(self, event: StreamEvent, added: DecodeStats) -> None:
+        """Count an event, and what was added to the statistics since the one before."""
+        self.rounds(added)
+        if event.completion is not None:
+            reason = event.completion.finish_reason
+            self._reason = "abort" if reason == "cancelled" else reason
 
-        Args:
-            event: of the last one.
-            added: what they added to the statistics.
-            whole: the choice is not streamed.
-        """
-        now, metrics = perf_counter(), self._metrics
-        tokens, rounds = (added.emitted, added.rounds) if whole else (len(event.pieces), 1)
+    def rounds(self, added: DecodeStats) -> None:
+        """Count what rounds added to the statistics, which may have been read while one of them was being counted."""
+        now, metrics, tokens = perf_counter(), self._metrics, added.emitted
+        self._rounds += added.rounds
         if tokens:
             metrics.generation_tokens.inc(tokens)
             self.tokens += tokens
+            self._tokens += tokens
+        if self._tokens and self._rounds:
             if self._any:
-                metrics.between_tokens.observe((now - self._last) / tokens, max(rounds, 1))
+                metrics.between_tokens.observe((now - self._last) / self._tokens, self._rounds)
             else:
                 self._first_token(now)
-            self._any, self._last = True, now
+            self._any, self._last, self._tokens, self._rounds = True, now, 0, 0
         if added is PLAIN_ROUND:
             metrics.draft_length.observe(0)
         else:
             self._speculation(added)
-        if event.completion is not None:
-            reason = event.completion.finish_reason
-            self._reason = "abort" if reason == "cancelled" else reason
 
     def failed(self) -> None:
         """The choice ended with an error."""
@@ -261,8 +262,10 @@ class Watch:
 
     def _speculation(self, added: DecodeStats) -> None:
         metrics = self._metrics
+        self._drafted += added.drafted
         if added.rounds > 0:
-            metrics.draft_length.observe(added.drafted / added.rounds, added.rounds)
+            metrics.draft_length.observe(self._drafted / added.rounds, added.rounds)
+            self._drafted = 0
         metrics.drafts.inc(added.drafts)
         metrics.drafted.inc(added.drafted)
         metrics.accepted.inc(added.accepted)

@@ -13,7 +13,7 @@ from typing import Any
 
 from foretoken.engine.async_engine import AsyncEngine, Streams
 from foretoken.engine.engine import Engine
-from foretoken.engine.outputs import Completion, StreamEvent
+from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.sampling import SamplingParams
 from foretoken.serve.admission import Admission
 from foretoken.serve.errors import ApiError, api_error
@@ -178,10 +178,12 @@ class Batch:
         service, limit = self.service, self.service.settings.request_seconds
         watches = [Watch(service.metrics, len(self.prompt(index))) for index in range(self.size)]
         progress = [Progress() for _ in watches]
+        stats: dict[int, DecodeStats] = {}  # of choices that have begun
 
         def count(index: int, event: StreamEvent) -> None:
+            stats[index] = event.stats
             added = progress[index].added(event.stats)
-            watches[index].event(event, added, whole=whole)
+            watches[index].event(event, added)
             service.figures.count(added)
 
         def take(index: int, event: StreamEvent) -> bool:
@@ -221,6 +223,11 @@ class Batch:
         except Exception as error:
             raise service.explain(error) from error
         finally:
+            for index, so_far in stats.items():  # what no event has told of, where the request has ended early
+                added = progress[index].added(so_far)
+                if added.rounds:
+                    watches[index].rounds(added)
+                    service.figures.count(added)
             for watch in watches:
                 watch.end()
             service.metrics.longest_outputs.observe(max(watch.tokens for watch in watches))

@@ -15,7 +15,7 @@ def usage(
     prediction: bool = False,
     n: int = 1,
 ) -> dict[str, Any]:
-    """The ``usage`` of OpenAI's API. Cached tokens of a prompt are those of its first choice: others copy from that.
+    """The ``usage`` of OpenAI's API. Cached tokens of a prompt are its first choice's: others may copy from that one.
 
     Args:
         prompts: tokens of the request's prompts.

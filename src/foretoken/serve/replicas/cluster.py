@@ -41,9 +41,10 @@ _CURE_OF_AUTO = (
 _REACH_SECONDS = 5.0
 """For which a cluster's address has time to answer; Ray itself tries for minutes, and says nothing."""
 
-_PROXY_SECONDS = "60"
-"""For which a proxy may take to start, a third of the time that Ray gives it; by Ray's own default it is 5, in which
-a busy machine does not load its libraries."""
+_PROXY_SECONDS = "20"
+"""For which a proxy of a cluster of one's own may take to start; one that is there goes by its own environment. Ray
+tries three times, and gives up after a minute. By its default it is 5 each time, in which a busy machine does not load
+the libraries."""
 
 _END_SECONDS = 10.0
 """For which deployments have time to end beyond that of their requests."""
