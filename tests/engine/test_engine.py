@@ -309,6 +309,12 @@ def test_a_text_that_can_not_be_decoded_is_one_requests_error():
     assert [one.completion.finish_reason for one in asked] == ["error", "length", "length"]
     assert isinstance(asked[0].completion.error, KeyError)
     assert [len(one.completion.text) for one in asked] == [0, 3, 6]
+    cancelled = engine.submit(PROMPT, SamplingParams(seed=1, max_new_tokens=9, logit_bias=forced), stream=False)
+    engine.step()
+    cancelled.cancel()
+    while engine.busy:
+        engine.step()
+    assert (cancelled.completion.finish_reason, cancelled.completion.text) == ("cancelled", "")
 
 
 def test_the_text_is_the_same_with_and_without_streaming_where_a_first_space_is_no_text():

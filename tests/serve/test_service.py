@@ -21,9 +21,11 @@ from foretoken.engine.outputs import DecodeStats
 from foretoken.errors import ParameterError
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.auth import ApiKeys
+from foretoken.serve.figures import Figures
 from foretoken.serve.http_protocol import HttpProtocol
 from foretoken.serve.lifecycle import listen, serve
 from foretoken.serve.metrics import Metrics, Watch
+from foretoken.serve.progress import PLAIN_ROUND
 from foretoken.serve.streaming import WRITE_PART
 from serve_harness import (
     ENDLESS,
@@ -264,7 +266,8 @@ def test_what_an_answer_had_as_its_client_hung_up_is_counted(monkeypatch):
         engine.let(8)
         until(lambda: engine.requests)
         stats = engine.requests[0]._row.stats
-        until(lambda: stats.rounds == 8)
+        until(lambda: stats.rounds == 8 and not engine._let._value)
+        until(lambda: numbers(running)['vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"}'])
         connection.close()
         assert ends.next() == "abort"
         found, emitted = numbers(running), stats.emitted
@@ -278,7 +281,7 @@ def test_what_an_answer_had_as_its_client_hung_up_is_counted(monkeypatch):
 def test_rounds_that_are_read_while_they_are_counted_are_counted_once():
     """Rounds, their tokens and their drafts may each become visible one by one."""
     metrics = Metrics("x", AsyncEngine(tiny_engine()))
-    watch = Watch(metrics, 5)
+    watch, figures = Watch(metrics, 5), Figures()
     for added in (
         DecodeStats(rounds=1, emitted=1),
         DecodeStats(rounds=3, emitted=2, drafted=2),
@@ -286,12 +289,19 @@ def test_rounds_that_are_read_while_they_are_counted_are_counted_once():
         DecodeStats(rounds=1),
         DecodeStats(emitted=3),
         DecodeStats(rounds=1, emitted=2),
+        DecodeStats(accepted=2, accepted_by_position=[1, 1]),
+        PLAIN_ROUND,
     ):
         watch.rounds(added)
-    assert sum(metrics.between_tokens.counts) == 5
-    assert metrics.generation_tokens.value == watch.tokens == 9
-    assert sum(metrics.draft_length.counts) == 6
+        figures.count(added)
+    assert sum(metrics.between_tokens.counts) == 6
+    assert metrics.generation_tokens.value == watch.tokens == 10
+    assert sum(metrics.draft_length.counts) == 7
     assert metrics.draft_length.sum == 6
+    total = figures.as_json()["total"]
+    assert [total[name] for name in ("rounds", "tokens", "drafted", "accepted")] == [7, 10, 6, 2]
+    assert total["accepted_by_position"] == [1, 1]
+    assert sum(total["draft_lengths"].values()) == 7
 
 
 def test_metrics_are_what_prometheus_own_counters_would_tell():

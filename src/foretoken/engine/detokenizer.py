@@ -88,17 +88,20 @@ class Detokenizer:
 
 
 def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], skip_special: bool = True) -> str:
-    """The characters that tokens add to the prompt's: those of a `Detokenizer` without stop strings."""
+    """The characters that tokens add to the prompt's: for UTF-8 those of a `Detokenizer` without stop strings.
+
+    Of UTF-8 that ends inside a character, too: of bytes that are none some tokenizers show each as a broken character,
+    those of the whole characters before among them.
+    """
     context = list(prompt[-_CONTEXT:])
     text = _decode(tokenizer, [*context, *tokens], skip_special)[len(_decode(tokenizer, context, skip_special)) :]
-    if _BROKEN not in text:
+    if not text.endswith(_BROKEN):
         return text
-    # Of a run of bytes that does not end with a character some tokenizers give none of its characters.
     growing = Detokenizer(tokenizer, (), prompt, skip_special)
     for token in tokens:
         growing.add(token)
     growing.finish()
-    return growing.text
+    return min(text, growing.text, key=lambda one: one.count(_BROKEN))
 
 
 def _decode(tokenizer: Any, tokens: list[int], skip_special: bool) -> str:

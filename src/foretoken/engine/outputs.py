@@ -31,7 +31,7 @@ class DecodeStats:
         seconds: wall-clock time of the rounds that the request took part in, by part: ``drafter``, ``target``,
             ``verification`` (sampling parameters and drawing) and ``other`` (everything else). Rows of one batch
             share their rounds, and so their seconds.
-        cached: tokens of the prompt whose keys and values were copied from another request's, and not computed.
+        cached: tokens of the prompt whose keys and values were copied from another prompt's, and not computed.
     """
 
     rounds: int = 0

@@ -189,8 +189,9 @@ class Row:
             try:
                 text = continuation(self._model.tokenizer, self._text_context(), output, skip)
             except Exception as error:  # of a tokenizer that does not know all of the model's tokens
-                self.fail(error, emitted=True)
                 text = ""
+                if self.finish_reason in ("stop", "length"):
+                    self.fail(error, emitted=True)
         else:
             text = ""
         self._completion = Completion(

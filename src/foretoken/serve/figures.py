@@ -44,11 +44,14 @@ class Figures:
     def count(self, added: DecodeStats) -> None:
         """Count what an event of a choice added, see `Progress`.
 
-        Rounds that came together with the one before count as one draft length each, their mean.
+        Rounds that came together with the one before count as one draft length each, their mean. Of a round that was
+        read while it was being counted the rest comes with the next event.
         """
+        if not (added.rounds or added.emitted or added.drafted or added.accepted):
+            return
+        tally = self._now()
+        _add(tally.stats, added)
         if added.rounds > 0:
-            tally = self._now()
-            _add(tally.stats, added)
             tally.lengths[round(added.drafted / added.rounds)] += added.rounds
 
     def as_json(self) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def _add(stats: DecodeStats, added: DecodeStats) -> None:
     stats.emitted += added.emitted
     stats.drafted += added.drafted
     stats.accepted += added.accepted
-    if not added.drafted:
+    if not (added.drafted or added.accepted):
         return
     for mine, theirs in (
         (stats.drafted_by_position, added.drafted_by_position),

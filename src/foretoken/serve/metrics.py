@@ -232,7 +232,7 @@ class Watch:
             else:
                 self._first_token(now)
             self._any, self._last, self._tokens, self._rounds = True, now, 0, 0
-        if added is PLAIN_ROUND:
+        if added is PLAIN_ROUND and not self._drafted:
             metrics.draft_length.observe(0)
         else:
             self._speculation(added)

@@ -225,9 +225,8 @@ class Batch:
         finally:
             for index, so_far in stats.items():  # what no event has told of, where the request has ended early
                 added = progress[index].added(so_far)
-                if added.rounds:
-                    watches[index].rounds(added)
-                    service.figures.count(added)
+                watches[index].rounds(added)
+                service.figures.count(added)
             for watch in watches:
                 watch.end()
             service.metrics.longest_outputs.observe(max(watch.tokens for watch in watches))
