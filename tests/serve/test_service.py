@@ -27,6 +27,7 @@ from foretoken.serve.lifecycle import listen, serve
 from foretoken.serve.metrics import Metrics, Watch
 from foretoken.serve.progress import PLAIN_ROUND
 from foretoken.serve.streaming import WRITE_PART
+from foretoken.serve.usage import usage
 from serve_harness import (
     ENDLESS,
     LONGEST,
@@ -162,26 +163,34 @@ def test_a_client_that_hangs_up_before_its_answer_frees_its_row(monkeypatch):
         assert engine.requests[0].completion.finish_reason == "cancelled"
 
 
-def test_usage_tells_which_tokens_of_the_prompt_were_there_already():
-    """Of each prompt's first choice: the second one copies the first one's."""
+def test_usage_tells_how_many_tokens_of_the_prompt_were_there_already():
     prompt = "a system prompt of more than thirty-two bytes, the same for all"
     with serving(tiny_engine()) as running:
 
         def cached(**fields) -> tuple[int, int]:
-            answer = running.complete(prompt=[prompt, "short"], max_tokens=3, ignore_eos=True, **fields)
+            answer = running.complete(prompt=prompt, max_tokens=3, ignore_eos=True, **fields)
             if fields.get("stream"):
                 told = json.loads(answer.events[-2])["usage"]
             else:
                 told = answer.json["usage"]
             return told["prompt_tokens"], told["prompt_tokens_details"]["cached_tokens"]
 
-        length, short = (running.post("/tokenize", {"prompt": one}).json["count"] for one in (prompt, "short"))
-        assert cached() == (length + short, 0)
-        assert cached(n=2) == (length + short, length - 1)  # the last one's scores are wanted
-        assert cached(stream=True, stream_options={"include_usage": True}) == (length + short, length - 1)
+        length = running.post("/tokenize", {"prompt": prompt}).json["count"]
+        assert cached() == (length, 0)
+        assert cached(n=2) == (length, length - 1)  # the last one's scores are wanted
+        assert cached(stream=True, stream_options={"include_usage": True}) == (length, length - 1)
         asked = {"model": MODEL, "input": prompt, "max_output_tokens": 3}
         found = [running.post("/v1/responses", asked).json["usage"]["input_tokens_details"] for _ in range(2)]
         assert found[0]["cached_tokens"] < found[1]["cached_tokens"]
+
+
+def test_cached_tokens_of_a_prompt_are_its_first_choices():
+    """The second one copies the first one's; and one that has not begun has none."""
+    stats = {at: DecodeStats(cached=cached) for at, cached in enumerate((0, 40, 7, 30))}
+    prompts = [[1] * 41, [2] * 31, [3] * 21]
+    told = usage(prompts, stats, False, n=2)
+    assert (told["prompt_tokens"], told["prompt_tokens_details"]) == (93, {"cached_tokens": 7})
+    assert usage(prompts, stats, False)["prompt_tokens_details"] == {"cached_tokens": 47}
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------
