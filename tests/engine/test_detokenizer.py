@@ -7,6 +7,7 @@ from tokenizers.decoders import ByteFallback, Fuse, Sequence
 
 from byte_tokenizer import byte_tokenizer
 from foretoken.engine.detokenizer import Detokenizer, continuation
+from foretoken.models.tokenizers import joins_bytes
 
 TOKENIZER = byte_tokenizer()
 
@@ -89,6 +90,64 @@ def test_whole_outputs_keep_what_a_tokenizer_finds_behind_broken_bytes():
         for end in (b"fine", b"fine\xe4"):
             text = b"ok" + b"\xff" * broken + "世界".encode() + end
             assert continuation(Bytes(), [], list(text)) == text.decode(errors="replace")
+
+
+class Counted:
+    """A tokenizer that counts its decodings; `joins_bytes` says what it says."""
+
+    def __init__(self, joins_bytes: bool) -> None:
+        self.joins_bytes, self.decoded = joins_bytes, []
+
+    def decode(self, tokens: list[int], **options: object) -> str:
+        self.decoded.append(list(tokens))
+        return str(TOKENIZER.decode(tokens, **options))
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    st.lists(st.one_of(st.integers(0, 258), st.sampled_from(ids("é€😀the ab"))), max_size=40),
+    st.lists(st.integers(0, 258), max_size=8),
+    st.booleans(),
+    st.sampled_from([(), ("he",), ("€", "b a")]),
+)
+def test_joined_strings_of_tokens_are_what_windows_of_them_are_decoded_to(tokens, prompt, skip_special, stop):
+    """Invalid UTF-8, special tokens, and prompts that end inside a character among them."""
+    joined, windows = (Detokenizer(Counted(joins), stop, prompt, skip_special) for joins in (True, False))
+    for token in tokens:
+        assert joined.add(token) == windows.add(token)
+    assert joined.finish() == windows.finish()
+    assert (joined.text, joined.stop_string) == (windows.text, windows.stop_string)
+
+
+def test_tokens_of_whole_characters_are_decoded_once_by_all_that_share_a_tokenizer():
+    tokenizer, text = Counted(joins_bytes=True), ids("abcabcthe the cab")
+    for _ in range(3):
+        detokenizer = Detokenizer(tokenizer)
+        assert "".join([*map(detokenizer.add, text), detokenizer.finish()]) == "abcabcthe the cab"
+    assert sorted(tokenizer.decoded) == sorted([token] for token in set(text))
+    special = Detokenizer(tokenizer, skip_special=False)
+    assert special.add(TOKENIZER.eos_token_id) == "<end>"
+    assert Detokenizer(tokenizer).add(TOKENIZER.eos_token_id) == ""
+
+
+def test_which_tokenizers_join_bytes():
+    class Own(type(TOKENIZER)):
+        def decode(self, *arguments: object, **options: object) -> str:
+            return "x"
+
+    pieces = byte_tokenizer()
+    pieces.backend_tokenizer.decoder = Sequence([ByteFallback(), Fuse()])
+    own = Own(tokenizer_object=TOKENIZER.backend_tokenizer)
+    assert [joins_bytes(one) for one in (TOKENIZER, pieces, own, FallsBackToBytes())] == [True, False, False, False]
+
+
+def test_a_tokenizer_without_a_hash_is_served():
+    class Equal(Counted):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Equal)
+
+    detokenizer = Detokenizer(Equal(joins_bytes=True))
+    assert [detokenizer.add(token) for token in ids("ab")] == ["a", "b"]
 
 
 def test_a_stop_string_may_end_inside_a_token():

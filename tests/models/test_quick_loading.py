@@ -20,7 +20,7 @@ from foretoken.models.native.config import read_config, read_eos_token_ids
 from foretoken.models.native.spec import spec_of
 from foretoken.models.quick_tokenizer import QuickTokenizer
 from foretoken.models.tiny_pair import tiny_pair_path
-from foretoken.models.tokenizers import load_tokenizer
+from foretoken.models.tokenizers import joins_bytes, load_tokenizer
 
 SIZES = {
     "vocab_size": 96,
@@ -161,6 +161,7 @@ def test_tokenizer_is_that_of_transformers():
     ours, theirs = same_tokenizer(tiny_pair_path() / "target")
     assert type(ours) is QuickTokenizer
     assert isinstance(ours, transformers.PreTrainedTokenizerFast)
+    assert joins_bytes(ours) is joins_bytes(theirs) is True
     # All else comes from transformers' own.
     assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
     assert ours.special_tokens_map == theirs.special_tokens_map

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from foretoken.models.tokenizers import joins_bytes
 
 _BROKEN = "\ufffd"  # what tokenizers put for bytes that are no character (yet)
 
@@ -12,7 +15,8 @@ class Detokenizer:
     """The string of a growing list of tokens.
 
     A token's bytes may end inside a character, and a tokenizer may decode a token differently at the start of a string;
-    so new characters are the difference between two decodings that start a few tokens earlier.
+    so new characters are the difference between two decodings that start a few tokens earlier. Where a tokenizer joins
+    the bytes of its tokens (`joins_bytes`), those of a token of whole characters behind others are its own.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -26,6 +30,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._texts, self._joins = _texts_of(tokenizer, skip_special), joins_bytes(tokenizer)
         self._stop = tuple(stop)
         self._tokens = list(prompt[-_CONTEXT:])
         self._start = 0  # first token of the window that is decoded
@@ -42,7 +47,12 @@ class Detokenizer:
         """Append a token; returns the characters that can't change any more."""
         if self.stopped:
             return ""
+        settled = self._end == len(self._tokens)
         self._tokens.append(token)
+        if settled and self._joins and _BROKEN not in (text := self._text_of(token)):
+            self._pending += text
+            self._start, self._end, self._before = self._end, len(self._tokens), None
+            return self._release(check_stop)
         before, after = self._window(), self._decode(self._tokens[self._start :])
         if after.endswith(_BROKEN) and len(self._tokens) - self._end < _LONGEST_CHARACTER:
             return ""
@@ -55,14 +65,23 @@ class Detokenizer:
         """Returns what was held back: no token will follow."""
         if self.stopped:
             return ""
-        before = self._window()
-        self._pending += self._decode(self._tokens[self._start :])[len(before) :]
+        if self._end < len(self._tokens):
+            before = self._window()
+            self._pending += self._decode(self._tokens[self._start :])[len(before) :]
         return self._release(check_stop, hold=False)
 
     def _window(self) -> str:
         if self._before is None:
-            self._before = self._decode(self._tokens[self._start : self._end])
+            window = self._tokens[self._start : self._end]
+            self._before = self._text_of(window[0]) if len(window) == 1 else self._decode(window)
         return self._before
+
+    def _text_of(self, token: int) -> str:
+        """The string of a token by itself; its decoding takes longer than all else here."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self._decode([token])
+        return text
 
     def _release(self, check_stop: bool, hold: bool = True) -> str:
         if not self._stop:
@@ -102,6 +121,18 @@ def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], s
         growing.add(token)
     growing.finish()
     return min(text, growing.text, key=lambda one: one.count(_BROKEN))
+
+
+_TEXTS: WeakKeyDictionary[Any, dict[bool, dict[int, str]]] = WeakKeyDictionary()
+
+
+def _texts_of(tokenizer: Any, skip_special: bool) -> dict[int, str]:
+    """The strings of single tokens that were decoded so far; all that use the tokenizer share them."""
+    try:
+        of_tokenizer = _TEXTS.setdefault(tokenizer, {})
+    except TypeError:  # its objects have no hash, or no weak references
+        return {}
+    return of_tokenizer.setdefault(skip_special, {})
 
 
 def _decode(tokenizer: Any, tokens: list[int], skip_special: bool) -> str:

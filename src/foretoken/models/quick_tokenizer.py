@@ -44,6 +44,9 @@ class QuickTokenizer:
         special_tokens: by name, ``{"eos_token": "</s>"}``.
         chat_template: a Jinja template; None for none.
         load_whole: loads transformers' tokenizer.
+
+    Attributes:
+        joins_bytes: see `foretoken.models.tokenizers.joins_bytes`.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class QuickTokenizer:
         self._backend, self._special_tokens, self._load_whole = backend, special_tokens, load_whole
         self._chat_template = chat_template
         self._whole: Any = None
+        self.joins_bytes = type(backend.decoder).__name__ == "ByteLevel"
         self.response_template: Any = None  # files with one are left to transformers
 
     def __call__(self, text: Any, **options: Any) -> Any:

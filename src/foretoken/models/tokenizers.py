@@ -38,6 +38,22 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
+def joins_bytes(tokenizer: Any) -> bool:
+    """Whether tokens are decoded to their bytes, joined, whatever stands beside them, as byte-level BPE's are.
+
+    Of other tokenizers the first token of a string may lose its space, or tokens that are bytes become characters only
+    beside others.
+    """
+    known: bool | None = getattr(tokenizer, "joins_bytes", None)
+    if known is not None:
+        return known
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    methods = (getattr(type(tokenizer), name, None) for name in ("decode", "_decode"))  # a class may have its own
+    return type(decoder).__name__ == "ByteLevel" and all(
+        getattr(method, "__module__", "").startswith("transformers.tokenization_utils") for method in methods
+    )
+
+
 def load_tokenizer(source: str | Path, **hub: Any) -> Any:
     """The tokenizer of a folder or hub id.
 

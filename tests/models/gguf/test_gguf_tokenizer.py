@@ -53,6 +53,7 @@ def test_a_stream_has_whole_characters_alone(model):
     parts = [detokenizer.add(token) for token in model.tokenizer(text).input_ids]
     assert "".join(parts) + detokenizer.finish() == text
     assert not any("\ufffd" in part for part in parts)
+    assert model.tokenizer.joins_bytes
 
 
 def test_end_tokens_and_special_tokens_are_the_files(model, theirs):
@@ -150,6 +151,7 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     detokenizer = Detokenizer(tokenizer)
     parts = [detokenizer.add(token) for token in tokenizer(text).input_ids]
     assert "".join(parts) + detokenizer.finish() == text
+    assert not tokenizer.joins_bytes  # the first token of a string loses its space
 
 
 def test_grammars_allow_the_same_tokens_as_with_the_other_tokenizer(model, theirs):

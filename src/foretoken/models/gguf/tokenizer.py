@@ -41,6 +41,7 @@ class GgufTokenizer:
 
     Attributes:
         chat_template: Jinja template of the file; None where it has none.
+        joins_bytes: see `foretoken.models.tokenizers.joins_bytes`.
     """
 
     def __init__(self, handle: Handle, name: str) -> None:
@@ -52,6 +53,7 @@ class GgufTokenizer:
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         self._sentencepiece: bool = self._calls.llama_vocab_type(self._vocab) == _SENTENCEPIECE
         self._drops_space = self._sentencepiece and handle.metadata("tokenizer.ggml.add_space_prefix") != "false"
+        self.joins_bytes = not self._drops_space
         self._roles = {
             role: token if (token := getattr(self._calls, f"llama_vocab_{role}")(self._vocab)) >= 0 else None
             for role in _ROLES
