@@ -365,6 +365,27 @@ def test_drafts_and_rests_of_seeded_requests_are_charged_to_no_account_but_their
     assert policy.guards[0].balance == pytest.approx(before - 0.5, abs=0.05)
 
 
+@pytest.mark.parametrize("wide_by", ["draft", "prompt"])
+def test_padding_of_plain_passes_that_go_together_is_charged_to_who_drafted_last(wide_by):
+    """Unless a prompt made the pass wide. What plain decoding takes is not learnt from them."""
+    policy = policy_of((MODEL,), (False,))
+    row = Row(policy.open(sampled=True), 100, [0])
+    if wide_by == "draft":
+        row.chosen = Choice(0, 4)
+        policy.lessons.learn([row], [5], 5, [(0, 4, 1, 0, 0.2)], 1.4)
+    else:
+        policy.lessons.learn([row], [1], 5, [], None)
+    before, plain = policy.guards[1].balance, policy.costs.plain(1)
+    each = policy.costs.target(5) - policy.costs.target(1)
+    policy.lessons.rested_together(3, 1, 3 * 0.5, padding=4)
+    lost = 3 * each / plain if wide_by == "draft" else 0.0
+    assert each > 0.3
+    assert policy.guards[1].balance == pytest.approx(before - lost)
+    assert policy.costs.plain(1) == plain
+    policy.lessons.rested_together(3, 1, 3 * 0.5)
+    assert policy.costs.plain(1) < plain
+
+
 def test_what_plain_passes_take_is_learnt_behind_drafts_too():
     """Without what the change of width takes."""
     policy = policy_of((MODEL,), (False,))

@@ -16,6 +16,7 @@ from foretoken.errors import NumericalError, OutOfMemory
 from foretoken.limits import Limits
 from foretoken.models.base import LanguageModel
 from foretoken.models.widths import PassWidths
+from foretoken.policy.rests import Rests
 from models.native.checkpoints import in_rooms
 from tiny import assume_cpus, tiny_llama
 from tiny_heads import tiny_eagle3
@@ -464,6 +465,38 @@ def test_a_row_that_rests_behind_its_prompt_has_several_passes_at_once(hopeless,
     passes = [len(event.pieces) for event in engine.stream(list(range(1, 11)), params)]
     assert passes[0] == 1
     assert 1 not in passes[1:-1]
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_rows_that_rest_have_several_passes_at_once_though_these_are_padded(target, monkeypatch, joins):
+    """To the width of a pass before a row left, or of one with a prompt that joined: a round for each takes longer."""
+
+    def for_long(rests, rows, *_, **__):
+        for row in rows:
+            row.request.rest(rests.now, rests.now + 1000)
+
+    monkeypatch.setattr(Rests, "let", for_long)
+    widths, fit = [], PassWidths.fit
+    monkeypatch.setattr(
+        PassWidths, "fit", lambda own, tokens: widths.append((tokens, fit(own, tokens))) or widths[-1][1]
+    )
+    engine = Engine(target, "lookup", limits=Limits(plain_passes=4))
+    lengths, emitted = [12] + 3 * [60], []
+    for length in lengths:
+        engine.submit(PROMPTS[0], SamplingParams(temperature=0, max_new_tokens=length, ignore_eos=True))
+    joined = False
+    while engine.busy:
+        events = engine.step()
+        emitted.append([len(event.pieces) for _, event in events])
+        if joins and not joined and len(events) == 3:
+            joined = bool(
+                engine.submit([5, 6, 7, 8], SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True))
+            )
+    left = next(at for at, each in enumerate(emitted) if len(each) == 3)  # rounds after one with four rows
+    assert any(tokens == 3 and width > 3 for tokens, width in widths)
+    rounds = emitted[left:-1]
+    assert sum(1 in each for each in rounds) <= 2 * joins  # the prompt's round, and its request's first decision
+    assert max(map(max, rounds)) == 4
 
 
 def test_a_draft_model_is_not_called_in_rounds_in_which_it_drafts_nothing(target, hopeless, monkeypatch):

@@ -110,8 +110,8 @@ class Round:
 
     @property
     def is_rest(self) -> bool:
-        """Whether all rows rest, in a pass over nothing but their roots."""
-        return not self.turns and self.positions == len(self.sequences)
+        """Whether all rows rest."""
+        return not self.turns
 
 
 class Sleep:
@@ -144,7 +144,8 @@ class Sleep:
 
     def counts(self, current: Round, policy: Policy) -> bool:
         """Whether a round that is over was one of rest from which the policy learns nothing: it is told of it later."""
-        if not current.is_rest or current.changed or is_heard(policy.rounds + self._rested + 1):
+        padded = current.positions > len(current.sequences)
+        if not current.is_rest or padded or current.changed or is_heard(policy.rounds + self._rested + 1):
             return False
         self._rested += 1
         return True
@@ -158,7 +159,9 @@ class Sleep:
     def over(self, current: Round, policy: Policy, rounds: int, seconds: float) -> None:
         """So many rounds of rest went together, in so many seconds; the first of them was begun."""
         self.begin(rounds - 1)
-        policy.lessons.rested_together(rounds, len(current.sequences), seconds, changed=current.changed)
+        rows, changed = len(current.sequences), current.changed
+        padding = current.positions - rows
+        policy.lessons.rested_together(rounds, rows, seconds, padding=padding, changed=changed)
         self._rested += rounds
 
     def left(self, policy: Policy) -> int:

@@ -63,16 +63,28 @@ class Lessons:
         for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
 
-    def rested_together(self, passes: int, rows: int, seconds: float, *, changed: bool = False) -> None:
+    def rested_together(
+        self, passes: int, rows: int, seconds: float, *, padding: int = 0, changed: bool = False
+    ) -> None:
         """A round of several plain passes over so many roots is over; `rested` is told of it later.
 
-        Where the first pass was not as wide as the one before, what that takes is charged to the account that drafted
-        last, unless a prompt or other rows caused it.
+        What padding takes is charged to the account that drafted last, unless a prompt caused it; and so is a first
+        pass that was not as wide as the one before, unless other rows caused that.
+
+        Args:
+            passes: of the round.
+            rows: of each pass.
+            seconds: of the round.
+            padding: positions of its first pass beside the roots.
+            changed: this was not as wide as the pass before it.
         """
         costs = self.costs
-        if changed and not self._widened and rows == self._count:
-            self.guards[self.charged].settle(costs.change / costs.plain(rows), 0.0)
-        if costs.anchored and not self.given and not (changed and self._prompted):
+        if not self._widened:
+            lost = costs.change * (changed and rows == self._count)
+            if padding:
+                lost += passes * (costs.target(rows + padding) - costs.target(rows))
+            self.guards[self.charged].settle(lost / costs.plain(rows), 0.0)
+        if costs.anchored and not (self.given or padding or (changed and self._prompted)):
             each = (seconds * exp(-costs.drift.value) - costs.change * changed) / passes
             costs.together.record(rows, each / costs.target(rows), passes)
 
