@@ -88,12 +88,12 @@ def test_all_code_paths_give_the_same_numbers():
     for size in (1, 1000):
         with use_limits(Limits(scalar_uniforms=size)):
             assert uniforms_of_rows(seeds.tolist(), positions[:, 0].tolist(), streams) == rows.tolist()
-    for seed in seeds.tolist():
-        for first in (0, 7, 2**32 - 20, 2**40):
-            ahead = uniforms(torch.tensor([seed]), torch.arange(first, first + 40)[None], Stream.NEXT)[0].tolist()
-            for size in (1, 1000):
-                with use_limits(Limits(scalar_uniforms=size)):
-                    assert uniforms_ahead(seed, first, 40, int(Stream.NEXT)) == ahead
+    for first in (0, 7, 2**32 - 20, 2**40):
+        starts = torch.tensor([first, first + 3, 5])
+        ahead = uniforms(seeds, starts[:, None] + torch.arange(40), Stream.NEXT).tolist()
+        for size in (1, 1000):
+            with use_limits(Limits(scalar_uniforms=size)):
+                assert uniforms_ahead(seeds.tolist(), starts.tolist(), 40, int(Stream.NEXT)) == ahead
     flat = seeds.repeat_interleave(2), positions.reshape(-1)
     assert torch.equal(randomness._words(*flat, 251), randomness._words_cpu(*flat, 251))
 

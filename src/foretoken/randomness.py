@@ -113,12 +113,16 @@ def uniforms_of_rows(seeds: list[int], positions: list[int], streams: list[int])
     return found
 
 
-def uniforms_ahead(seed: int, position: int, count: int, stream: int) -> list[float]:
-    """`uniforms` of one row at so many positions from one on."""
-    if count <= current_limits().scalar_uniforms:
-        return [_uniform(seed, position + later, stream) for later in range(count)]
-    first, second, _, _ = philox((0, stream, *_halves(np.arange(position, position + count))), _halves(seed))
-    found: list[float] = (_unit_interval(first, second).astype(np.float64) * 2.0**-53).tolist()
+def uniforms_ahead(seeds: list[int], positions: list[int], count: int, stream: int) -> list[list[float]]:
+    """`uniforms` of some rows, of each at so many positions from its own on."""
+    if len(seeds) * count <= current_limits().scalar_uniforms:
+        return [
+            [_uniform(seed, position + later, stream) for later in range(count)]
+            for seed, position in zip(seeds, positions, strict=True)
+        ]
+    places = np.array(positions)[:, None] + np.arange(count)
+    first, second, _, _ = philox((0, stream, *_halves(places)), _halves(np.array(seeds, dtype=np.int64)[:, None]))
+    found: list[list[float]] = (_unit_interval(first, second).astype(np.float64) * 2.0**-53).tolist()
     return found
 
 

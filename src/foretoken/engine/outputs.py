@@ -70,8 +70,17 @@ class DecodeStats:
         total = sum(self.seconds.values())
         return self.emitted / total if total else 0.0
 
-    def record(self, depths: Iterable[int], accepted: int, emitted: int, predicted: int = 0, forced: int = 0) -> None:
-        """Count one round.
+    def record(
+        self,
+        depths: Iterable[int],
+        accepted: int,
+        emitted: int,
+        predicted: int = 0,
+        forced: int = 0,
+        *,
+        rounds: int = 1,
+    ) -> None:
+        """Count one round, or several without drafts.
 
         Args:
             depths: depth (1 = below the root) of each drafted token.
@@ -79,8 +88,9 @@ class DecodeStats:
             emitted: tokens that were added to the output.
             predicted: how many drafted tokens, a chain after the forced ones, came from the request's prediction.
             forced: how many of the first drafted tokens its grammar forced.
+            rounds: target passes.
         """
-        self.rounds += 1
+        self.rounds += rounds
         self.emitted += emitted
         self.accepted += accepted
         before = self.drafted

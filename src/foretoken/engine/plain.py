@@ -72,7 +72,7 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
         else:
             counts = members.to_slots(int_tensor([1] * len(rows)))
             for done in range(taking.most):
-                roots = int_tensor([[sequence.tokens[-1]] for sequence in members.sequences])
+                roots = int_tensor([[token] for token in taking.roots()])
                 above = int_tensor([[done - 1]] * len(rows))
                 logits = target.forward(members.to_slots(roots), members.to_slots(above), counts, cache).logits
                 if not taking.take(logits):
@@ -88,8 +88,8 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
 class Taking:
     """Takes the tokens of a round's passes, one pass after another, and hands them to the rows.
 
-    A row by itself that ends by its tokens alone gets them at the end of the round: all that is done between two passes
-    finds the processor's caches empty, and takes two to three times as long as in a row.
+    Rows that end by their tokens alone get them at the end of the round: all that is done between two passes finds the
+    processor's caches empty, and takes two to three times as long as in a row.
 
     Args:
         target: the model.
@@ -109,9 +109,10 @@ class Taking:
         self._members, self.most, self._clock = members, most, clock
         self._choose = _chooser(members, most)
         self._nothing = no_draft(len(members.rows), members.sampler.device)
-        self._later: list[int] = []  # tokens that a row by itself did not get yet
+        self._later: list[list[int]] = [[] for _ in members.rows]  # tokens that the rows did not get yet
+        self._by_token = all(row.ends_by_token for row in members.rows)
         chosen_on_cpu, self._moves = members.sampler.device.type == "cpu", target.device.type != "cpu"
-        alone = members.num_slots == 1 and chosen_on_cpu and members.rows[0].ends_by_token
+        alone = members.num_slots == 1 and chosen_on_cpu and self._by_token
         self._choose_one = self._choose.of_row if alone and self._choose is not None else None
         self.after_first: Callable[[Tensor, int], int] | None = None
         self.done = 0
@@ -121,6 +122,13 @@ class Taking:
     def by_token(self) -> bool:
         """Whether the tokens are those of a row by itself, chosen without a verdict and added in any number."""
         return self._choose_one is not None
+
+    def roots(self) -> list[int]:
+        """Each row's last token, whether it has got it or not."""
+        return [
+            later[-1] if later else sequence.tokens[-1]
+            for later, sequence in zip(self._later, self._members.sequences, strict=True)
+        ]
 
     def next_of_row(self, scores: Tensor) -> int | None:
         """`take` for a row by itself: the root of its next pass, None if there is to be none."""
@@ -132,10 +140,9 @@ class Taking:
             scores = self._members.logits(scores)
         token = self._choose_one(scores, self.done)
         if token is None:
-            self.hand_over()
             self._verify(scores)
             return None
-        self._later.append(token)
+        self._later[0].append(token)
         if not self.done and self.after_first is not None:
             self.most = min(self.most, 1 + self.after_first(scores, token))
         self.done += 1
@@ -149,18 +156,21 @@ class Taking:
         logits = self._members.logits(scores)
         tokens = self._choose(logits, self.done) if self._choose is not None else None
         if tokens is None:
-            usable = self._verify(logits)
+            goes_on = self._verify(logits)
         else:
-            usable = True
             clock.turn_to("other")
-            for row, token in zip(rows, tokens, strict=True):
-                emit_plain(row, (token,), more=self.done > 0)
+            for later, token in zip(self._later, tokens, strict=True):
+                later.append(token)
             self.done += 1
+            goes_on = not any(row.stops_at(token) for row, token in zip(rows, tokens, strict=True))
+            if not self._by_token:
+                self.hand_over()
         clock.turn_to("target")
-        return usable and self.done < self.most and not any(row.finished for row in rows)
+        return goes_on and self.done < self.most and not any(row.finished for row in rows)
 
     def _verify(self, logits: Tensor) -> bool:
         """Take the tokens of one more pass by its verdict: whether all of its scores are of use."""
+        self.hand_over()
         members = self._members
         matchers = [row.matcher for row in members.rows]
         verified = verify_round(members.groups, members.sequences, self._nothing, logits, matchers)
@@ -171,11 +181,12 @@ class Taking:
         return all(verified.usable)
 
     def hand_over(self) -> None:
-        """Give a row by itself the tokens that it did not get yet."""
+        """Give the rows the tokens that they did not get yet."""
         self._clock.turn_to("other")
-        if self._later:
-            emit_plain(self._members.rows[0], self._later)
-            self._later = []
+        for row, later in zip(self._members.rows, self._later, strict=True):
+            if later:
+                emit_plain(row, later, more=self.done > len(later))
+                later.clear()
 
 
 def _chooser(members: Membership, most: int) -> _Best | _Draws | None:
@@ -251,8 +262,7 @@ class _Draws:
     def _uniforms_of(self, done: int) -> list[float]:
         """Each row's uniform for the token after this pass: that of `verdict_uniforms` for a round without drafts."""
         if done < 2:  # one for the first pass, which may be the only one; then those of all others
-            self._uniforms = [
-                uniforms_ahead(seed, length + done, self._most - done if done else 1, int(Stream.NEXT))
-                for seed, length in zip(self._seeds, self._lengths, strict=True)
-            ]
+            count = self._most - done if done else 1
+            positions = [length + done for length in self._lengths]
+            self._uniforms = uniforms_ahead(self._seeds, positions, count, int(Stream.NEXT))
         return [own[max(done - 1, 0)] for own in self._uniforms]

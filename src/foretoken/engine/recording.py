@@ -51,8 +51,8 @@ _PLAIN: tuple[Origin, ...] = ("target",)
 
 def emit_plain(row: Row, tokens: AbstractSequence[int], *, more: bool = False) -> None:
     """Append tokens of the target's own to a row, each of a pass for which nothing was drafted; `more` as in `emit`."""
-    for _ in range(row.extend(tokens, _PLAIN * len(tokens), more=more)):
-        row.stats.record((), 0, 1)
+    taken = row.extend(tokens, _PLAIN * len(tokens), more=more)
+    row.stats.record((), 0, taken, rounds=taken)
 
 
 def emit(
