@@ -9,6 +9,7 @@ import pytest
 
 from foretoken.drafters.cascade_costs import Assumed, besides_of, passes_together
 from foretoken.drafters.cascade_rounds import Round, Sleep
+from foretoken.models.widths import PassWidths
 from foretoken.policy.acceptance import LOOKUP, MODEL
 from foretoken.policy.costs import ASKED_SECONDS, CALLED_SECONDS, ROUND_SECONDS, Costs, DrafterCosts
 from foretoken.policy.lines import Line
@@ -377,13 +378,38 @@ def test_padding_of_plain_passes_that_go_together_is_charged_to_who_drafted_last
         policy.lessons.learn([row], [1], 5, [], None)
     before, plain = policy.guards[1].balance, policy.costs.plain(1)
     each = policy.costs.target(5) - policy.costs.target(1)
-    policy.lessons.rested_together(3, 1, 3 * 0.5, padding=4)
+    policy.lessons.rested_together(3, 1, 3 * 0.5, padding=12)
     lost = 3 * each / plain if wide_by == "draft" else 0.0
     assert each > 0.3
     assert policy.guards[1].balance == pytest.approx(before - lost)
     assert policy.costs.plain(1) == plain
     policy.lessons.rested_together(3, 1, 3 * 0.5)
     assert policy.costs.plain(1) < plain
+
+
+@pytest.mark.parametrize("drafted", [1, 5])
+def test_plain_passes_are_charged_for_the_padding_that_they_had_not_for_what_was_planned(drafted):
+    """How many go together is not known when the first one is planned: many are not padded far."""
+    policy, widths, rows = policy_of((MODEL,), (False,)), PassWidths(28), 4
+    policy.costs.change = 0.5
+    drafting = [Row(policy.open(sampled=True), 100, [0], chosen=Choice(0, drafted)) for _ in range(rows)]
+    wide = widths.fit(rows * (1 + drafted))
+    policy.lessons.learn(drafting, [1 + drafted] * rows, wide, [(0, drafted, rows, 0, 0.2)], 1.0 + 0.1 * wide)
+    sequences = [Named() for _ in range(rows)]
+    sleep = Sleep(sequences, policy.rounds + 100)
+    planned = sleep.round(sequences, widths, policy)
+    assert planned.positions == wide
+    before, plain = policy.guards[1].balance, policy.costs.plain(rows)
+    widths.leave(rows, 6)
+    found = [widths.fit(rows) for _ in range(6)]
+    sleep.over(planned, policy, 6, 6 * 0.5, widths)
+    if drafted == 5:
+        assert found == [rows] * 6
+        lost = policy.costs.change
+    else:
+        assert found == [wide] * 6
+        lost = 6 * (policy.costs.target(wide) - policy.costs.target(rows))
+    assert policy.guards[1].balance == pytest.approx(before - lost / plain)
 
 
 def test_what_plain_passes_take_is_learnt_behind_drafts_too():

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import ByteFallback, Fuse, Sequence
 
@@ -110,6 +110,8 @@ class Counted:
     st.booleans(),
     st.sampled_from([(), ("he",), ("€", "b a")]),
 )
+@example([258, *ids("€ab")[1:]], ids("ab€")[:3], True, ())
+@example([*ids("€")[:1] * 8, 258, *ids("€ab")[1:]], [], True, ())
 def test_joined_strings_of_tokens_are_what_windows_of_them_are_decoded_to(tokens, prompt, skip_special, stop):
     """Invalid UTF-8, special tokens, and prompts that end inside a character among them."""
     joined, windows = (Detokenizer(Counted(joins), stop, prompt, skip_special) for joins in (True, False))

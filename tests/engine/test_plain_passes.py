@@ -467,6 +467,58 @@ def test_a_row_that_rests_behind_its_prompt_has_several_passes_at_once(hopeless,
     assert 1 not in passes[1:-1]
 
 
+@pytest.mark.parametrize("kind", ["greedy", "drawn"])
+def test_a_row_by_itself_whose_tokens_are_chosen_elsewhere_has_the_same(target, kind, monkeypatch):
+    """On an accelerator tokens may be chosen there, one pass after another."""
+    params = SamplingParams(max_new_tokens=20, seed=3, ignore_eos=True, **PARAMS[kind])
+    expected = Engine(target, None, limits=MANY).generate(PROMPTS[0], params).token_ids
+    made, found = plain.Taking.__init__, []
+
+    def elsewhere(taking, *arguments):
+        made(taking, *arguments)
+        found.append(taking._choose_one)
+        taking._choose_one = None
+
+    monkeypatch.setattr(plain.Taking, "__init__", elsewhere)
+    assert Engine(target, None, limits=MANY).generate(PROMPTS[0], params).token_ids == expected
+    assert found
+    assert None not in found
+
+
+def test_verdicts_of_plain_passes_count_as_verification(target, monkeypatch):
+    parts, verify = [], plain.verify_round
+    clocks = []
+    made = plain.Taking.__init__
+
+    def watched(*arguments):
+        parts.append(clocks[-1]._part)
+        return verify(*arguments)
+
+    monkeypatch.setattr(plain.Taking, "__init__", lambda own, *given: clocks.append(given[3]) or made(own, *given))
+    monkeypatch.setattr(plain, "verify_round", watched)
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True, **PARAMS["told"])
+    for prompts in (PROMPTS[:1], PROMPTS):
+        Engine(target, None, limits=MANY).generate(prompts, params)
+    assert set(parts) == {"verification"}
+
+
+def test_a_row_that_can_not_take_its_tokens_is_not_given_them_twice(target, monkeypatch):
+    calls, emit = [], plain.emit_plain
+
+    def fails(row, tokens, **options):
+        calls.append((row, list(tokens)))
+        if len(calls) == 1:
+            raise ValueError("no such token")
+        emit(row, tokens, **options)
+
+    monkeypatch.setattr(plain, "emit_plain", fails)
+    engine = Engine(target, None, limits=MANY)
+    with pytest.raises(ValueError, match="no such token"):
+        engine.generate(PROMPTS, SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, stop=["none"]))
+    assert calls
+    assert len({id(row) for row, _ in calls}) == len(calls)
+
+
 @pytest.mark.parametrize("joins", [False, True])
 def test_rows_that_rest_have_several_passes_at_once_though_these_are_padded(target, monkeypatch, joins):
     """To the width of a pass before a row left, or of one with a prompt that joined: a round for each takes longer."""

@@ -367,7 +367,7 @@ class Cascade(Drafter):
         """The rows rested for so many rounds."""
         now, self._round = self._round, None
         if now is not None:
-            self._sleep.over(now, self.policy, rounds, seconds)
+            self._sleep.over(now, self.policy, rounds, seconds, self._widths(self.hidden_layers))
             self._saved.after(self.policy, rounds)
 
     def _state(self, batch: Batch, row: int) -> State:

@@ -127,6 +127,7 @@ class Sleep:
         self, sequences: AbstractSequence[Sequence] = (), until: int = 0, alone: AbstractSequence[Request] = ()
     ) -> None:
         self._rows, self._until, self._alone = [ref(sequence) for sequence in sequences], until, alone
+        self._before = 0, 0  # padding and changes of width when the round began
         self._rested = 0  # rounds that the policy has not heard of: to tell it of each takes as long as to decide
 
     @classmethod
@@ -140,6 +141,7 @@ class Sleep:
         if widths is not None and size == 1:
             widths.leave(size, min(policy.passes, self.left(policy)))
         made.positions, made.changed = widths.plan(size, 0, alone=size == 1) if widths else (size, False)
+        self._before = (widths.padding, widths.changes) if widths else (0, 0)
         return made
 
     def counts(self, current: Round, policy: Policy) -> bool:
@@ -156,11 +158,17 @@ class Sleep:
             for _ in range(min(rounds, request.rests_alone)):
                 request.rest_alone()
 
-    def over(self, current: Round, policy: Policy, rounds: int, seconds: float) -> None:
-        """So many rounds of rest went together, in so many seconds; the first of them was begun."""
+    def over(
+        self, current: Round, policy: Policy, rounds: int, seconds: float, widths: PassWidths | None = None
+    ) -> None:
+        """So many rounds of rest went together, in so many seconds; the first of them was begun.
+
+        How wide their passes were is not what was planned for the first one, where it was not known how many there are.
+        """
         self.begin(rounds - 1)
-        rows, changed = len(current.sequences), current.changed
-        padding = current.positions - rows
+        padding, changed, rows = 0, current.changed, len(current.sequences)
+        if widths is not None:
+            padding, changed = widths.padding - self._before[0], widths.changes > self._before[1]
         policy.lessons.rested_together(rounds, rows, seconds, padding=padding, changed=changed)
         self._rested += rounds
 

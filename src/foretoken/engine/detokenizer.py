@@ -49,7 +49,7 @@ class Detokenizer:
             return ""
         settled = self._end == len(self._tokens)
         self._tokens.append(token)
-        if settled and self._joins and _BROKEN not in (text := self._text_of(token)):
+        if settled and self._joins and (text := self._text_of(token)) and _BROKEN not in text:
             self._pending += text
             self._start, self._end, self._before = self._end, len(self._tokens), None
             return self._release(check_stop)
@@ -127,7 +127,10 @@ _TEXTS: WeakKeyDictionary[Any, dict[bool, dict[int, str]]] = WeakKeyDictionary()
 
 
 def _texts_of(tokenizer: Any, skip_special: bool) -> dict[int, str]:
-    """The strings of single tokens that were decoded so far; all that use the tokenizer share them."""
+    """The strings of single tokens that were decoded so far; all that use the tokenizer share them.
+
+    They stay as they are: a tokenizer that has decoded is not to be changed.
+    """
     try:
         of_tokenizer = _TEXTS.setdefault(tokenizer, {})
     except TypeError:  # its objects have no hash, or no weak references

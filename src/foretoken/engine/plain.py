@@ -63,7 +63,7 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
     """
     rows = members.rows
     clock.turn_to("target")
-    # A drafter has planned the width of these passes; where there is none, a prompt may have left it wide.
+    # The pass before may have left the width of these wide: of several rows, or where there is no drafter to plan it.
     if (widths := target.pass_widths(())) is not None:
         widths.leave(len(rows), taking.most)
     try:
@@ -134,7 +134,7 @@ class Taking:
         """`take` for a row by itself: the root of its next pass, None if there is to be none."""
         row = self._members.rows[0]
         if self._choose_one is None:
-            return row.sequence.tokens[-1] if self.take(scores) else None
+            return self.roots()[0] if self.take(scores) else None
         self._clock.turn_to("verification")
         if self._moves:
             scores = self._members.logits(scores)
@@ -171,6 +171,7 @@ class Taking:
     def _verify(self, logits: Tensor) -> bool:
         """Take the tokens of one more pass by its verdict: whether all of its scores are of use."""
         self.hand_over()
+        self._clock.turn_to("verification")
         members = self._members
         matchers = [row.matcher for row in members.rows]
         verified = verify_round(members.groups, members.sequences, self._nothing, logits, matchers)
@@ -183,10 +184,10 @@ class Taking:
     def hand_over(self) -> None:
         """Give the rows the tokens that they did not get yet."""
         self._clock.turn_to("other")
-        for row, later in zip(self._members.rows, self._later, strict=True):
-            if later:
-                emit_plain(row, later, more=self.done > len(later))
-                later.clear()
+        for at, row in enumerate(self._members.rows):
+            tokens, self._later[at] = self._later[at], []  # so that one that fails is not given them twice
+            if tokens:
+                emit_plain(row, tokens, more=self.done > len(tokens))
 
 
 def _chooser(members: Membership, most: int) -> _Best | _Draws | None:

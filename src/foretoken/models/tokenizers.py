@@ -44,9 +44,11 @@ def joins_bytes(tokenizer: Any) -> bool:
     Of other tokenizers the first token of a string may lose its space, or tokens that are bytes become characters only
     beside others.
     """
-    known: bool | None = getattr(tokenizer, "joins_bytes", None)
-    if known is not None:
-        return known
+    own = getattr(tokenizer, "__dict__", {})
+    if "joins_bytes" in own:  # not another one's, which it passes on
+        return bool(own["joins_bytes"])
+    if "decode" in own or "_decode" in own:
+        return False
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     methods = (getattr(type(tokenizer), name, None) for name in ("decode", "_decode"))  # a class may have its own
     return type(decoder).__name__ == "ByteLevel" and all(

@@ -57,7 +57,7 @@ class Lessons:
         self.awake, self.charged = 0.0, 0
 
     def rested(self, rounds: int, rows: int) -> None:
-        """So many rounds are over in which all rows rested, with passes over nothing but their roots."""
+        """So many rounds are over in which all rows rested; what padding took was charged before, if there was any."""
         self.rests.now += rounds
         self._prompted, self._count = False, rows
         for guard in self.guards:
@@ -68,21 +68,22 @@ class Lessons:
     ) -> None:
         """A round of several plain passes over so many roots is over; `rested` is told of it later.
 
-        What padding takes is charged to the account that drafted last, unless a prompt caused it; and so is a first
-        pass that was not as wide as the one before, unless other rows caused that.
+        What padding takes is charged to the account that drafted last, unless a prompt or drafts of rows with accounts
+        of their own made the pass wide; and so is a pass that was not as wide as the one before, unless there were
+        other rows in it. That padding is due to a row that has left is not known.
 
         Args:
             passes: of the round.
             rows: of each pass.
             seconds: of the round.
-            padding: positions of its first pass beside the roots.
-            changed: this was not as wide as the pass before it.
+            padding: positions of all its passes beside the roots.
+            changed: one of them was not as wide as the pass before it.
         """
         costs = self.costs
         if not self._widened:
             lost = costs.change * (changed and rows == self._count)
             if padding:
-                lost += passes * (costs.target(rows + padding) - costs.target(rows))
+                lost += passes * (costs.target(rows + -(-padding // passes)) - costs.target(rows))
             self.guards[self.charged].settle(lost / costs.plain(rows), 0.0)
         if costs.anchored and not (self.given or padding or (changed and self._prompted)):
             each = (seconds * exp(-costs.drift.value) - costs.change * changed) / passes
