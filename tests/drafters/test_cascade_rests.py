@@ -410,6 +410,11 @@ def test_plain_passes_are_charged_for_the_padding_that_they_had_not_for_what_was
         assert found == [wide] * 6
         lost = 6 * (policy.costs.target(wide) - policy.costs.target(rows))
     assert policy.guards[1].balance == pytest.approx(before - lost / plain)
+    before, plain = policy.guards[1].balance, policy.costs.plain(rows)  # less, if that round was not padded
+    policy.lessons.rested_together(6, rows, 6 * 0.5, padding=6)
+    policy.lessons.rested_together(6, rows, 6 * 0.5, padding=3)
+    each = (policy.costs.target(rows + 1) - policy.costs.target(rows)) / plain
+    assert policy.guards[1].balance == pytest.approx(before - 9 * each)
 
 
 def test_what_plain_passes_take_is_learnt_behind_drafts_too():

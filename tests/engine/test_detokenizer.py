@@ -141,6 +141,22 @@ def test_which_tokenizers_join_bytes():
     pieces.backend_tokenizer.decoder = Sequence([ByteFallback(), Fuse()])
     own = Own(tokenizer_object=TOKENIZER.backend_tokenizer)
     assert [joins_bytes(one) for one in (TOKENIZER, pieces, own, FallsBackToBytes())] == [True, False, False, False]
+    changed, quick = byte_tokenizer(), Counted(joins_bytes=True)
+    assert joins_bytes(changed)
+    assert joins_bytes(quick)
+    for one in (changed, quick):
+        one.decode = lambda tokens, **options: "x"
+        assert not joins_bytes(one)
+
+    class PassesOn:
+        def __getattr__(self, name: str) -> object:
+            return getattr(Counted(joins_bytes=True), name)
+
+        def decode(self, tokens: list[int], **options: object) -> str:
+            return "x"
+
+    assert PassesOn().joins_bytes
+    assert not joins_bytes(PassesOn())
 
 
 def test_a_tokenizer_without_a_hash_is_served():

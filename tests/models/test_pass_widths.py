@@ -35,3 +35,19 @@ def test_a_batch_that_gets_smaller_by_a_row_keeps_its_width():
     widths = widths_behind(16)
     widths.leave(15, 12)
     assert widths.fit(15) == 16
+
+
+@pytest.mark.parametrize("least", [1, 4])
+def test_padding_and_changes_are_counted(least):
+    widths = widths_behind(10, least=least)
+    before = widths.padding, widths.changes
+    found = [widths.fit(1) for _ in range(5)]  # the last ones are as wide as the least
+    padding = 9 * found.count(10) + 7
+    assert set(found) == {10, least}
+    widths.fit(10)
+    widths.fit(3)
+    assert (widths.padding - before[0], widths.changes - before[1]) == (padding, 2)
+    widths.narrow = (1, 6)
+    for tokens in (1, 1, 4):
+        widths.narrow_for(tokens)
+    assert (widths.padding - before[0], widths.changes - before[1]) == (padding + 2, 4)

@@ -127,7 +127,7 @@ class Sleep:
         self, sequences: AbstractSequence[Sequence] = (), until: int = 0, alone: AbstractSequence[Request] = ()
     ) -> None:
         self._rows, self._until, self._alone = [ref(sequence) for sequence in sequences], until, alone
-        self._before = 0, 0  # padding and changes of width when the round began
+        self._at_begin = 0, 0  # padding and changes of width when the round began
         self._rested = 0  # rounds that the policy has not heard of: to tell it of each takes as long as to decide
 
     @classmethod
@@ -141,7 +141,7 @@ class Sleep:
         if widths is not None and size == 1:
             widths.leave(size, min(policy.passes, self.left(policy)))
         made.positions, made.changed = widths.plan(size, 0, alone=size == 1) if widths else (size, False)
-        self._before = (widths.padding, widths.changes) if widths else (0, 0)
+        self._at_begin = (widths.padding, widths.changes) if widths else (0, 0)
         return made
 
     def counts(self, current: Round, policy: Policy) -> bool:
@@ -164,11 +164,17 @@ class Sleep:
         """So many rounds of rest went together, in so many seconds; the first of them was begun.
 
         How wide their passes were is not what was planned for the first one, where it was not known how many there are.
+
+        Args:
+            current: the first one.
+            policy: is told.
+            rounds, seconds: as said.
+            widths: of these passes; None where they are not padded, and as wide as was planned.
         """
         self.begin(rounds - 1)
         padding, changed, rows = 0, current.changed, len(current.sequences)
         if widths is not None:
-            padding, changed = widths.padding - self._before[0], widths.changes > self._before[1]
+            padding, changed = widths.padding - self._at_begin[0], widths.changes > self._at_begin[1]
         policy.lessons.rested_together(rounds, rows, seconds, padding=padding, changed=changed)
         self._rested += rounds
 

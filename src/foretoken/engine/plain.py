@@ -77,7 +77,7 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
                 logits = target.forward(members.to_slots(roots), members.to_slots(above), counts, cache).logits
                 if not taking.take(logits):
                     break
-    finally:  # after an error, too, the rows have the tokens before it
+    finally:  # after an error of the target's, too, the rows have the tokens before it
         taking.hand_over()
     clock.turn_to("target")
     path = int_tensor([list(range(taking.done))] * len(rows))

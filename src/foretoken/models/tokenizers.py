@@ -45,10 +45,10 @@ def joins_bytes(tokenizer: Any) -> bool:
     beside others.
     """
     own = getattr(tokenizer, "__dict__", {})
-    if "joins_bytes" in own:  # not another one's, which it passes on
-        return bool(own["joins_bytes"])
     if "decode" in own or "_decode" in own:
         return False
+    if "joins_bytes" in own:  # not another one's, which it passes on
+        return bool(own["joins_bytes"])
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     methods = (getattr(type(tokenizer), name, None) for name in ("decode", "_decode"))  # a class may have its own
     return type(decoder).__name__ == "ByteLevel" and all(

@@ -46,8 +46,8 @@ class PassWidths:
 
     Attributes:
         last: the width of the last pass, narrow ones included; 0 before the first.
-        padding: tokens of padding in all passes so far.
-        changes: passes so far that were not as wide as the one before.
+        padding: tokens of padding in all passes so far, but those that are as wide as `least`; it only grows.
+        changes: passes so far that were not as wide as the one before; likewise.
         narrow: widths, in rising order, of which passes over one row have graphs of their own. A change between them
             costs something, too: each holds the weights once more, and those of one that ran before lie in the
             processor's caches. On one that keeps 32 MB there, passes of 17 MB of weights over 1 and 6 tokens took 0.66
@@ -123,8 +123,9 @@ class PassWidths:
 
     def fit(self, tokens: int) -> int:
         """The width of the next pass, over so many tokens."""
-        width, tokens = self.peek(tokens), max(tokens, self.least)
-        self.padding += width - tokens
+        width = self.peek(tokens)
+        self.padding += width - tokens if width > self.least else 0
+        tokens = max(tokens, self.least)
         self.changes += width != self.last
         if width == self.last and self._held < tokens < width:
             self._spent, self._most = self._would_spend(tokens), max(self._most, tokens)

@@ -70,7 +70,7 @@ class Lessons:
 
         What padding takes is charged to the account that drafted last, unless a prompt or drafts of rows with accounts
         of their own made the pass wide; and so is a pass that was not as wide as the one before, unless there were
-        other rows in it. That padding is due to a row that has left is not known.
+        other rows in it. Padding that a row has left is charged, too: it can't be told apart.
 
         Args:
             passes: of the round.
@@ -81,9 +81,10 @@ class Lessons:
         """
         costs = self.costs
         if not self._widened:
-            lost = costs.change * (changed and rows == self._count)
+            lost = costs.change if changed and rows == self._count else 0.0
             if padding:
-                lost += passes * (costs.target(rows + -(-padding // passes)) - costs.target(rows))
+                wider = -(-padding // passes)  # as many passes had so many as make up the padding
+                lost += padding / wider * max(costs.target(rows + wider) - costs.target(rows), 0.0)
             self.guards[self.charged].settle(lost / costs.plain(rows), 0.0)
         if costs.anchored and not (self.given or padding or (changed and self._prompted)):
             each = (seconds * exp(-costs.drift.value) - costs.change * changed) / passes

@@ -71,7 +71,8 @@ class NarrowGraphs:
         """The graph for a pass over these feeds; None if it is not one of few tokens of one row, or has no graph."""
         # Of several rows none fits, and what was planned for one row is over.
         tokens = len(feeds[0].tokens) if len(feeds) == 1 else WIDTHS[-1] + 1
-        return self._passes.get(self._widths.narrow_for(tokens))
+        width = self._widths.narrow_for(tokens)  # before the graphs are looked at: they may be made meanwhile
+        return self._passes.get(width)
 
     def for_tokens(self, tokens: int) -> CompiledGraph | None:
         """The graph for a pass over so many tokens of any rows; None for the usual one."""
