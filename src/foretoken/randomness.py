@@ -120,9 +120,8 @@ def uniforms_ahead(seeds: list[int], positions: list[int], count: int, stream: i
             [_uniform(seed, position + later, stream) for later in range(count)]
             for seed, position in zip(seeds, positions, strict=True)
         ]
-    places = np.array(positions)[:, None] + np.arange(count)
-    first, second, _, _ = philox((0, stream, *_halves(places)), _halves(np.array(seeds, dtype=np.int64)[:, None]))
-    found: list[list[float]] = (_unit_interval(first, second).astype(np.float64) * 2.0**-53).tolist()
+    places = torch.tensor(positions)[:, None] + torch.arange(count)
+    found: list[list[float]] = uniforms(torch.tensor(seeds), places, stream).tolist()
     return found
 
 

@@ -46,7 +46,7 @@ class PassWidths:
 
     Attributes:
         last: the width of the last pass, narrow ones included; 0 before the first.
-        padding: tokens of padding in all passes so far, but those that are as wide as `least`; it only grows.
+        padding: tokens of padding in all passes so far, without those of passes as wide as `least`; it only grows.
         changes: passes so far that were not as wide as the one before; likewise.
         narrow: widths, in rising order, of which passes over one row have graphs of their own. A change between them
             costs something, too: each holds the weights once more, and those of one that ran before lie in the
