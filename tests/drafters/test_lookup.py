@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from batches import VOCAB_SIZE, batch_of, chain_of, follow, paths, paths_of, sequence_of
 from foretoken.draft import Draft
 from foretoken.drafters import Lookup, NgramStorage, PromptLookup, Suffix, get
-from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations
+from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations, ends_as_before
 from foretoken.drafters.other_requests import OtherRequests, SharedPosition
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
@@ -318,3 +318,72 @@ def test_rows_for_which_no_draft_was_wanted_are_not_judged():
     drafter.propose(batch_of(sequence), [4])
     assert drafter.foreseen[sequence] == []
     assert before
+
+
+@given(tokens_of_few, st.integers(0, 5))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_whether_the_end_of_a_sequence_occurred_before(tokens, count):
+    end = tokens[len(tokens) - count :] if count <= len(tokens) else [-1]
+    expected = any(tokens[at : at + count] == end for at in range(len(tokens) - count))
+    assert ends_as_before(tokens, count) == (expected or not count)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.3, 0.5, 0.8, 0.95, 1.0])
+def test_the_shortest_match_behind_which_a_candidate_may_be_right(least):
+    """By rates that were measured in one class alone, and by those that it ships with."""
+    for judged in (False, True):
+        rates = AcceptanceRates()
+        known = Continuations(rates)
+        known.read([1, 2, 3, 4, 9, 1, 2, 3])
+        if judged:
+            for _ in range(200):
+                rates.judge(known.candidates(known.here()), 4)
+            assert rates.shortest(0.97) == 3
+        shortest = rates.shortest(least)
+        assert (shortest is None) == (least == 1.0)
+        for count in range(1, 14):
+            known = Continuations(rates)
+            known.read([*range(10, 10 + count), 5, *range(10, 10 + count)])
+            if known.chain(known.here(), 1, least)[0]:
+                assert shortest is not None
+                assert count >= shortest
+
+
+def _rounds_of(drafter: Lookup, least: float, trees: bool) -> list[list[list[int]]]:
+    """Drafts of the first rounds of several sequences, of which nothing is judged."""
+    random, drafts = Random(5), []
+    parts = [[random.randrange(30) for _ in range(random.randrange(1, 16))] for _ in range(24)]
+    sequences = [sequence_of([*part, *parts[0], *part]) for part in parts]
+    for sequence in sequences:
+        for _ in range(3):
+            batch = replace(batch_of(sequence, trees=trees), least=(least,))
+            drafts.append(paths(drafter.propose(batch, [6])))
+            sequence.tokens.append(random.choice([5, sequence.tokens[-len(sequence.tokens) // 2]]))
+    return drafts
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("least", [0.3, 0.6, 0.8, 0.9])
+def test_a_sequence_that_is_not_worth_reading_has_no_draft(least, trees, monkeypatch):
+    """As if it had been read; until then nothing of it is kept, and no round judges it."""
+    drafts = _rounds_of(Lookup(), least, trees)
+    read = [sum(map(len, draft)) > 0 for draft in drafts]
+    assert not all(read)
+    assert any(read)
+    monkeypatch.setattr("foretoken.drafters.lookup._Worth.reading", lambda *_: True)
+    assert _rounds_of(Lookup(), least, trees) == drafts
+
+
+def test_a_sequence_that_is_read_goes_on_being_read():
+    """Its runners-up may be likely where nothing can be copied."""
+    drafter, sequence = Lookup(), sequence_of([*range(10, 22), 5, *range(10, 22)])
+    batch = replace(batch_of(sequence), least=(0.9,))
+    assert drafter.propose(batch, [4]).tokens.tolist()[0] == [5, 10, 11, 12]
+    other = sequence_of([1, 2, 3, 1])
+    assert not drafter.propose(replace(batch_of(other), least=(0.9,)), [4]).width
+    assert drafter.propose(batch_of(other), [4]).width  # where every probability is worth it
+    follow(drafter, other, {1: [2, 3]}, drafter.propose(batch_of(other), [0]), False)
+    assert not drafter.foreseen[other]  # it was not asked for
+    drafter.propose(replace(batch_of(other), least=(0.9,)), [4])
+    follow(drafter, other, {2: [3, 1]}, Draft.from_lists([[]], batch.device), False)
+    assert len(drafter.foreseen[other]) == 1  # it was, and judged

@@ -16,6 +16,7 @@ before it is verified.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -89,6 +90,20 @@ _SUCCESSOR_CLASSES = tuple(
     tuple(_pack(_SUCCESSOR, bucket, rank, False, 0) for rank in range(SUCCESSORS)) for bucket in range(_LONGEST + 1)
 )
 
+_KEYS = tuple(
+    (
+        *_SUCCESSOR_CLASSES[bucket],
+        *(
+            _pack(_COPY, bucket, rank, several, agreement)
+            for rank in range(_COPIES if bucket else 0)
+            for several in (False, True)
+            for agreement in range(3)
+        ),
+    )
+    for bucket in range(_LONGEST + 1)
+)
+"""Classes by that of the match."""
+
 
 class AcceptanceRates:
     """How often candidates of each class were right, discounted: the past weighs less the longer ago it is.
@@ -112,6 +127,13 @@ class AcceptanceRates:
             rate = (right[key] + weight * rate) / (seen[key] + weight)
         return rate
 
+    def shortest(self, least: float) -> int | None:
+        """Length of the shortest matches behind which candidates may be right so often; None where there are none."""
+        for bucket, keys in enumerate(_KEYS):
+            if any(self.rate(key) >= least for key in keys):
+                return _BUCKETS.index(bucket) if bucket < _LONGEST else len(_BUCKETS)
+        return None
+
     def judge(self, candidates: Sequence[Candidate], token: int) -> int:
         """This token was the next one: all candidates that there were for it are right or wrong.
 
@@ -124,6 +146,19 @@ class AcceptanceRates:
                 right[key] = right[key] * keep + (one == token)
                 seen[key] = seen[key] * keep + 1.0
         return likeliest
+
+
+def ends_as_before(tokens: Sequence[int], count: int) -> bool:
+    """Whether the last `count` tokens stand next to each other somewhere before, overlaps included."""
+    if not count:
+        return True
+    end, at, last = tokens[-1], count - 1, tokens[len(tokens) - count :]
+    with suppress(ValueError):
+        while (at := tokens.index(end, at, len(tokens) - 1)) >= 0:
+            if tokens[at + 1 - count : at + 1] == last:
+                return True
+            at += 1
+    return False
 
 
 Candidate = tuple[int, int]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
 
 from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
-from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations
+from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations, ends_as_before
 from foretoken.drafters.other_requests import OtherRequests
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
@@ -58,13 +59,15 @@ class Lookup(Drafter):
         """The most probable chain or tree; empty where nothing like the end of the sequence occurred before."""
         rows: list[list[int]] = []
         parents: list[list[int]] = []
+        worth = _Worth(self._engine) if self._others is None else None
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
-            self._sequences[sequence].asked = limit > 0
-            if limit <= 0:  # looked at when it is asked for again
+            state, least = self._sequences[sequence], batch.least[row] if batch.least else 0.0
+            state.asked = limit > 0 and (state.known is not None or worth is None or worth.reading(sequence, least))
+            if not state.asked:  # looked at when it is asked for again
                 rows.append([])
                 parents.append([])
                 continue
-            known, least = self._continuations(batch, row), batch.least[row] if batch.least else 0.0
+            known = self._continuations(batch, row)
             if batch.takes_chosen_trees(row):
                 tokens, links, reached = known.tree(known.here(), limit, least)
             else:
@@ -136,6 +139,28 @@ class _State:
     def __init__(self) -> None:
         self.known: Continuations | None = None
         self.asked = True
+
+
+class _Worth:
+    """Which sequences are worth reading: to keep a prompt's tokens takes fifty times as long as to look for a match.
+
+    Args:
+        rates: measured, of greedy requests and of others.
+    """
+
+    def __init__(self, rates: Mapping[bool, AcceptanceRates]) -> None:
+        self._rates = rates
+        self._shortest: dict[tuple[bool, float], int | None] = {}
+
+    def reading(self, sequence: Sequence, least: float) -> bool:
+        """Whether what follows a match in there may be right with a probability of `least`."""
+        if least <= 0.0:
+            return True
+        kind = sequence.params.greedy, least
+        if kind not in self._shortest:
+            self._shortest[kind] = self._rates[sequence.params.greedy].shortest(least)
+        shortest = self._shortest[kind]
+        return shortest is not None and ends_as_before(sequence.context, shortest)
 
 
 def _likeliest(logits: Tensor, rows: AbstractSequence[int]) -> list[list[list[int]]]:

@@ -189,11 +189,12 @@ class Acceptance:
         engine: rates over all requests; fresh ones for requests that must not depend on others.
 
     Attributes:
+        engine: these rates.
         judged: chains that were recorded.
     """
 
     def __init__(self, engine: EngineRates) -> None:
-        self._engine = engine
+        self.engine = engine
         self._all = Factor()
         self._by_match: dict[int, Factor] = {}
         self.judged = 0
@@ -209,13 +210,16 @@ class Acceptance:
         factor, least = self._all.of(1.0, REQUEST_WEIGHT), 1.0 - _MOST
         if own := self._by_match.get(match):
             factor = own.of(factor, REQUEST_WEIGHT)
-        hazards = self._engine.hazards(max(match, 1), length, emitted)
+        hazards = self.engine.hazards(max(match, 1), length, emitted)
         reach = list(accumulate([1.0 - min(max(factor * hazard, least), 1.0) for hazard in hazards], mul))
-        return [self._engine.use * one for one in reach] if self._engine.kind.useless else reach
+        if not self.engine.kind.useless:
+            return reach
+        use = self.engine.use
+        return [use * one for one in reach]
 
     def tree(self, nodes: int) -> float:
         """Accepted tokens of a tree of so many nodes."""
-        return self._engine.kind.accepted(nodes) * self._all.of(self._engine.all.of(1.0, KIND_WEIGHT), REQUEST_WEIGHT)
+        return self.engine.kind.accepted(nodes) * self._all.of(self.engine.all.of(1.0, KIND_WEIGHT), REQUEST_WEIGHT)
 
     def record(self, tried: int, accepted: int, match: int = 0, emitted: int = BEGINNING) -> None:
         """Learn from a chain: its first `tried` tokens were judged, the first `accepted` of them accepted.
@@ -228,13 +232,13 @@ class Acceptance:
         if tried > 0:
             self.judged += 1
             level = max(match, 1)
-            expected = sum(self._engine.hazards(level, min(accepted + 1, tried), emitted))
+            expected = sum(self.engine.hazards(level, min(accepted + 1, tried), emitted))
             for one in (self._all, *((self._by_match.setdefault(match, Factor()),) if match else ())):
                 one.add(float(accepted < tried), expected, REQUEST_MEMORY)
-            self._engine.record(level, tried, accepted, emitted)
+            self.engine.record(level, tried, accepted, emitted)
 
     def record_tree(self, nodes: int, accepted: int) -> None:
         """Learn from a tree: how many nodes it had, and how many were accepted."""
-        expected = self._engine.kind.accepted(nodes)
+        expected = self.engine.kind.accepted(nodes)
         self._all.add(float(accepted), expected, REQUEST_MEMORY)
-        self._engine.all.add(float(accepted), expected, ENGINE_MEMORY)
+        self.engine.all.add(float(accepted), expected, ENGINE_MEMORY)

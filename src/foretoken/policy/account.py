@@ -157,6 +157,7 @@ class Runs:
         self._state = 2
         self._age = 0
         self._values: tuple[list[list[float]], float] | None = None  # of the last rounds
+        self._of_new: tuple[int, int, tuple[list[list[float]], float]] | None = None  # at an age, of a request's begin
         self.known = False
 
     def add(self, foreseen: Sequence[bool], memory: float = PACE) -> None:
@@ -182,7 +183,11 @@ class Runs:
             Behind the next token if it is foreseen; if it is not; behind one that is not foreseen and follows one that
             is; and tokens for each unforeseen one.
         """
-        if self._age < 4 * _REUSED or self._age % _REUSED == 0 or not self._values:
+        if not self.known:  # as it is of all others of which nothing is known
+            if above._of_new is None or above._of_new[:2] != (above._age, count):
+                above._of_new = above._age, count, self._worths(above, count)
+            self._values = above._of_new[2]
+        elif self._age < 4 * _REUSED or self._age % _REUSED == 0 or not self._values:
             self._values = self._worths(above, count)
         (foreseen, first, later), each = self._values
         return foreseen, (first if self._state == 0 else later), first, each

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import itemgetter, mul
+from operator import itemgetter
 
 from foretoken.policy.acceptance import BEGINNING, Kind
 from foretoken.policy.copies import Copies, lengths_of
 from foretoken.policy.costs import Costs, Table
-from foretoken.policy.options import Joint, Option
-from foretoken.policy.request import LARGEST, LENGTHS, LONGEST, NODES, PLAIN, Choice, Row
+from foretoken.policy.options import Chains, Joint, Option, may_pay
+from foretoken.policy.request import LARGEST, LONGEST, NODES, PLAIN, Choice, Row
 from foretoken.policy.widths import Widths, widths_from
 
 
@@ -35,6 +34,7 @@ class Decision:
 
     Attributes:
         width: of the pass, at least; 0 for none.
+        beyond: of several rows, that they are too many for any model (`may_pay`).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Decision:
         *,
         by_itself: bool = False,
     ) -> None:
-        self.rows, self.kinds, self.extends = rows, kinds, extends
+        self.rows, self.kinds, self.extends, self.beyond = rows, kinds, extends, False
         self.costs: Costs = rows[0].request.costs
         count = self.count = len(rows) + beside
         self.table: Table = self.costs.table(count, LARGEST)
@@ -68,12 +68,18 @@ class Decision:
             worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
             self.worths = [each[:3] for each in worths]
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
-        options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
         paces = [row.request.pace.of(row.request.above[0]) for row in rows]
         mean = count / (sum(1.0 / own for own in paces) + beside)  # rows that rest have a pace of 1
         for row, own in zip(rows, paces, strict=True):
             row.weight = (mean / own) ** 2
         self.base = (sum(row.weight for row in rows) + beside * mean**2) / count  # what a plain round emits
+        if models and count > 1:
+            token = max(row.weight for row in rows) * max((max(map(max, each)) for each in self.worths), default=1.0)
+            rho = max(self.base, mean) * count / plain  # at least
+            self.beyond = not any(may_pay(self.costs, at, kinds[at], count, rho, self.apart, token) for at in models)
+            models = () if self.beyond else models
+        self._chains = Chains()
+        options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
         models_pace = self._pace_of_models(options)
         if models_pace <= 1.0:
             pays_later = False
@@ -165,12 +171,8 @@ class Decision:
         if self.kinds[drafter].trees and row.trees:
             accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
             return [Option(nodes, right, right, right, right) for nodes, right in accepted]
-        longest = min(room, row.most, LONGEST)
-        reach = acceptance.reach(longest, emitted=row.request.emitted if emitted is None else emitted)
-        foreseen = here = behind = expected = [0.0, *accumulate(reach)]
-        if self.worths:
-            foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in self.worths[row_at])
-        return [Option(at, expected[at], foreseen[at], here[at], behind[at]) for at in LENGTHS if at <= longest]
+        longest, behind = min(room, row.most, LONGEST), row.request.emitted if emitted is None else emitted
+        return self._chains(acceptance, longest, behind, self.worths[row_at] if self.worths else None)
 
     def _pace_of_models(self, options: dict[int, list[list[Option]]]) -> float:
         """The best pace of any model alone; 1 if none beats plain decoding."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+from typing import Any, NamedTuple
 
-from foretoken.policy.request import Choice
+from foretoken.policy.acceptance import BEGINNING, Acceptance, Kind
+from foretoken.policy.costs import Costs
+from foretoken.policy.request import LARGEST, LENGTHS, NODES, Choice
 
 
 class Option(NamedTuple):
@@ -43,3 +48,57 @@ class Joint(NamedTuple):
     rho: float
     spent: float
     choices: list[Choice]
+
+
+def may_pay(costs: Costs, drafter: int, kind: Kind, rows: int, rho: float, apart: float, token: float) -> bool:
+    """Whether any draft of a model would pay if all its tokens were accepted, in all rows of a batch of several.
+
+    Args:
+        costs: of the rows.
+        drafter: the model.
+        kind: of it.
+        rows: of the batch.
+        rho: the least that a second costs, in tokens.
+        apart: seconds that a round with a draft takes besides its pass and calls.
+        token: the most that a draft's token is worth in a row.
+    """
+    table, share = costs.table(rows, LARGEST), (1.0 + costs.drafters[drafter].row * (rows - 1)) / rows
+    return any(
+        token * tokens > rho * (tokens * table.token + table.calls[drafter][tokens] * share + apart / rows)
+        for tokens in (NODES if kind.trees else LENGTHS)
+    )
+
+
+class Chains:
+    """A decision's drafts that are chains of a model: rows that it never drafted in are alike, and share theirs."""
+
+    def __init__(self) -> None:
+        self._of_new: dict[tuple[Any, ...], list[Option]] = {}
+
+    def __call__(
+        self, acceptance: Acceptance, longest: int, emitted: int, worths: Sequence[Sequence[float]] | None
+    ) -> list[Option]:
+        """Draft lengths, and accepted tokens of each.
+
+        Args:
+            acceptance: of the model in the row.
+            longest: draft.
+            emitted: tokens of the output.
+            worths: what tokens are worth (`foretoken.policy.account.Runs.worth`); None for 1.
+        """
+        if acceptance.judged:
+            return _chains(acceptance, longest, emitted, worths)
+        key = acceptance.engine, longest, min(emitted, BEGINNING), None if worths is None else tuple(map(id, worths))
+        if key not in self._of_new:
+            self._of_new[key] = _chains(acceptance, longest, emitted, worths)
+        return self._of_new[key]
+
+
+def _chains(
+    acceptance: Acceptance, longest: int, emitted: int, worths: Sequence[Sequence[float]] | None
+) -> list[Option]:
+    reach = acceptance.reach(longest, emitted=emitted)
+    foreseen = here = behind = expected = [0.0, *accumulate(reach)]
+    if worths is not None:
+        foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in worths)
+    return [Option(at, expected[at], foreseen[at], here[at], behind[at]) for at in LENGTHS if at <= longest]

@@ -218,7 +218,10 @@ class Policy:
         if kept is not None:
             return kept
         models = self._models if self.rests.considers else ()
-        width = Decision(shared, self.kinds, models, self.extends, widths, beside, self.lessons.charged).width
+        decision = Decision(shared, self.kinds, models, self.extends, widths, beside, self.lessons.charged)
+        width = decision.width
+        if models:
+            self.rests.too_many = len(shared) + beside if decision.beyond else 0
         if alone:
             self._kept.put(shared, self.rests.now, width, models)
         return width

@@ -90,11 +90,12 @@ class Rests:
     Attributes:
         now: the policy's round.
         considers: models are considered in it.
+        too_many: as many rows as no draft of a model can pay in (`Decision.beyond`), by the last decision; 0 for none.
     """
 
     def __init__(self, costs: Costs, models: Sequence[int], guard: Guard, passes: int = 1) -> None:
         self._costs, self._models, self._guard, self._passes = costs, models, guard, passes
-        self.now, self.considers = 0, True
+        self.now, self.considers, self.too_many = 0, True, 0
         self._considered, self._considered_rows = -1, 0  # the round in which they last were, and its rows
         self._rest_of_models = 0  # before which they are not considered, unless most requests are new, or have left
         self._idle = 0  # decisions in a row by which no row drafted
@@ -129,8 +130,15 @@ class Rests:
         shared = [request for request in requests if request.costs is self._costs]
         known = sum(request.considered == self._considered for request in shared)
         few = 2 * known <= max(len(shared), self._considered_rows)
-        self.considers = self.now >= self._rest_of_models or few
+        too_many = 0 < self.too_many <= len(requests)  # whoever they are
+        self.considers = self.now >= self._models_due(len(requests)) or (few and not too_many)
         return self.considers
+
+    def _models_due(self, count: int) -> int:
+        """The round before which models are not considered in so many rows, unless most requests are new, or left."""
+        if 4 * count < 3 * self.too_many:
+            return min(self._rest_of_models, self._considered + _LONG_REST)
+        return self._rest_of_models
 
     def _with_new(self, requests: Sequence[Request], rest: list[bool]) -> list[bool]:
         """The same where requests that begin in a large batch, of which all others rest, wait until those wake."""
@@ -156,7 +164,7 @@ class Rests:
         """The policy's round before which these requests all rest, as long as there are no others; they rest now."""
         shared = [request.rests_until for request in requests if request.costs is self._costs]
         if shared and self._models:
-            shared.append(self._rest_of_models)
+            shared.append(self._models_due(len(requests)))
         next_round = self.now + 1
         return min([*shared, *(next_round + request.rests_alone for request in self.alone(requests))])
 
@@ -194,10 +202,10 @@ class Rests:
             dear = deciding * exp(-costs.drift.value) / costs.target(len(rows))
             worth = (dear + time_apart(costs, count) / costs.target(count)) / (2.0 * SHARE)
             # Where no model pays, that stays so: plain rounds change nothing of what is expected of them.
-            hopeless = count == 1 and rows[0].hopeless == sys.maxsize
+            hopeless = self.too_many > 0 or (count == 1 and rows[0].hopeless == sys.maxsize)
             most = min(_HOPELESS_REST if hopeless else _LONG_REST, round(worth) - 1)
             least = min(_REST, len(rows) - 1)
-            looked_at = self._models if self._guard.spare > 0.0 else ()
+            looked_at = self._models if self._guard.spare > 0.0 and not self.too_many else ()
             for row in rows:
                 row.request.considered = now
                 dues = (row.request.looks[at].due for at in looked_at)
