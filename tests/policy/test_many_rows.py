@@ -97,11 +97,11 @@ def test_in_a_batch_that_is_too_large_new_requests_are_no_reason_to_consider_a_m
     for _ in range(96):
         requests = [*requests[1:], policy.open(sampled=False)]
         assert not any(row.chosen.drafter == 1 for row in decide(policy, requests, deciding=100.0))
-        considered += policy.rests._considered == policy.rounds - 1
+        considered += policy.rests._considered == policy.rounds
     assert considered <= 1  # requests were replaced twice, by halves four times
     few = requests[:24]
     assert decide(policy, few, deciding=100.0)  # in half as many it is considered at once
-    assert policy.rests._considered == policy.rounds - 1
+    assert policy.rests._considered == policy.rounds
 
 
 def test_where_the_batch_shrinks_models_are_considered_again():
