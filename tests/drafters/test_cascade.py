@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from batches import batch_of, follow, sequence_of
 from foretoken import load
 from foretoken.draft import Draft
 from foretoken.drafters import (
@@ -23,6 +24,7 @@ from foretoken.drafters import (
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError, ParameterError
 from foretoken.policy.costs import CALLED_SECONDS
+from foretoken.policy.policy import Policy
 from foretoken.sampling import SamplingParams
 from foretoken.verify import EnsembleVerifier
 from number_tokenizer import NumberTokenizer
@@ -460,3 +462,24 @@ def test_lookup_knows_the_tokens_that_a_model_drafted():
     for token in [*prompt, *following][: len(state.known)]:
         end = state.known.automaton.step(end, token)
         assert end >= 0
+
+
+def test_nothing_is_foreseen_in_a_sequence_that_is_not_worth_reading(monkeypatch):
+    """Which tokens lookups foresee is not learnt from sequences that copy alone."""
+
+    def ask(self, requests, beside=0):
+        for request in requests:
+            request.asked = True
+        return [0.9] * len(requests)
+
+    monkeypatch.setattr(Policy, "ask", ask)
+    cascade = Cascade([Lookup()])
+    for tokens, draft in (([1, 2, 3, 4], []), ([*range(12), 13, *range(12)], [13])):
+        sequence = sequence_of(tokens)
+        drafted = cascade.propose(batch_of(sequence), [1])
+        assert [tokens[:count] for tokens, _, count in zip(*drafted.listed, strict=True)] == [draft]
+        follow(cascade, sequence, {token: [token + 1] for token in range(20)}, drafted, False)
+        request = cascade._states[sequence].request
+        assert list(request.foreseen)[:1] == [False]
+        cascade.observe_seconds(1.0)
+        assert request.runs.known

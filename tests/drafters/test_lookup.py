@@ -340,12 +340,11 @@ def test_the_shortest_match_behind_which_a_candidate_may_be_right(least):
                 rates.judge(known.candidates(known.here()), 4)
             assert rates.shortest(0.97) == 3
         shortest = rates.shortest(least)
-        assert (shortest is None) == (least == 1.0)
+        assert (shortest == 10) == (least > (0.97 if judged else 0.9))
         for count in range(1, 14):
             known = Continuations(rates)
             known.read([*range(10, 10 + count), 5, *range(10, 10 + count)])
             if known.chain(known.here(), 1, least)[0]:
-                assert shortest is not None
                 assert count >= shortest
 
 
@@ -387,3 +386,48 @@ def test_a_sequence_that_is_read_goes_on_being_read():
     drafter.propose(replace(batch_of(other), least=(0.9,)), [4])
     follow(drafter, other, {2: [3, 1]}, Draft.from_lists([[]], batch.device), False)
     assert len(drafter.foreseen[other]) == 1  # it was, and judged
+
+
+def test_rates_that_became_low_rise_again():
+    """Whatever was measured, longest matches are looked for."""
+    drafter, least = Lookup(), 0.75
+    rates = drafter._engine[True]
+    for right, seen, *_ in rates._levels:
+        seen[:] = [100.0] * len(seen)
+        right[:] = [55.0] * len(right)
+    assert rates.shortest(least) == 10
+    drafted = []
+    for number in range(60):
+        period = [number % 7, 10 + number % 11, 22]
+        sequence = sequence_of(period * 4)
+        for _ in range(6):
+            batch = replace(batch_of(sequence), least=(least,))
+            draft = drafter.propose(batch, [4])
+            drafted.append(draft.width > 0)
+            following = {token: [after] for token, after in zip(period, [*period[1:], period[0]], strict=True)}
+            follow(drafter, sequence, following, draft, False)
+    assert not any(drafted[:12])
+    assert sum(drafted[-60:]) >= 45  # all but the first rounds of requests
+
+
+@pytest.mark.parametrize(("size", "read"), [(255, False), (256, False), (257, True)])
+def test_long_sequences_are_read_at_once(size, read):
+    """With the prompt, in whose round nothing else is measured; and those that have become long."""
+    drafter, sequence = Lookup(), sequence_of([number % 29 for number in range(size)])
+    sequence.tokens[-1] = 31
+    drafter.propose(replace(batch_of(sequence), least=(0.9,)), [4])
+    assert (drafter._sequences[sequence].known is not None) == read
+    source = sequence_of([31], [number % 29 for number in range(size - 1)])
+    drafter.propose(replace(batch_of(source), least=(0.9,)), [4])
+    assert (drafter._sequences[source].known is not None) == read
+
+
+def test_requests_whose_seed_must_give_one_output_are_read_whatever_others_taught():
+    drafter, sequence = Lookup(), sequence_of([1, 2, 3], temperature=1.0, seed=5)
+    drafter.propose(replace(batch_of(sequence), least=(0.9,), reproducible=(True,)), [4])
+    assert drafter._sequences[sequence].known is not None
+    drafter = Lookup(global_tokens=100)
+    drafter.propose(replace(batch_of(sequence_of([7, 1, 2, 3])), least=(0.9,)), [4])
+    other = sequence_of([5, 1, 2])
+    drafter.propose(replace(batch_of(other), least=(0.01,)), [4])
+    assert drafter._sequences[other].known is not None  # what it may copy is in other requests

@@ -134,3 +134,35 @@ def test_copies_are_drafted_in_a_batch_that_is_too_large_for_models():
     policy.choose(rows)
     assert policy.rests.too_many == 24
     assert all(row.chosen.drafter == 0 and row.chosen.tokens for row in rows)
+
+
+def test_rows_that_depend_on_no_other_do_not_count_in_how_many_are_too_many():
+    policy = policy_of(1.0, 2.0)
+    many = [policy.open(sampled=False) for _ in range(48)]
+    decide(policy, many, deciding=100.0)
+    assert policy.rests.too_many == 48
+    seeded = [policy.open(sampled=True, reproducible=True) for _ in range(46)]
+    few = [policy.open(sampled=False) for _ in range(2)]
+    policy.resting([*few, *seeded])
+    assert policy.rests.considers  # for the two
+
+
+def test_rows_that_copy_are_no_reason_not_to_consider_a_model_for_others():
+    """A second costs them more tokens."""
+    policy = policy_of(0.05, 2.0)
+    copying = [policy.open(sampled=False) for _ in range(8)]
+    for _ in range(100):
+        for request in copying:
+            request.pace.add(9.0, 1.0)
+            request.above[0].add(9.0, 1.0)
+    rows = [Row(request, 60, [0, 0, 0]) for request in copying]
+    policy.resting(copying)
+    policy.ask(copying)
+    policy.choose(rows)
+    assert not any(row.chosen.drafter == 1 for row in rows)
+    assert not policy.rests.too_many
+
+
+def test_calls_that_take_longer_with_each_row_may_pay_in_one_row():
+    costs = Costs(Line(10.0, 0.1), [FREE, DrafterCosts(Line(0.0, 0.2), row=20.0), FREE])
+    assert may_pay(costs, 1, MODEL, 8, 8 / costs.target(8), 0.0, 1.0)

@@ -304,7 +304,8 @@ class Cascade(Drafter):
                 for index in current.awake:
                     request = current.rows[index].request
                     if request.asked:
-                        request.foreseen = drafter.foreseen[current.sequences[index]]
+                        # Nothing was foreseen in a sequence that it has not read.
+                        request.foreseen = drafter.foreseen[current.sequences[index]] or request.foreseen
 
     def observe_hidden(
         self,

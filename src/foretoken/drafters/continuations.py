@@ -100,9 +100,9 @@ _KEYS = tuple(
             for agreement in range(3)
         ),
     )
-    for bucket in range(_LONGEST + 1)
+    for bucket in range(_LONGEST)
 )
-"""Classes by that of the match."""
+"""Classes by that of the match, all but the last."""
 
 
 class AcceptanceRates:
@@ -127,12 +127,15 @@ class AcceptanceRates:
             rate = (right[key] + weight * rate) / (seen[key] + weight)
         return rate
 
-    def shortest(self, least: float) -> int | None:
-        """Length of the shortest matches behind which candidates may be right so often; None where there are none."""
+    def shortest(self, least: float) -> int:
+        """Length of the shortest matches behind which a candidate may be right so often, by all but the longest ones.
+
+        Behind those one is always looked for, so that rates that have become low can rise again.
+        """
         for bucket, keys in enumerate(_KEYS):
             if any(self.rate(key) >= least for key in keys):
-                return _BUCKETS.index(bucket) if bucket < _LONGEST else len(_BUCKETS)
-        return None
+                return _BUCKETS.index(bucket)
+        return len(_BUCKETS)
 
     def judge(self, candidates: Sequence[Candidate], token: int) -> int:
         """This token was the next one: all candidates that there were for it are right or wrong.
@@ -150,8 +153,8 @@ class AcceptanceRates:
 
 def ends_as_before(tokens: Sequence[int], count: int) -> bool:
     """Whether the last `count` tokens stand next to each other somewhere before, overlaps included."""
-    if not count:
-        return True
+    if not count or count >= len(tokens):
+        return not count
     end, at, last = tokens[-1], count - 1, tokens[len(tokens) - count :]
     with suppress(ValueError):
         while (at := tokens.index(end, at, len(tokens) - 1)) >= 0:

@@ -18,6 +18,10 @@ from foretoken.sampling.vocabulary import topk
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
+_SHORT = 256
+"""Tokens of a sequence that may be left unread. To look for a match in so many takes up to 10 µs, in every round that
+asks. To read them takes 2 ms, for which a round behind the prompt's was not planned."""
+
 
 class Lookup(Drafter):
     """Drafts what most probably follows, from two sources that cost next to nothing.
@@ -59,10 +63,12 @@ class Lookup(Drafter):
         """The most probable chain or tree; empty where nothing like the end of the sequence occurred before."""
         rows: list[list[int]] = []
         parents: list[list[int]] = []
-        worth = _Worth(self._engine) if self._others is None else None
+        worth = _Worth(self._engine)
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
             state, least = self._sequences[sequence], batch.least[row] if batch.least else 0.0
-            state.asked = limit > 0 and (state.known is not None or worth is None or worth.reading(sequence, least))
+            read = state.known is not None or self._others is not None
+            read = read or bool(batch.reproducible and batch.reproducible[row])
+            state.asked = limit > 0 and (read or worth.reading(sequence, least))
             if not state.asked:  # looked at when it is asked for again
                 rows.append([])
                 parents.append([])
@@ -142,7 +148,7 @@ class _State:
 
 
 class _Worth:
-    """Which sequences are worth reading: to keep a prompt's tokens takes fifty times as long as to look for a match.
+    """Which sequences are worth reading: to keep a short one's tokens takes fifty times as long as a look.
 
     Args:
         rates: measured, of greedy requests and of others.
@@ -150,17 +156,16 @@ class _Worth:
 
     def __init__(self, rates: Mapping[bool, AcceptanceRates]) -> None:
         self._rates = rates
-        self._shortest: dict[tuple[bool, float], int | None] = {}
+        self._shortest: dict[tuple[bool, float], int] = {}
 
     def reading(self, sequence: Sequence, least: float) -> bool:
-        """Whether what follows a match in there may be right with a probability of `least`."""
-        if least <= 0.0:
+        """Whether what follows a match in there may be right with a probability of `least`; true of long ones."""
+        if least <= 0.0 or len(sequence.tokens) + len(sequence.source or ()) > _SHORT:
             return True
         kind = sequence.params.greedy, least
         if kind not in self._shortest:
             self._shortest[kind] = self._rates[sequence.params.greedy].shortest(least)
-        shortest = self._shortest[kind]
-        return shortest is not None and ends_as_before(sequence.context, shortest)
+        return ends_as_before(sequence.context, self._shortest[kind])
 
 
 def _likeliest(logits: Tensor, rows: AbstractSequence[int]) -> list[list[list[int]]]:

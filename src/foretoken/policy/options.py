@@ -53,6 +53,9 @@ class Joint(NamedTuple):
 def may_pay(costs: Costs, drafter: int, kind: Kind, rows: int, rho: float, apart: float, token: float) -> bool:
     """Whether any draft of a model would pay if all its tokens were accepted, in all rows of a batch of several.
 
+    A position is taken to cost what it does at least on average; behind a copy, or in a pass that is padded anyway, it
+    may cost less.
+
     Args:
         costs: of the rows.
         drafter: the model.
@@ -62,10 +65,10 @@ def may_pay(costs: Costs, drafter: int, kind: Kind, rows: int, rho: float, apart
         apart: seconds that a round with a draft takes besides its pass and calls.
         token: the most that a draft's token is worth in a row.
     """
-    table, share = costs.table(rows, LARGEST), (1.0 + costs.drafters[drafter].row * (rows - 1)) / rows
+    table, share = costs.table(rows, LARGEST), min((1.0 + costs.drafters[drafter].row * (rows - 1)) / rows, 1.0)
     return any(
         token * tokens > rho * (tokens * table.token + table.calls[drafter][tokens] * share + apart / rows)
-        for tokens in (NODES if kind.trees else LENGTHS)
+        for tokens in ((*LENGTHS, *NODES) if kind.trees else LENGTHS)
     )
 
 

@@ -130,8 +130,8 @@ class Rests:
         shared = [request for request in requests if request.costs is self._costs]
         known = sum(request.considered == self._considered for request in shared)
         few = 2 * known <= max(len(shared), self._considered_rows)
-        too_many = 0 < self.too_many <= len(requests)  # whoever they are
-        self.considers = self.now >= self._models_due(len(requests)) or (few and not too_many)
+        too_many = 0 < self.too_many <= len(shared)  # whoever they are
+        self.considers = self.now >= self._models_due(len(shared)) or (few and not too_many)
         return self.considers
 
     def _models_due(self, count: int) -> int:
@@ -164,7 +164,7 @@ class Rests:
         """The policy's round before which these requests all rest, as long as there are no others; they rest now."""
         shared = [request.rests_until for request in requests if request.costs is self._costs]
         if shared and self._models:
-            shared.append(self._models_due(len(requests)))
+            shared.append(self._models_due(len(shared)))
         next_round = self.now + 1
         return min([*shared, *(next_round + request.rests_alone for request in self.alone(requests))])
 
