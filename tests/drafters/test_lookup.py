@@ -411,12 +411,17 @@ def test_rates_that_became_low_rise_again():
 
 
 @pytest.mark.parametrize(("size", "read"), [(255, False), (256, False), (257, True)])
-def test_long_sequences_are_read_at_once(size, read):
-    """With the prompt, in whose round nothing else is measured; and those that have become long."""
+def test_long_prompts_are_read_at_once(size, read):
+    """With the prompt, in whose round nothing else is measured. Outputs become long in the same round in all rows."""
     drafter, sequence = Lookup(), sequence_of([number % 29 for number in range(size)])
     sequence.tokens[-1] = 31
     drafter.propose(replace(batch_of(sequence), least=(0.9,)), [4])
     assert (drafter._sequences[sequence].known is not None) == read
+    grown = Lookup()
+    other = sequence_of([31] * 9)
+    other.tokens += [*(number % 29 for number in range(300)), 30]
+    grown.propose(replace(batch_of(other), least=(0.9,)), [4])
+    assert grown._sequences[other].known is None
     source = sequence_of([31], [number % 29 for number in range(size - 1)])
     drafter.propose(replace(batch_of(source), least=(0.9,)), [4])
     assert (drafter._sequences[source].known is not None) == read

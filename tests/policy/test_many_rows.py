@@ -82,10 +82,10 @@ def test_what_tokens_are_worth_to_new_requests_follows_the_engine():
 def test_no_model_may_pay_where_its_tokens_cost_what_they_save():
     costs = policy_of(1.0, 2.0).costs
     rho = 64 / costs.target(64)  # a token in each row
-    assert may_pay(costs, 1, MODEL, 2, 2 / costs.target(2), 0.0, 1.0)
-    assert not may_pay(costs, 1, MODEL, 64, rho, 0.0, 1.0)
-    assert may_pay(costs, 1, MODEL, 64, rho, 0.0, 4.0)  # where tokens of some row are worth as much
-    assert not may_pay(costs, 1, MODEL, 2, 2 / costs.target(2), 1000.0, 1.0)
+    assert may_pay(costs, 1, MODEL, 2, 2 / costs.target(2), 1.0, 0.0)
+    assert not may_pay(costs, 1, MODEL, 64, rho, 1.0, 0.0)
+    assert may_pay(costs, 1, MODEL, 64, rho, 4.0, 0.0)  # where tokens of some row are worth as much
+    assert not may_pay(costs, 1, MODEL, 2, 2 / costs.target(2), 1.0, 1000.0)
 
 
 def test_in_a_batch_that_is_too_large_new_requests_are_no_reason_to_consider_a_model():
@@ -161,8 +161,9 @@ def test_rows_that_copy_are_no_reason_not_to_consider_a_model_for_others():
     policy.choose(rows)
     assert not any(row.chosen.drafter == 1 for row in rows)
     assert not policy.rests.too_many
+    assert policy.rests.sharing == 8
 
 
 def test_calls_that_take_longer_with_each_row_may_pay_in_one_row():
     costs = Costs(Line(10.0, 0.1), [FREE, DrafterCosts(Line(0.0, 0.2), row=20.0), FREE])
-    assert may_pay(costs, 1, MODEL, 8, 8 / costs.target(8), 0.0, 1.0)
+    assert may_pay(costs, 1, MODEL, 8, 8 / costs.target(8), 1.0, 0.0)

@@ -301,11 +301,12 @@ class Cascade(Drafter):
             elif current is not None and any(turns):
                 current.calls = [(*call[:4], call[4] + spent) if call[0] == at else call for call in current.calls]
             if current is not None and drafter.foreseen is not None:
-                for index in current.awake:
+                for index, count in zip(current.awake, current.emitted, strict=True):
                     request = current.rows[index].request
                     if request.asked:
-                        # Nothing was foreseen in a sequence that it has not read.
-                        request.foreseen = drafter.foreseen[current.sequences[index]] or request.foreseen
+                        # In a sequence that was not read nothing was foreseen but by a prediction.
+                        others = request.foreseen if any(request.foreseen) else [False] * count
+                        request.foreseen = drafter.foreseen[current.sequences[index]] or others
 
     def observe_hidden(
         self,

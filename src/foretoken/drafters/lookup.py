@@ -19,8 +19,8 @@ from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
 _SHORT = 256
-"""Tokens of a sequence that may be left unread. To look for a match in so many takes up to 10 µs, in every round that
-asks. To read them takes 2 ms, for which a round behind the prompt's was not planned."""
+"""Tokens of a prompt, source included, that may be left unread. To look for a match in so many takes some 10 µs, in
+every round that asks. Longer ones are read with their prompt's round: no later one is planned for that."""
 
 
 class Lookup(Drafter):
@@ -70,6 +70,7 @@ class Lookup(Drafter):
             read = read or bool(batch.reproducible and batch.reproducible[row])
             state.asked = limit > 0 and (read or worth.reading(sequence, least))
             if not state.asked:  # looked at when it is asked for again
+                self.foreseen[sequence] = []
                 rows.append([])
                 parents.append([])
                 continue
@@ -159,8 +160,8 @@ class _Worth:
         self._shortest: dict[tuple[bool, float], int] = {}
 
     def reading(self, sequence: Sequence, least: float) -> bool:
-        """Whether what follows a match in there may be right with a probability of `least`; true of long ones."""
-        if least <= 0.0 or len(sequence.tokens) + len(sequence.source or ()) > _SHORT:
+        """Whether what follows a match in there may be right with a probability of `least`; true of long prompts."""
+        if least <= 0.0 or sequence.prompt_length + len(sequence.source or ()) > _SHORT:
             return True
         kind = sequence.params.greedy, least
         if kind not in self._shortest:

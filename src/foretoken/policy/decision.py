@@ -76,9 +76,10 @@ class Decision:
         if models and count > 1:
             token = max((max(map(max, each)) for each in self.worths), default=1.0) * max(row.weight for row in rows)
             least = count / plain  # of ρ, whoever the rows are
-            if not self._may_pay(models, max(self.base, mean) * least, max(token, 1.0)):
-                self.beyond = not self._may_pay(models, least, 1.0)
-                models = ()
+            bounds = (max(self.base, mean) * least, max(token, 1.0)), (least, 1.0)
+            tries = [(at, rho, worth) for at in models for rho, worth in bounds]
+            self.beyond = not any(may_pay(self.costs, at, kinds[at], count, *one, self.apart) for at, *one in tries)
+            models = () if self.beyond else models
         self._chains = Chains()
         options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
         models_pace = self._pace_of_models(options)
@@ -163,9 +164,6 @@ class Decision:
                 values[width], serving[width] = value, best
         self.width = widths.next(values, last, self.rho * change)
         return serving[self.width]
-
-    def _may_pay(self, models: Sequence[int], rho: float, token: float) -> bool:
-        return any(may_pay(self.costs, at, self.kinds[at], self.count, rho, self.apart, token) for at in models)
 
     def _options(self, row_at: int, row: Row, drafter: int, emitted: int | None = None) -> list[Option]:
         """Draft lengths, and accepted tokens of each; behind other than the row's emitted tokens, if given."""

@@ -50,7 +50,7 @@ class Joint(NamedTuple):
     choices: list[Choice]
 
 
-def may_pay(costs: Costs, drafter: int, kind: Kind, rows: int, rho: float, apart: float, token: float) -> bool:
+def may_pay(costs: Costs, drafter: int, kind: Kind, rows: int, rho: float, token: float, apart: float) -> bool:
     """Whether any draft of a model would pay if all its tokens were accepted, in all rows of a batch of several.
 
     A position is taken to cost what it does at least on average; behind a copy, or in a pass that is padded anyway, it
@@ -62,8 +62,8 @@ def may_pay(costs: Costs, drafter: int, kind: Kind, rows: int, rho: float, apart
         kind: of it.
         rows: of the batch.
         rho: the least that a second costs, in tokens.
-        apart: seconds that a round with a draft takes besides its pass and calls.
         token: the most that a draft's token is worth in a row.
+        apart: seconds that a round with a draft takes besides its pass and calls.
     """
     table, share = costs.table(rows, LARGEST), min((1.0 + costs.drafters[drafter].row * (rows - 1)) / rows, 1.0)
     return any(

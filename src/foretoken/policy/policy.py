@@ -221,7 +221,7 @@ class Policy:
         decision = Decision(shared, self.kinds, models, self.extends, widths, beside, self.lessons.charged)
         width = decision.width
         if models:
-            self.rests.too_many = len(shared) + beside if decision.beyond else 0
+            self.rests.too_many = self.rests.sharing if decision.beyond else 0
         if alone:
             self._kept.put(shared, self.rests.now, width, models)
         return width

@@ -90,12 +90,13 @@ class Rests:
     Attributes:
         now: the policy's round.
         considers: models are considered in it.
-        too_many: as many rows as no draft of a model can pay in (`Decision.beyond`), by the last decision; 0 for none.
+        sharing: rows of the round that share costs.
+        too_many: as many of them as no draft of a model can pay in (`Decision.beyond`), by the last decision; else 0.
     """
 
     def __init__(self, costs: Costs, models: Sequence[int], guard: Guard, passes: int = 1) -> None:
         self._costs, self._models, self._guard, self._passes = costs, models, guard, passes
-        self.now, self.considers, self.too_many = 0, True, 0
+        self.now, self.considers, self.too_many, self.sharing = 0, True, 0, 0
         self._considered, self._considered_rows = -1, 0  # the round in which they last were, and its rows
         self._rest_of_models = 0  # before which they are not considered, unless most requests are new, or have left
         self._idle = 0  # decisions in a row by which no row drafted
@@ -128,6 +129,7 @@ class Rests:
     def _considers(self, requests: Sequence[Request]) -> bool:
         """Whether models are considered in this round; rows share their calls, so for all rows together."""
         shared = [request for request in requests if request.costs is self._costs]
+        self.sharing = len(shared)
         known = sum(request.considered == self._considered for request in shared)
         few = 2 * known <= max(len(shared), self._considered_rows)
         too_many = 0 < self.too_many <= len(shared)  # whoever they are
