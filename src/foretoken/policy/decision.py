@@ -77,8 +77,11 @@ class Decision:
             token = max((max(map(max, each)) for each in self.worths), default=1.0) * max(row.weight for row in rows)
             least = count / plain  # of ρ, whoever the rows are
             bounds = (max(self.base, mean) * least, max(token, 1.0)), (least, 1.0)
-            tries = [(at, rho, worth) for at in models for rho, worth in bounds]
-            self.beyond = not any(may_pay(self.costs, at, kinds[at], count, *one, self.apart) for at, *one in tries)
+            self.beyond = not any(
+                may_pay(self.costs, at, kinds[at], count, rho, worth, self.apart)
+                for at in models
+                for rho, worth in bounds
+            )
             models = () if self.beyond else models
         self._chains = Chains()
         options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
