@@ -176,8 +176,8 @@ class Decision:
         if self.kinds[drafter].trees and row.trees:
             accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
             return [Option(nodes, right, right, right, right) for nodes, right in accepted]
-        longest, behind = min(room, row.most, LONGEST), row.request.emitted if emitted is None else emitted
-        return self._chains(acceptance, longest, behind, self.worths[row_at] if self.worths else None)
+        longest, emitted = min(room, row.most, LONGEST), row.request.emitted if emitted is None else emitted
+        return self._chains(acceptance, longest, emitted, self.worths[row_at] if self.worths else None)
 
     def _pace_of_models(self, options: dict[int, list[list[Option]]]) -> float:
         """The best pace of any model alone; 1 if none beats plain decoding."""
