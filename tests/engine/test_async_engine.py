@@ -165,7 +165,7 @@ def test_a_reader_may_be_so_many_events_behind(most, ends):
 
 def test_a_request_may_wait_for_so_long(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("foretoken.engine.async_engine.monotonic", lambda: now[0])
+    monkeypatch.setattr("foretoken.engine.worker.monotonic", lambda: now[0])
     engine = make(GatedEngine, k=0, max_batch_size=1)
 
     async def main():
@@ -251,7 +251,7 @@ def test_rounds_behind_an_event_may_have_none_for_some_time(monkeypatch):
         assert [one[-1].completion.token_ids for one in given] == [one.token_ids for one in wanted]
         assert all(event.completion is None for one in given for event in one[:-1])
     moments = iter(range(1000))
-    monkeypatch.setattr("foretoken.engine.async_engine.monotonic", lambda: next(moments))  # a second a round
+    monkeypatch.setattr("foretoken.engine.worker.monotonic", lambda: next(moments))  # a second a round
     assert [len(one) for one in run(events(4.0))] == [2 + (one.stats.rounds - 2) // 4 for one in wanted]
 
 

@@ -48,7 +48,7 @@ def test_limits_have_ranges(wrong):
 
 def test_who_waits_for_too_long_is_told(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("foretoken.engine.async_engine.monotonic", lambda: now[0])
+    monkeypatch.setattr("foretoken.engine.worker.monotonic", lambda: now[0])
     engine = tiny_engine(GatedEngine, max_batch_size=1)
     with serving(engine, queue_seconds=5.0) as running, ThreadPoolExecutor(2) as pool:
         engine.let()

@@ -17,7 +17,7 @@ from foretoken.cli.screen import has_colour
 from foretoken.engine.outputs import DecodeStats, DraftedToken, Origin, Piece, StreamEvent, TokenLogprob
 
 if TYPE_CHECKING:
-    from foretoken.drafters import Drafter
+    from foretoken.engine.settings import DrafterNames
 
 STYLES: dict[Origin, str] = {"accepted": "green", "residual": "yellow", "bonus": "bright_blue", "target": ""}
 MEANINGS: dict[Origin, str] = {
@@ -205,7 +205,7 @@ _POSITIONS = 4
 """Positions of a draft that a summary shows: later ones are few drafts' alone."""
 
 
-def drafter_label(drafter: Drafter) -> str:
+def drafter_label(drafter: DrafterNames) -> str:
     """A drafter for people: of several in one cascade the names of all."""
     return " + ".join(dict.fromkeys(one.name for one in drafter.drafters)) or drafter.name
 

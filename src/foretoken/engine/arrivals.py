@@ -1,44 +1,59 @@
-"""What the engine's thread sends to tasks of event loops."""
+"""What the engine's thread sends to whoever asked: to tasks of event loops, or to another process."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 from foretoken.engine.outputs import StreamEvent
 from foretoken.engine.scheduler import Request
+
+
+class Delivery(Protocol):
+    """A way to callers, which many may share: what a round has for them is handed over at once."""
+
+    def deliver(self, sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> None:
+        """Hand over what is for the callers at its end; from the engine's thread.
+
+        Raises:
+            RuntimeError: they are gone.
+        """
 
 
 class Call:
     """A request as its caller sees it.
 
     Args:
-        arrivals: the caller's; its events come there.
+        delivery: the way to the caller.
         index: of the request, among the caller's.
         interval: least seconds between two events that are sent; the first and the last one always are. 0 for all of
             them, None for the last one alone.
         max_events: that the caller may be behind; None for any number.
     """
 
-    def __init__(self, arrivals: Arrivals, index: int, interval: float | None, max_events: int | None) -> None:
-        self.arrivals = arrivals
+    def __init__(self, delivery: Delivery, index: int, interval: float | None, max_events: int | None) -> None:
+        self.delivery = delivery
         self.index = index
         self.waits_until = inf
         """When it fails, on the clock of `time.monotonic`, if it has no row by then."""
         self.over = False
         """The caller has received the last event, or an error."""
         self.request: Request | None = None  # the thread's; None while nobody has submitted it
-        self._interval, self._next_at = interval, -inf  # on the clock of `time.monotonic`
+        self.interval, self._next_at = interval, -inf  # on the clock of `time.monotonic`
+        self.told_begun_at: float | None = None
+        """As `begun_at`, where the request is another process's and that has said so."""
         self._max_events = max_events
         self._sent = self._received = 0  # each counted on one thread
 
     def is_due(self, now: float) -> bool:
         """Whether an event that comes `now`, on the clock of `time.monotonic`, is sent if it is not the last one."""
-        if self._interval is None or now < self._next_at:
+        if self.interval is None or now < self._next_at:
             return False
-        self._next_at = now + self._interval
+        self._next_at = now + self.interval
         return True
 
     @property
@@ -52,22 +67,23 @@ class Call:
 
     @staticmethod
     def send_all(sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> list[Call]:
-        """From the thread to many callers; which ones' loops are not there any more to take it.
-
-        Each loop is woken once: it would wake for every event, and the thread wait each time until the loop lets it
-        go on.
-        """
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Call, StreamEvent | Exception]]] = {}
+        """From the thread to many callers; which ones are not there any more to take it."""
+        by_way: dict[Delivery, list[tuple[Call, StreamEvent | Exception]]] = {}
         for call, what in sent:
-            by_loop.setdefault(call.arrivals.loop, []).append((call, what))
+            by_way.setdefault(call.delivery, []).append((call, what))
             call._sent += 1
         gone: list[Call] = []
-        for loop, together in by_loop.items():
+        for way, together in by_way.items():
             try:
-                loop.call_soon_threadsafe(_arrive, together)
-            except RuntimeError:  # the loop was closed with the requests still running
+                way.deliver(together)
+            except RuntimeError:
                 gone += [call for call, _ in together]
         return gone
+
+    @property
+    def begun_at(self) -> float | None:
+        """When the request got a row, on the clock of `time.perf_counter`; None while it has had none."""
+        return self.told_begun_at if self.request is None else self.request.begun_at
 
     def receive(self, what: StreamEvent | Exception) -> None:
         """The caller takes it."""
@@ -75,8 +91,40 @@ class Call:
         self.over = isinstance(what, Exception) or what.completion is not None
 
 
+class TaskCall(Call):
+    """A request of a task in this process.
+
+    Args:
+        arrivals: the task's; its events come there.
+        index, interval, max_events: as for `Call`.
+    """
+
+    def __init__(self, arrivals: Arrivals, index: int, interval: float | None, max_events: int | None) -> None:
+        super().__init__(arrivals.delivery, index, interval, max_events)
+        self.arrivals = arrivals
+
+    def arrive(self, what: StreamEvent | Exception) -> None:
+        """To the task, from its own event loop."""
+        self._sent += 1
+        self.arrivals.put(self, what)
+
+
+@dataclass(frozen=True)
+class _LoopDelivery:
+    """To the tasks of an event loop, which wakes once: it would wake for every event, and the thread wait each time
+    until the loop lets it go on.
+    """
+
+    loop: asyncio.AbstractEventLoop
+
+    def deliver(self, sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> None:
+        """See `Delivery`; the loop was closed with the requests still running, where they are gone."""
+        self.loop.call_soon_threadsafe(_arrive, sent)
+
+
 def _arrive(sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> None:
     for call, what in sent:
+        assert isinstance(call, TaskCall)
         call.arrivals.put(call, what)
 
 
@@ -85,6 +133,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.delivery = _LoopDelivery(self.loop)
         self._arrived: deque[tuple[Call | None, StreamEvent | Exception]] = deque()  # None: of the task itself
         self._waits: asyncio.Future[None] | None = None  # the task does, until something comes
         self.at_once: Callable[[int, StreamEvent], bool] | None = None

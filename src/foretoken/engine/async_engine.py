@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
-from queue import Empty, SimpleQueue
-from threading import RLock, Thread, current_thread
-from time import monotonic
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
-from foretoken.engine.arrivals import Arrivals, Call
+from foretoken.engine.arrivals import Arrivals, TaskCall
 from foretoken.engine.engine import Engine
 from foretoken.engine.outputs import Completion, Occupancy, StreamEvent, TokenLogprob
 from foretoken.engine.prompt_scores import Scoring
 from foretoken.engine.prompts import Prompt
-from foretoken.engine.scheduler import Request
-from foretoken.engine.taken import give_back, take
-from foretoken.errors import ForetokenError, QueueTimeout, SlowConsumer
+from foretoken.engine.streams import Streams
+from foretoken.engine.worker import Worker
 from foretoken.policy.report import report
 from foretoken.sampling import SamplingParams
 from foretoken.sampling.params import check_integer, check_number
@@ -48,8 +44,7 @@ class AsyncEngine:
         if max_events is not None:
             check_integer("max_events", max_events, 1, cure="use None for no limit")
         self._max_events = max_events
-        take(engine)
-        self._worker = _Worker(engine, queue_seconds)
+        self._worker = Worker(engine, queue_seconds)
         # Also runs at the interpreter's exit, where a thread that is killed within a pass may crash the process.
         weakref.finalize(self, self._worker.stop)
 
@@ -71,7 +66,7 @@ class AsyncEngine:
             OutOfMemory: a round that the request took part in did not fit.
             ForetokenError: the engine is closed.
         """
-        call = Call(Arrivals(), 0, interval=None, max_events=None)
+        call = TaskCall(Arrivals(), 0, interval=None, max_events=None)
         self._worker.submit(call, prompt, params, {"stream": False, **settings})
         try:
             _, what = await call.arrivals.next()
@@ -124,9 +119,23 @@ class AsyncEngine:
         Raises:
             ForetokenError: the engine is closed.
         """
-        scoring = Scoring(prompt, top)
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[list[TokenLogprob]] = loop.create_future()
+
+        def arrive(found: list[TokenLogprob] | Exception) -> None:
+            if not result.done():
+                result.set_exception(found) if isinstance(found, Exception) else result.set_result(found)
+
+        def tell(found: list[TokenLogprob] | Exception) -> None:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(arrive, found)
+
+        scoring = Scoring(prompt, top, tell)
         self._worker.score(scoring)
-        return await scoring.result
+        try:
+            return await result
+        finally:
+            scoring.wanted = False
 
     @property
     def failure(self) -> Exception | None:
@@ -155,246 +164,3 @@ class AsyncEngine:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-class Streams:
-    """Requests of one task, whose events come to it in one queue; made by `AsyncEngine.streams`.
-
-    As a context manager it cancels, at its end, those that are not over.
-
-    Attributes:
-        left: requests whose last event was not received.
-    """
-
-    def __init__(self, worker: _Worker, max_events: int | None, interval: float) -> None:
-        self.left = 0
-        self._worker = worker
-        self._max_events, self._interval = max_events, interval
-        self._arrivals = Arrivals()
-        self._calls: list[Call] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for call in self._calls:
-            self._worker.cancel(call)
-
-    def submit(self, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> int:
-        """Have a prompt completed, see `AsyncEngine.stream`; the request's index, from 0.
-
-        Raises:
-            ForetokenError: the engine is closed.
-        """
-        call = Call(self._arrivals, len(self._calls), self._interval, self._max_events)
-        self._worker.submit(call, prompt, params, settings)
-        self._calls.append(call)
-        self.left += 1
-        return call.index
-
-    def take_at_once(self, take: Callable[[int, StreamEvent], bool]) -> None:
-        """Offer events that come while the task waits in `next`, see `Arrivals.at_once`; `next` gives all others."""
-        self._arrivals.at_once = take
-
-    def begun_at(self, index: int) -> float | None:
-        """When a request got a row, on the clock of `time.perf_counter`; None if it has had none."""
-        request = self._calls[index].request
-        return None if request is None else request.begun_at
-
-    def expire(self, seconds: float) -> None:
-        """Have `next` raise TimeoutError after so many seconds, behind what has come by then."""
-        self._timer = self._arrivals.loop.call_later(seconds, self._arrivals.put, None, TimeoutError())
-
-    async def next(self) -> tuple[int, StreamEvent | Exception]:
-        """The next event of any request, with the request's index; or the error that ended the request.
-
-        Raises:
-            TimeoutError: see `expire`; what was given to `take_at_once` raises its own errors here.
-        """
-        call, what = await self._arrivals.next()
-        if call is None:
-            assert isinstance(what, Exception)
-            raise what
-        self.left -= call.over
-        return call.index, what
-
-
-class _Worker:
-    """The thread that an engine's calls are made on. It has no reference to the `AsyncEngine`, which can be collected.
-
-    `submit`, `cancel` and `stop` are called from other threads and queue commands; all else runs on the thread.
-    """
-
-    def __init__(self, engine: Engine, queue_seconds: float | None) -> None:
-        self.engine = engine
-        self._queue_seconds = queue_seconds
-        self._waiting: dict[Call, None] = {}  # that may have no row yet, first come first
-        self._calls: dict[Request, Call] = {}  # of unfinished requests that were not cancelled
-        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: stop
-        # No request may be queued after the command to stop. Garbage collection can call `stop` and `cancel` at any
-        # point, even while this thread holds the lock: so it is reentrant, and `cancel` takes none.
-        self._lock = RLock()
-        self._closed = False
-        self.failure: Exception | None = None
-        self._thread: Thread | None = None
-
-    def submit(self, call: Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> None:
-        """Have a request decoded, which sends the call its events, or its error.
-
-        Raises:
-            ForetokenError: the thread was stopped.
-        """
-        self._command(partial(self._submit, call, prompt, params, settings))
-
-    def score(self, scoring: Scoring) -> None:
-        """Have a prompt scored.
-
-        Raises:
-            ForetokenError: the thread was stopped.
-        """
-        self._command(partial(self._score, scoring))
-
-    def _command(self, command: Callable[[], None]) -> None:
-        with self._lock:
-            if self.failure is not None:
-                raise ForetokenError(
-                    f"this AsyncEngine was ended by an error ({self.failure!r}): make another one, with a new Engine"
-                ) from self.failure
-            if self._closed:
-                raise ForetokenError("this AsyncEngine is closed: make another one")
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="foretoken-engine", daemon=True)
-                self._thread.start()
-            self._commands.put(command)
-
-    def cancel(self, call: Call) -> None:
-        """The caller has stopped waiting; no effect once it has received its last event."""
-        if not call.over:
-            self._commands.put(partial(self._cancel, call))
-
-    def stop(self) -> None:
-        """End the thread and all requests, and wait for that."""
-        with self._lock:
-            if not self._closed:
-                self._commands.put(None)
-                self._closed = True
-            thread = self._thread
-        if thread is not None and thread is not current_thread():
-            thread.join()
-        give_back(self.engine)
-
-    def _run(self) -> None:
-        try:
-            while True:
-                try:
-                    command = self._commands.get(block=not self.engine.busy)
-                except Empty:  # no commands are left, and there are requests to decode
-                    self._step()
-                    continue
-                if command is None:
-                    break
-                command()
-            self._end()
-        except Exception as error:
-            self._fail(error)
-
-    def _submit(self, call: Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> None:
-        try:
-            call.request = self.engine.submit(prompt, params, **settings)
-        except Exception as error:
-            call.send(error)
-        else:
-            self._calls[call.request] = call
-            if self._queue_seconds is not None:
-                call.waits_until = monotonic() + self._queue_seconds
-                self._waiting[call] = None
-
-    def _score(self, scoring: Scoring) -> None:
-        if scoring.step(self.engine.target):
-            return
-        if self.engine.busy:
-            self._step()
-        with self._lock:
-            if self._closed:
-                scoring.fail(ForetokenError("this AsyncEngine is closed: make another one"))
-            else:
-                self._commands.put(partial(self._score, scoring))
-
-    def _cancel(self, call: Call) -> None:
-        self._waiting.pop(call, None)
-        if call.request is not None and call.request in self._calls:
-            del self._calls[call.request]
-            call.request.cancel()
-
-    def _give_up_waiting(self) -> None:
-        """End the requests that have waited for too long; those that came first get rows first."""
-        while self._waiting:
-            call = next(iter(self._waiting))
-            assert call.request is not None
-            if call.request.begun_at is None:
-                if monotonic() < call.waits_until:
-                    break
-                call.send(
-                    QueueTimeout(
-                        f"no row became free within {self._queue_seconds:g} seconds: ask again later, or raise "
-                        "queue_seconds"
-                    )
-                )
-                self._cancel(call)
-            self._waiting.pop(call, None)
-
-    def _step(self) -> None:
-        self._give_up_waiting()
-        try:
-            events = self.engine.step()
-        except Exception as error:
-            ended = [request for request in self._calls if request.finished]
-            if not ended:  # not a round's error, which would have ended the running requests: it would recur for ever
-                raise
-            for request in ended:
-                self._calls.pop(request).send(error)
-            return
-        sent: list[tuple[Call, StreamEvent | Exception]] = []
-        now = monotonic()
-        for request, event in events:
-            call = self._calls.get(request)
-            if call is None or not (event.completion or call.is_due(now)):  # cancelled, or the event is left out
-                continue
-            if event.completion is not None:
-                del self._calls[request]
-                sent.append((call, event.completion.error or event))
-            elif call.is_behind:
-                slow = SlowConsumer("events are not read as fast as they come: read them, or raise max_events")
-                sent.append((call, slow))
-                self._cancel(call)
-            else:
-                sent.append((call, event))
-        for call in Call.send_all(sent):
-            self._cancel(call)
-
-    def _end(self) -> None:
-        """Cancel what is left, and leave the engine without requests."""
-        for request, call in self._calls.items():
-            request.cancel()
-            completion = request.completion
-            assert completion is not None
-            call.send(StreamEvent((), completion.stats, completion=completion))
-        self._calls.clear()
-        self._waiting.clear()
-        while self.engine.busy:
-            self.engine.step()
-
-    def _fail(self, error: Exception) -> None:
-        """The engine can't continue: all requests, and all that are submitted later, get this error."""
-        with self._lock:
-            self._closed, self.failure = True, error
-        while not self._commands.empty():
-            command = self._commands.get()
-            if command is not None:
-                command()
-        for call in self._calls.values():
-            call.send(error)
-        self._calls.clear()

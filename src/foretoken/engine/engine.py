@@ -357,6 +357,11 @@ class Engine:
         """There are submitted requests that are not finished, so that `step` has something to do."""
         return self._scheduler is not None and self._scheduler.busy
 
+    @property
+    def has_budget(self) -> bool:
+        """Whether the memory of KV caches has a limit."""
+        return self._loops.budget is not None
+
     def occupancy(self) -> Occupancy:
         """What the submitted requests take up; another thread may call it meanwhile."""
         if (scheduler := self._scheduler) is None:

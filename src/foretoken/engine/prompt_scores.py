@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import torch
 
@@ -63,23 +61,27 @@ class PromptScores:
 
 
 class Scoring:
-    """A prompt that a task waits to have scored by another thread; made on the task's event loop.
+    """A prompt that somebody waits to have scored by the engine's thread.
 
     Args:
         tokens: of the prompt.
         top: see `PromptScores`.
+        tell: is called with the scores, or with an error, on that thread.
+
+    Attributes:
+        wanted: set it to False to have the scoring end early.
     """
 
-    def __init__(self, tokens: Sequence[int], top: int) -> None:
+    def __init__(self, tokens: Sequence[int], top: int, tell: Callable[[list[TokenLogprob] | Exception], None]) -> None:
+        self.wanted = True
+        self.tell = tell
         self._tokens = tokens
         self._top = top
         self._scores: PromptScores | None = None
-        self._loop = asyncio.get_running_loop()
-        self.result: asyncio.Future[list[TokenLogprob]] = self._loop.create_future()
 
     def step(self, model: LanguageModel) -> bool:
         """One pass, on the engine's thread; whether that was the last one, or nobody waits any more."""
-        if self.result.cancelled():
+        if not self.wanted:
             return True
         try:
             with taking_turns([model]):  # other engines may have the same model
@@ -88,22 +90,9 @@ class Scoring:
                 if not self._scores.done:
                     self._scores.step()
         except Exception as error:
-            self.fail(error)
+            self.tell(error)
             return True
         if self._scores.done:
             release_threads()
-            found = self._scores.found
-            self._tell(lambda: self.result.set_result(found))
+            self.tell(self._scores.found)
         return self._scores.done
-
-    def fail(self, error: Exception) -> None:
-        """Have the task raise an error."""
-        self._tell(lambda: self.result.set_exception(error))
-
-    def _tell(self, tell: Callable[[], None]) -> None:
-        def unless_cancelled() -> None:
-            if not self.result.done():
-                tell()
-
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            self._loop.call_soon_threadsafe(unless_cancelled)

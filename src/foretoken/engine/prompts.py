@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
 
 from foretoken.errors import ParameterError, PromptError, PromptTooLong, shown
 from foretoken.limits import DEFAULT_LIMITS, Limits
-from foretoken.models.base import LanguageModel
 from foretoken.randomness import fresh_seed
 from foretoken.sampling import SamplingParams
 from foretoken.sequence import Sequence
@@ -27,7 +26,37 @@ PredictedOutput = str | AbstractSequence[int]
 """What a request's output is expected to be: a string, or token ids."""
 
 _SHRINKS = 4
-_LONGEST: WeakKeyDictionary[LanguageModel, int] = WeakKeyDictionary()
+
+
+class ReadsPrompts(Protocol):
+    """What prompts are made for: a target, or what is known of one that another process has. As `LanguageModel`."""
+
+    @property
+    def name(self) -> str:
+        """See `LanguageModel`."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """See `LanguageModel`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """See `LanguageModel`."""
+
+    @property
+    def max_length(self) -> int:
+        """See `LanguageModel`."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """See `LanguageModel`."""
+
+    @property
+    def decoder_start_token_id(self) -> int | None:
+        """See `LanguageModel`."""
+
+
+_LONGEST: WeakKeyDictionary[ReadsPrompts, int] = WeakKeyDictionary()
 """Of models whose longest token was asked for."""
 
 
@@ -65,7 +94,7 @@ def each_prediction(prediction: Any, count: int) -> AbstractSequence[Any]:
 
 
 def make_sequence(
-    model: LanguageModel,
+    model: ReadsPrompts,
     prompt: Prompt,
     params: SamplingParams,
     prediction: PredictedOutput | None = None,
@@ -103,7 +132,7 @@ def make_sequence(
     return Sequence(tokens, len(tokens), params, seed, prediction=predicted)
 
 
-def _check_params(model: LanguageModel, params: SamplingParams) -> None:
+def _check_params(model: ReadsPrompts, params: SamplingParams) -> None:
     bias, last = params.logit_bias or {}, model.vocab_size - 1
     for name, tokens in (("logit_bias", bias), ("stop_token_ids", params.stop_token_ids)):
         for token in tokens:
@@ -128,7 +157,7 @@ def _check_params(model: LanguageModel, params: SamplingParams) -> None:
 
 
 def encode(
-    model: LanguageModel, prompt: Prompt, tokenizer: Any = None, tools: list[dict[str, Any]] | None = None
+    model: ReadsPrompts, prompt: Prompt, tokenizer: Any = None, tools: list[dict[str, Any]] | None = None
 ) -> list[int]:
     """The prompt's tokens: strings get the special tokens that the tokenizer adds, token ids none.
 
@@ -158,7 +187,7 @@ def encode(
 
 
 def encode_prediction(
-    model: LanguageModel, prediction: PredictedOutput, tokenizer: Any = None, limits: Limits = DEFAULT_LIMITS
+    model: ReadsPrompts, prediction: PredictedOutput, tokenizer: Any = None, limits: Limits = DEFAULT_LIMITS
 ) -> tuple[int, ...]:
     """The tokens of a predicted output, without special tokens; none for an empty one.
 
@@ -191,7 +220,7 @@ def encode_prediction(
     return tuple(_checked(model, tokens, "prediction"))
 
 
-def _checked(model: LanguageModel, tokens: AbstractSequence[Any], name: str) -> list[int]:
+def _checked(model: ReadsPrompts, tokens: AbstractSequence[Any], name: str) -> list[int]:
     if tokens and all(type(token) is int for token in tokens) and 0 <= min(tokens) <= max(tokens) < model.vocab_size:
         return list(tokens)  # a prompt may be long, and is checked on the engine's thread
     for position, token in enumerate(tokens):
@@ -205,7 +234,7 @@ def _checked(model: LanguageModel, tokens: AbstractSequence[Any], name: str) -> 
     return list(map(int, tokens))
 
 
-def _chat(model: LanguageModel, messages: Any, tokenizer: Any, tools: list[dict[str, Any]] | None) -> list[int]:
+def _chat(model: ReadsPrompts, messages: Any, tokenizer: Any, tools: list[dict[str, Any]] | None) -> list[int]:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
             raise PromptError(f"chat message {index} is {shown(message)}: it needs the keys 'role' and 'content'")
@@ -242,7 +271,7 @@ def _chat(model: LanguageModel, messages: Any, tokenizer: Any, tools: list[dict[
     return tokens
 
 
-def _check_size(model: LanguageModel, tokenizer: Any, text: str, name: str, most: int) -> None:
+def _check_size(model: ReadsPrompts, tokenizer: Any, text: str, name: str, most: int) -> None:
     """Refuse a string that is far too long before it is tokenized, which takes seconds for some megabytes.
 
     Raises:
@@ -256,7 +285,7 @@ def _check_size(model: LanguageModel, tokenizer: Any, text: str, name: str, most
         )
 
 
-def _longest_token(model: LanguageModel, tokenizer: Any) -> int:
+def _longest_token(model: ReadsPrompts, tokenizer: Any) -> int:
     """Characters of the longest token; `tokenizer` is the model's, or this thread's copy of it."""
     found = _LONGEST.get(model)
     if found is None:
@@ -274,7 +303,7 @@ def _check_text(text: str, name: str) -> None:
         ) from error
 
 
-def _check_tokenizer(model: LanguageModel) -> None:
+def _check_tokenizer(model: ReadsPrompts) -> None:
     if model.tokenizer is None:
         raise PromptError(
             f"{model.name} was loaded without a tokenizer: load it with one, foretoken.load(model, tokenizer=…), or "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from zlib import crc32
 
 from foretoken.drafters import Drafter, NoDrafter, is_name
-from foretoken.drafters.tree_plan import KINDS, plan_of
+from foretoken.drafters.tree_plan import KINDS, TreePlan, plan_of
 from foretoken.errors import ParameterError, did_you_mean, shown
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models import LanguageModel, load
@@ -32,7 +33,23 @@ def check_num_speculative_tokens(value: Any) -> int | Literal["auto"]:
     )
 
 
-def check_drafter_choice(name: Any, drafter: Drafter) -> frozenset[str] | None:
+class DrafterNames(Protocol):
+    """What requests may choose by: a drafter, or what is known of one that another process has. As `Drafter`."""
+
+    @property
+    def name(self) -> str:
+        """See `Drafter`."""
+
+    @property
+    def tree(self) -> TreePlan | None:
+        """See `Drafter`."""
+
+    @property
+    def drafters(self) -> Sequence[DrafterNames]:
+        """See `Drafter`."""
+
+
+def check_drafter_choice(name: Any, drafter: DrafterNames) -> frozenset[str] | None:
     """The names of those of an engine's drafters that a request lets draft; None for all.
 
     Args:
@@ -55,7 +72,7 @@ def check_drafter_choice(name: Any, drafter: Drafter) -> frozenset[str] | None:
     )
 
 
-def check_tree_choice(tree: Any, drafter: Drafter) -> bool:
+def check_tree_choice(tree: Any, drafter: DrafterNames) -> bool:
     """Whether a request's drafts must be chains.
 
     Args:

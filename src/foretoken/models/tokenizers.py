@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +111,17 @@ def _from_pretrained(source: Path | str, hub: dict[str, Any]) -> Any:
     """`AutoTokenizer.from_pretrained`, without its imports where a folder's files name the class that it would find."""
     generic = isinstance(source, Path) and _is_generic(source)
 
-    def load_whole() -> Any:
-        with quiet_transformers():
-            import transformers
-
-            kind = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
-            return kind.from_pretrained(str(source), **hub)
-
+    load_whole = partial(_load_whole, str(source), generic, hub)  # no closure: tokenizers go to other processes
     quick = quick_tokenizer(source, load_whole) if generic and isinstance(source, Path) else None
     return load_whole() if quick is None else quick
+
+
+def _load_whole(source: str, generic: bool, hub: dict[str, Any]) -> Any:
+    with quiet_transformers():
+        import transformers
+
+        kind = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
+        return kind.from_pretrained(source, **hub)
 
 
 def _is_generic(folder: Path) -> bool:

@@ -12,6 +12,7 @@ import foretoken
 from foretoken.engine.engine import Engine
 from foretoken.serve import body as bodies
 from foretoken.serve.auth import ApiKeys
+from foretoken.serve.decoding import Decoding, DecodingHere
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.gate import Gate
 from foretoken.serve.handlers import METRICS_TYPE, answer_errors, cors_options
@@ -25,20 +26,24 @@ from foretoken.serve.service import Service
 from foretoken.serve.settings import ServeSettings
 
 
-def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
+def create_app(engine: Engine | Decoding, settings: ServeSettings) -> FastAPI:
     """The server as an ASGI application, for uvicorn or any other ASGI server.
 
     Args:
-        engine: what decodes. It belongs to the application until that is shut down.
+        engine: what decodes: in this process, or a `Decoding` of another one. It belongs to the application until that
+            is shut down.
         settings: what the server allows.
 
     Returns:
         The application; its `Service` is ``app.state.service``.
     """
+    if isinstance(engine, Engine):
+        engine = DecodingHere(engine, queue_seconds=settings.queue_seconds, max_events=settings.max_backlog)
     service = Service(engine, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await engine.open()
         yield
         await service.aclose()
 
@@ -89,6 +94,7 @@ def _status_routes(service: Service) -> APIRouter:
         return json_response({"version": foretoken.__version__})
 
     async def metrics() -> Response:
+        await service.engine.refresh()
         return Response(service.metrics.text(), media_type=METRICS_TYPE)
 
     router.add_api_route("/v1/models", models)

@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.outputs import DecodeStats, StreamEvent
+from foretoken.serve.decoding import Decoding
 from foretoken.serve.progress import PLAIN_ROUND
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -117,7 +117,7 @@ class Metrics:
         engine: what decodes.
     """
 
-    def __init__(self, model: str, engine: AsyncEngine) -> None:
+    def __init__(self, model: str, engine: Decoding) -> None:
         self._registry = CollectorRegistry()
         self._labels = model, "0"
         self._counts = Counts(*self._labels)
@@ -179,7 +179,7 @@ class Metrics:
         self._responses[str(status),].inc()
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """All of it, in Prometheus' text format; of what the engine knows, as it was when it was refreshed."""
         return generate_latest(self._registry)
 
     def _gauge(self, name: str, help_text: str) -> Gauge:

@@ -90,6 +90,7 @@ def page_api_routes(service: Service) -> APIRouter:
             return EventStream(events, held.pop_all(), settings.send_seconds)
 
     async def status() -> Response:
+        await service.engine.refresh()
         return json_response({**_served(service), **_live(service)})
 
     router.add_api_route("/v1/foretoken/trace", trace, methods=["POST"])

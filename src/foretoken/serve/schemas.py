@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from foretoken.drafters import Drafter
+from foretoken.engine.settings import DrafterNames
 from foretoken.errors import ForetokenError, shown
 from foretoken.sampling import Grammar, SamplingParams
 from foretoken.sampling.params import check_integer
@@ -63,7 +63,7 @@ class Controls(Strict):
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
 
-    def engine_settings(self, drafter: Drafter) -> dict[str, Any]:
+    def engine_settings(self, drafter: DrafterNames) -> dict[str, Any]:
         """Further arguments of `Engine.submit`.
 
         Args:

@@ -11,11 +11,11 @@ from functools import lru_cache, partial
 from time import time
 from typing import Any
 
-from foretoken.engine.async_engine import AsyncEngine, Streams
-from foretoken.engine.engine import Engine
 from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
+from foretoken.engine.streams import Streams
 from foretoken.sampling import SamplingParams
 from foretoken.serve.admission import Admission
+from foretoken.serve.decoding import Decoding
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.figures import Figures
 from foretoken.serve.metrics import Metrics, Watch
@@ -43,32 +43,25 @@ class Service:
         ModelError: the tokenizer's response template can't be used.
     """
 
-    def __init__(self, engine: Engine, settings: ServeSettings) -> None:
+    def __init__(self, engine: Decoding, settings: ServeSettings) -> None:
+        facts = engine.facts
         self.settings = settings
-        self.target = engine.target
+        self.engine = engine
+        self.target = facts.target
         self.sampling_defaults = self.target.sampling_defaults if settings.sampling_defaults == "model" else {}
         """Of requests that do not say how they are sampled."""
-        self.drafter = engine.drafter
+        self.drafter = facts.drafter
         self.created = int(time())
         self.response_template = read_template(self.target.tokenizer)
         """What answers look like, as transformers' parser takes it; None where the tokenizer does not say."""
         self.tokenizing = Tokenizing(engine)
-        self.admission = Admission(engine.max_batch_size, settings.max_queue)
-        self.engine = AsyncEngine(engine, queue_seconds=settings.queue_seconds, max_events=settings.max_backlog)
-        self.metrics = Metrics(settings.model, self.engine)
+        self.admission = Admission(facts.max_batch_size, settings.max_queue)
+        self.metrics = Metrics(settings.model, engine)
         self.figures = Figures()
-        self.served = {
-            "drafter": engine.drafter.name,
-            "drafters": list(dict.fromkeys([engine.drafter.name, *(one.name for one in engine.drafter.drafters)])),
-            "verifier": engine.verifier.name,
-            "num_speculative_tokens": engine.num_speculative_tokens,
-            "trees": engine.drafter.trees and engine.target.supports_trees,
-            "max_batch_size": engine.max_batch_size,
-        }
+        self.served = facts.served
         """The engine's settings that requests may ask for."""
         self.tokenizer = tokenizer = copy.deepcopy(self.target.tokenizer)
         """The event loop's own, of the target; None for one without."""
-        self._grammars = engine.grammars
         self.token_text = lru_cache(maxsize=self.target.vocab_size)(
             lambda token: "" if tokenizer is None else str(tokenizer.decode([token]))
         )
@@ -78,7 +71,7 @@ class Service:
 
     def _bytes_of(self, token: int) -> bytes:
         text = self.token_text(token)
-        known = self._grammars.token_bytes(token) if _REPLACEMENT in text else None  # bytes of a part of a character
+        known = self.engine.token_bytes(token) if _REPLACEMENT in text else None  # bytes of a part of a character
         return text.encode() if known is None else known
 
     @property

@@ -7,8 +7,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from foretoken import verify
-from foretoken.drafters import Drafter
-from foretoken.engine.settings import check_drafter_choice, check_num_speculative_tokens, check_tree_choice
+from foretoken.engine.settings import (
+    DrafterNames,
+    check_drafter_choice,
+    check_num_speculative_tokens,
+    check_tree_choice,
+)
 from foretoken.errors import ForetokenError
 from foretoken.serve.errors import ApiError
 
@@ -34,7 +38,7 @@ class Speculation(Strict):
     tree: str | None = None
     verifier: str | None = None
 
-    def settings(self, drafter: Drafter) -> dict[str, Any]:
+    def settings(self, drafter: DrafterNames) -> dict[str, Any]:
         """As `Engine.submit` takes them.
 
         Args:

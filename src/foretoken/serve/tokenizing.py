@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from foretoken.engine.engine import Engine
 from foretoken.engine.prompts import Prompt, encode, encode_prediction
 from foretoken.errors import GrammarError
 from foretoken.sampling import Grammar, SamplingParams
 from foretoken.serve.calls import OutputParser, Parsed
+from foretoken.serve.decoding import Decoding
 from foretoken.serve.errors import ApiError
 
 _THREADS = 2
@@ -27,9 +27,9 @@ class Tokenizing:
         engine: what the prompts are for.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Decoding) -> None:
         self._engine = engine
-        self._original = copy.deepcopy(engine.target.tokenizer)  # before the engine's thread uses it
+        self._original = copy.deepcopy(engine.facts.target.tokenizer)  # before the engine's thread uses it
         self._copying = threading.Lock()
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(_THREADS, "foretoken-tokenizer")
@@ -102,7 +102,7 @@ class Tokenizing:
         if grammar is None:
             return
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._engine.grammars.matcher, grammar)
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._engine.compile, grammar)
         except GrammarError as error:
             raise ApiError(400, f"{param}: {error}", param, "invalid_grammar") from None
 
@@ -111,7 +111,7 @@ class Tokenizing:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _encode(self, prompts: Sequence[Prompt], params: SamplingParams | None) -> list[list[int]]:
-        tokens = [encode(self._engine.target, prompt, self._tokenizer()) for prompt in prompts]
+        tokens = [encode(self._engine.facts.target, prompt, self._tokenizer()) for prompt in prompts]
         if params is not None:
             for prompt in tokens:
                 self._engine.check(prompt, params)
@@ -123,13 +123,13 @@ class Tokenizing:
         tools: list[dict[str, Any]] | None,
         params: Callable[[list[int]], SamplingParams],
     ) -> tuple[list[int], SamplingParams]:
-        tokens = encode(self._engine.target, messages, self._tokenizer(), tools)
+        tokens = encode(self._engine.facts.target, messages, self._tokenizer(), tools)
         found = params(tokens)
         self._engine.check(tokens, found)
         return tokens, found
 
     def _encode_prediction(self, text: str) -> list[int]:
-        return list(encode_prediction(self._engine.target, text, self._tokenizer(), self._engine.limits))
+        return list(encode_prediction(self._engine.facts.target, text, self._tokenizer(), self._engine.facts.limits))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer().decode(list(tokens), clean_up_tokenization_spaces=False))

@@ -1,0 +1,99 @@
+"""Starts the engine's process. Imports no torch, so that the process can load it while this one does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from foretoken.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.engine.engine import Engine
+    from foretoken.serve.apart.remote import DecodingApart
+
+_SECONDS = 10.0
+"""For which a process may take to end by itself."""
+
+
+class EngineProcess:
+    """A process that makes an engine and decodes with it for this one. It ends with this one, however that ends.
+
+    Begins at once, so that this process can do something else while models are loaded.
+
+    Args:
+        make_engine: makes the engine, in the process; can be pickled.
+        queue_seconds: as for `AsyncEngine`.
+    """
+
+    def __init__(self, make_engine: Callable[[], Engine], queue_seconds: float | None) -> None:
+        self._connection, other = socket.socketpair()
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_run, args=(other, make_engine, queue_seconds), daemon=True)
+        self._process.start()
+        other.close()
+
+    def decoding(self, max_events: int | None) -> DecodingApart | None:
+        """Wait until the engine is there; None where its tokenizer can't be handed over, and it has ended.
+
+        Args:
+            max_events: as for `AsyncEngine`.
+
+        Raises:
+            ForetokenError: as `make_engine`, or the process has ended.
+        """
+        from foretoken.serve.apart.remote import DecodingApart
+        from foretoken.serve.apart.wire import Frames, Kind
+
+        frames = Frames()
+        while data := self._connection.recv(1 << 20):
+            try:
+                told = list(frames.feed(data))
+            except Exception:  # what a tokenizer is made of is not to be found here
+                return None
+            for kind, value in told:
+                assert kind is Kind.FACTS
+                if isinstance(value, ForetokenError):
+                    raise value
+                if value is None:
+                    return None
+                return DecodingApart(self._connection, value, max_events=max_events, join=self.close)
+        self._process.join(_SECONDS)
+        raise ForetokenError(
+            f"the engine's process ended while models were loaded (exit code {self._process.exitcode}): see above"
+        )
+
+    def close(self) -> None:
+        """See to it that the process ends."""
+        self._connection.close()
+        self._process.join(_SECONDS)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+
+
+def _run(connection: socket.socket, make_engine: Callable[[], Engine], queue_seconds: float | None) -> None:
+    """What the process does."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server's process is told, too, and says when to end
+        signal.signal(number, signal.SIG_IGN)
+    from foretoken.serve.apart.host import Host
+    from foretoken.serve.apart.wire import Channel, Kind, frame
+    from foretoken.serve.decoding import facts_of
+
+    channel = Channel(connection)
+    with suppress(OSError):  # the server's process is gone
+        try:
+            engine = make_engine()
+        except ForetokenError as error:
+            channel.send(frame(Kind.FACTS, error))
+            return
+        try:
+            facts = frame(Kind.FACTS, facts_of(engine))
+        except Exception:  # a tokenizer may hold anything
+            channel.send(frame(Kind.FACTS, None))
+            return
+        channel.send(facts)
+        Host(engine, channel, queue_seconds).run()
