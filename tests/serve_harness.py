@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import pickle
 import queue
 import socket
 import threading
@@ -20,6 +21,10 @@ from byte_tokenizer import byte_tokenizer
 from foretoken.engine.engine import Engine
 from foretoken.models import load
 from foretoken.serve import ServeSettings, create_app
+from foretoken.serve.apart.host import Host
+from foretoken.serve.apart.remote import DecodingApart
+from foretoken.serve.apart.wire import Channel
+from foretoken.serve.decoding import facts_of
 from foretoken.serve.http_protocol import HttpProtocol
 from foretoken.serve.service import Service
 from tiny import tiny_llama
@@ -89,12 +94,35 @@ class Running:
 
 
 @contextmanager
-def serving(engine: Engine, small_buffers: bool = False, **settings: Any) -> Iterator[Running]:
-    """Serve until the block ends; with small buffers, what a client does not read soon waits in the server."""
-    app = create_app(engine, ServeSettings(model=MODEL, **settings))
+def serving(engine: Engine, small_buffers: bool = False, apart: bool = False, **settings: Any) -> Iterator[Running]:
+    """Serve until the block ends.
+
+    Args:
+        engine: what decodes.
+        small_buffers: what a client does not read soon waits in the server.
+        apart: the engine is spoken to as one of another process, as `foretoken serve` does, though by a thread.
+        settings: what is allowed.
+    """
+    allowed = ServeSettings(model=MODEL, **settings)
+    app = create_app(hosted(engine, allowed) if apart else engine, allowed)
     with listening(app, small_buffers) as port:
         # Connections wait in the listener's queue until the server accepts them.
         yield Running(port, app.state.service)
+
+
+def hosted(engine: Engine, settings: ServeSettings) -> DecodingApart:
+    """An engine that a thread decodes with for the other end of a connection, until that is closed."""
+    here, there = socket.socketpair()
+    host = Host(engine, Channel(there), settings.queue_seconds)
+    thread = threading.Thread(target=host.run)
+    thread.start()
+    facts = pickle.loads(pickle.dumps(facts_of(engine)))
+
+    def join() -> None:
+        thread.join(LONGEST)
+        assert not thread.is_alive()
+
+    return DecodingApart(here, facts, max_events=settings.max_backlog, join=join)
 
 
 @contextmanager

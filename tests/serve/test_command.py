@@ -6,12 +6,14 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -110,6 +112,83 @@ def test_a_grace_time_ends_what_still_runs(target):
         running.communicate(timeout=LONGEST)
         assert running.returncode == 0
         connection.close()
+
+
+def engine_of(server: subprocess.Popen[str]) -> int:
+    """The process that has a server's engine."""
+    for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
+        if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text():
+            return int(pid)
+    pytest.fail("the server has no process of an engine")
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def begin_stream(port: int, tokens: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
+    body = {"prompt": "x", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    headers = {"content-type": "application/json", "x-api-key": "from-environment"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    response = connection.getresponse()
+    assert response.readline()
+    return connection, response
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks processes up as Linux has them")
+
+
+@needs_proc
+def test_clients_are_told_when_the_engines_process_dies(target):
+    with process(target) as (running, port, _):
+        connection, response = begin_stream(port, 4000)
+        os.kill(engine_of(running), signal.SIGKILL)
+        *_, error, done = [line for line in response.read().split(b"\n") if line]
+        assert done == b"data: [DONE]"
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "generation_failed"
+        connection.close()
+        _, said = running.communicate(timeout=LONGEST)
+        assert running.returncode == 1, said
+
+
+@needs_proc
+def test_ctrl_c_that_reaches_both_processes_lets_a_stream_end(target):
+    with process(target) as (running, port, _):
+        connection, response = begin_stream(port, 400)
+        engine = engine_of(running)
+        for pid in (engine, running.pid):  # as a terminal does
+            os.kill(pid, signal.SIGINT)
+        os.kill(engine, signal.SIGTERM)
+        assert response.read().endswith(b"data: [DONE]\n\n")
+        connection.close()
+        _, said = running.communicate(timeout=LONGEST)
+        assert (running.returncode, "Traceback" in said) == (0, False), said
+        until(lambda: not runs(engine))
+
+
+@needs_proc
+def test_the_engines_process_does_not_outlive_the_server(target):
+    with process(target) as (running, port, _):
+        connection, _ = begin_stream(port, 4000)
+        engine = engine_of(running)
+        running.kill()
+        until(lambda: not runs(engine))
+        connection.close()
+
+
+def test_a_model_that_cannot_be_loaded_is_told(tmp_path, target):
+    broken = tmp_path / "broken"
+    shutil.copytree(target, broken)
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--eager", "--target", str(broken)])
+    assert result.exit_code == 2
+    assert "its files are broken" in result.output
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(

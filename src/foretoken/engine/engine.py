@@ -97,13 +97,13 @@ class Engine:
             verify.get(verifier)
         if tree is not None:
             tree = plan_of(tree)
-        limit = None if cache_memory is None else parse_bytes(cache_memory)
+        self.cache_memory = None if cache_memory is None else parse_bytes(cache_memory)  # bytes
         self.limits = check_limits(limits)
         self.target: LanguageModel = load(target, **{"drafted": names_model(drafter), **load_options})
         self._loops = Loops(
             self.target,
             reuse_prefixes=check_flag("reuse_prefixes", reuse_prefixes),
-            cache_memory=limit,
+            cache_memory=self.cache_memory,
             vocab=vocab,
             load_options=load_options,
             limits=limits,
@@ -356,11 +356,6 @@ class Engine:
     def busy(self) -> bool:
         """There are submitted requests that are not finished, so that `step` has something to do."""
         return self._scheduler is not None and self._scheduler.busy
-
-    @property
-    def has_budget(self) -> bool:
-        """Whether the memory of KV caches has a limit."""
-        return self._loops.budget is not None
 
     def occupancy(self) -> Occupancy:
         """What the submitted requests take up; another thread may call it meanwhile."""

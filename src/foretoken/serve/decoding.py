@@ -48,7 +48,7 @@ class EngineFacts:
         served: settings that requests may ask for, as the page is told them.
         max_batch_size: most requests that are decoded at once.
         limits: see `foretoken.limits`.
-        has_budget: the memory of KV caches has a limit.
+        cache_memory: most bytes of KV cache; None for no limit.
     """
 
     target: TargetFacts
@@ -56,7 +56,7 @@ class EngineFacts:
     served: dict[str, Any]
     max_batch_size: int
     limits: Limits
-    has_budget: bool
+    cache_memory: int | None
 
 
 def facts_of(engine: Engine) -> EngineFacts:
@@ -83,7 +83,7 @@ def facts_of(engine: Engine) -> EngineFacts:
         },
         engine.max_batch_size,
         engine.limits,
-        engine.has_budget,
+        engine.cache_memory,
     )
 
 

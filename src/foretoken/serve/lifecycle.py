@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import socket
 import ssl
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from foretoken.errors import ForetokenError
+from foretoken.serve.collecting import start_not_collected
 from foretoken.serve.http_protocol import HttpProtocol
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def serve(
         with _tls_errors(tls_cert, tls_key):
             config.load()
         server = app.state.server = _Server(config, service)
-        with _start_not_collected():
+        with start_not_collected():
             asyncio.run(server.serve(sockets=[listener]))
     return service.engine.failure is None
 
@@ -125,21 +125,6 @@ def _tls_errors(cert: Path | None, key: Path | None) -> Iterator[None]:
             f"the TLS certificate can't be used ({error.strerror or error}): give PEM files of a certificate and its "
             f"key in place of {files}"
         ) from error
-
-
-@contextmanager
-def _start_not_collected() -> Iterator[None]:
-    """Have Python's garbage collector leave alone what is there now, until the block ends.
-
-    Models, libraries and the application are more than 200,000 objects, and stay. To look through all of them takes
-    0.1 s, in which nothing is decoded; some 200 requests make garbage enough for that to happen.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class _Server(uvicorn.Server):

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
     handle = _open(library(), parts, name, options)
     calls = handle.library
     _check_kind(handle, name)
-    own = GgufTokenizer(handle, name)
+    own = GgufTokenizer(handle, name, partial(_tokenizer, parts, name))
     rolls_back = not (calls.llama_model_is_recurrent(handle.pointer) or calls.llama_model_is_hybrid(handle.pointer))
     kind = _kind(calls, calls.llama_model_ftype(handle.pointer))
     cache_type = options.cache_type
@@ -115,13 +116,18 @@ def load_vocabulary(parts: Sequence[Path], header: Header, name: str) -> Vocabul
     Raises:
         ModelError: llama.cpp is missing, or can't read the file.
     """
-    handle = _open(library(), parts, name, Options(), vocab_only=True)
-    own = GgufTokenizer(handle, name)
+    own = _tokenizer(parts, name)
+    handle = own.handle
     kinds = Counter(tensor.kind for tensor in header.tensors.values() if len(tensor.shape) > 1)
     number = header.metadata.get("general.file_type")  # with a vocabulary alone, llama.cpp doesn't say
     kind = kinds.most_common(1)[0][0] if number is None else _kind(handle.library, number)
     kept = None if kind in _UNROUNDED else kind
     return Vocabulary(own, own.eog_token_ids, kept) if _has_text(handle) else Vocabulary(None, (), kept)
+
+
+def _tokenizer(parts: Sequence[Path], name: str) -> GgufTokenizer:
+    handle = _open(library(), parts, name, Options(), vocab_only=True)
+    return GgufTokenizer(handle, name, partial(_tokenizer, parts, name))
 
 
 def _kind(calls: Library, number: int) -> str:

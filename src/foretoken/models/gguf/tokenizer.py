@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
-from collections.abc import Iterable, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +38,16 @@ class GgufTokenizer:
     Args:
         handle: the loaded model.
         name: what the tokenizer is called.
+        again: makes it again in another process, where it is sent; can be pickled.
 
     Attributes:
+        handle, again: of the arguments.
         chat_template: Jinja template of the file; None where it has none.
         joins_bytes: see `foretoken.models.tokenizers.joins_bytes`.
     """
 
-    def __init__(self, handle: Handle, name: str) -> None:
-        self._handle, self.name_or_path = handle, name
+    def __init__(self, handle: Handle, name: str, again: Callable[[], GgufTokenizer]) -> None:
+        self.handle, self.name_or_path, self.again = handle, name, again
         self._calls = handle.library
         self._vocab = self._calls.llama_model_get_vocab(handle.pointer)
         self._entries = Entries(self._calls, self._vocab)
@@ -60,7 +62,9 @@ class GgufTokenizer:
         }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GgufTokenizer:
-        return copy(self)
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
 
     def __len__(self) -> int:
         return self._entries.size
@@ -226,3 +230,10 @@ def _by_transformers(
         **variables,
     )
     return str(rendered[0] if isinstance(rendered[0], str) else rendered[0][0])
+
+
+def _reduced(tokenizer: GgufTokenizer) -> tuple[Any, ...]:
+    return tokenizer.again, (), {"chat_template": tokenizer.chat_template}
+
+
+copyreg.pickle(GgufTokenizer, _reduced)  # not a method: copies would be read from the file again

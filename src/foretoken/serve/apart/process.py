@@ -81,6 +81,7 @@ def _run(connection: socket.socket, make_engine: Callable[[], Engine], queue_sec
         signal.signal(number, signal.SIG_IGN)
     from foretoken.serve.apart.host import Host
     from foretoken.serve.apart.wire import Channel, Kind, frame
+    from foretoken.serve.collecting import start_not_collected
     from foretoken.serve.decoding import facts_of
 
     channel = Channel(connection)
@@ -96,4 +97,5 @@ def _run(connection: socket.socket, make_engine: Callable[[], Engine], queue_sec
             channel.send(frame(Kind.FACTS, None))
             return
         channel.send(facts)
-        Host(engine, channel, queue_seconds).run()
+        with start_not_collected():
+            Host(engine, channel, queue_seconds).run()
