@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import signal
 import socket
 import threading
 from dataclasses import replace
@@ -402,6 +403,16 @@ def test_an_engine_whose_tokenizer_cannot_be_sent_is_not_used_from_here():
     assert process.decoding(None) is None
     process.close()
     assert process._process.exitcode == 0
+
+
+def _slow() -> Any:
+    threading.Event().wait()
+
+
+def test_a_process_that_still_loads_is_not_waited_for():
+    process = EngineProcess(_slow, None)
+    process.close()
+    assert process._process.exitcode == -signal.SIGKILL
 
 
 def test_a_process_ends_when_nobody_is_there_any_more():

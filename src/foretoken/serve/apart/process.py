@@ -34,6 +34,7 @@ class EngineProcess:
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(target=_run, args=(other, make_engine, queue_seconds), daemon=True)
         self._process.start()
+        self._has_engine = False
         other.close()
 
     def decoding(self, max_events: int | None) -> DecodingApart | None:
@@ -60,6 +61,7 @@ class EngineProcess:
                     raise value
                 if value is None:
                     return None
+                self._has_engine = True
                 return DecodingApart(self._connection, value, max_events=max_events, join=self.close)
         self._process.join(_SECONDS)
         raise ForetokenError(
@@ -67,9 +69,10 @@ class EngineProcess:
         )
 
     def close(self) -> None:
-        """See to it that the process ends."""
+        """See to it that the process ends: at once, unless it has requests to end."""
         self._connection.close()
-        self._process.join(_SECONDS)
+        if self._has_engine:
+            self._process.join(_SECONDS)
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
