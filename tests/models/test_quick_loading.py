@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -168,9 +169,10 @@ def test_tokenizer_is_that_of_transformers():
     assert ours.all_special_ids == theirs.all_special_ids
     assert ours(["a", "b"], padding=True) == theirs(["a", "b"], padding=True)
     assert ours.decode([5], skip_special_tokens=True) == theirs.decode([5], skip_special_tokens=True)
-    duplicate = copy.deepcopy(ours)
-    assert duplicate("How many?").input_ids == theirs("How many?").input_ids
-    assert duplicate.eos_token == theirs.eos_token
+    for duplicate in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(duplicate) is QuickTokenizer
+        assert duplicate("How many?").input_ids == theirs("How many?").input_ids
+        assert duplicate.eos_token == theirs.eos_token
 
 
 CONFIGS = {

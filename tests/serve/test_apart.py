@@ -7,6 +7,8 @@ import copy
 import gc
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -24,7 +26,7 @@ from foretoken.serve.apart.remote import DecodingApart
 from foretoken.serve.apart.wire import Channel, Frames, Kind, Told, events_frame, frame, read_event, write_event
 from foretoken.serve.decoding import DecodingHere, facts_of
 from foretoken.serve.settings import ServeSettings
-from serve_harness import LONGEST, MODEL, GatedEngine, hosted, tiny_engine, until
+from serve_harness import LONGEST, MODEL, GatedEngine, hosted, process_runs, tiny_engine, until
 
 PROMPTS = ([116, 104, 101], [97] * 9, [104, 105], [116, 104, 101, 32, 99, 97, 116])
 
@@ -233,7 +235,12 @@ class _Unsendable(Exception):
         self.lock = threading.Lock()
 
 
-@pytest.mark.parametrize("error", [ValueError("broken"), _Unsendable()])
+class _Unreadable(Exception):
+    def __init__(self, part: str, other: str) -> None:
+        super().__init__(f"{part} {other}")
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), _Unsendable(), _Unreadable("not", "read")])
 def test_an_error_of_the_engine_ends_all_requests_and_is_known(error):
     engine = tiny_engine(_Failing)
     engine.error = error
@@ -254,6 +261,52 @@ def test_an_error_of_the_engine_ends_all_requests_and_is_known(error):
 
     for found in run(engine, work):
         assert str(error) in str(found)
+
+
+def test_an_error_keeps_its_stack_and_ends_all_scorings():
+    engine = tiny_engine(_Failing)
+
+    async def work(decoding):
+        with decoding.streams() as streams:
+            streams.submit([1], SamplingParams(max_new_tokens=400, ignore_eos=True), {})
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("foretoken.engine.prompt_scores._MOST_TOKENS", 1)
+                scorings = [asyncio.create_task(decoding.score([1] * 100)) for _ in range(2)]
+                await decoding.refresh()  # they have begun
+                engine.open()
+                found = await asyncio.gather(*scorings, return_exceptions=True)
+            while streams.left:
+                last = (await streams.next())[1]
+            return [*found, last, decoding.failure]
+
+    *found, failure = run(engine, work)
+    assert [str(one) for one in found] == ["broken"] * 3
+    assert len(failure.__notes__) == 1
+    assert "in step" in failure.__notes__[0]
+
+
+def test_nobody_waits_for_the_servers_process_to_read():
+    here, there = socket.socketpair()
+    channel = Channel(there)
+    sent = [frame(Kind.REPLY, (number, "x" * 100_000)) for number in range(50)]
+    for data in sent:  # far more than sockets hold
+        channel.send(data)
+    frames, read = Frames(), []
+    while len(read) < len(sent):
+        read += [value[0] for _, value in frames.feed(here.recv(1 << 16))]
+    assert read == list(range(50))
+    channel.send(frame(Kind.REPLY, (50, "")))
+    assert next(frames.feed(here.recv(1 << 16)))[1] == (50, "")
+    here.close()
+
+    def send_on() -> None:
+        for data in sent:
+            channel.send(data)
+            until(lambda: channel._sender is None)
+
+    with pytest.raises(OSError):  # noqa: PT011  # any way in which the other side is gone
+        send_on()
+    channel.close()
 
 
 def test_the_end_of_the_other_process_ends_all_requests():
@@ -402,7 +455,7 @@ def test_an_engine_whose_tokenizer_cannot_be_sent_is_not_used_from_here():
     process = EngineProcess(_with_a_tokenizer_of_its_own, None)
     assert process.decoding(None) is None
     process.close()
-    assert process._process.exitcode == 0
+    assert process._process.exitcode is not None
 
 
 def _slow() -> Any:
@@ -413,6 +466,22 @@ def test_a_process_that_still_loads_is_not_waited_for():
     process = EngineProcess(_slow, None)
     process.close()
     assert process._process.exitcode == -signal.SIGKILL
+
+
+def _load_for_ever() -> None:
+    process = EngineProcess(_slow, None)
+    print(process._process.pid, flush=True)
+    threading.Event().wait()
+
+
+def test_a_process_that_loads_ends_with_the_one_that_started_it():
+    code = "import serve.test_apart as test; test._load_for_ever()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        server.terminate()
+        server.wait(LONGEST)
+        until(lambda: not process_runs(pid))
 
 
 def test_a_process_ends_when_nobody_is_there_any_more():

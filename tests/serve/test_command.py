@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 import tiny
 from byte_tokenizer import byte_tokenizer
 from foretoken.cli.app import app
-from serve_harness import until
+from serve_harness import process_runs, until
 
 LONGEST = 240
 ADDRESS = re.compile(r"(\S+) at http://([\d.]+):(\d+)/v1")
@@ -122,14 +123,6 @@ def engine_of(server: subprocess.Popen[str]) -> int:
     pytest.fail("the server has no process of an engine")
 
 
-def runs(pid: int) -> bool:
-    """Whether a process has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def begin_stream(port: int, tokens: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
     body = {"prompt": "x", "max_tokens": tokens, "ignore_eos": True, "stream": True}
@@ -168,7 +161,7 @@ def test_ctrl_c_that_reaches_both_processes_lets_a_stream_end(target):
         connection.close()
         _, said = running.communicate(timeout=LONGEST)
         assert (running.returncode, "Traceback" in said) == (0, False), said
-        until(lambda: not runs(engine))
+        until(lambda: not process_runs(engine))
 
 
 @needs_proc
@@ -177,7 +170,25 @@ def test_the_engines_process_does_not_outlive_the_server(target):
         connection, _ = begin_stream(port, 4000)
         engine = engine_of(running)
         running.kill()
-        until(lambda: not runs(engine))
+        until(lambda: not process_runs(engine))
+        connection.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_chat_template_may_come_from_a_pipe(tmp_path, target):
+    pipe = tmp_path / "template"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("piped: {{ messages[0].content }}",))
+    writer.start()
+    with process(target, "--chat-template", str(pipe)) as (_, port, _):
+        writer.join(LONGEST)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        headers = {"content-type": "application/json", "x-api-key": "from-environment"}
+        connection.request("POST", "/tokenize", json.dumps(body), headers)
+        tokens = json.loads(connection.getresponse().read())["tokens"]
+        connection.request("POST", "/detokenize", json.dumps({"tokens": tokens}), headers)
+        assert json.loads(connection.getresponse().read())["prompt"] == "piped: hello"
         connection.close()
 
 

@@ -21,8 +21,6 @@ from foretoken.errors import ForetokenError, ParameterError, check_choice, insta
 
 if TYPE_CHECKING:
     from foretoken.engine.engine import Engine
-    from foretoken.serve.apart.process import EngineProcess
-    from foretoken.serve.decoding import Decoding
     from foretoken.serve.settings import ServeSettings
 
 KEY_VARIABLE = "FORETOKEN_API_KEY"
@@ -149,63 +147,28 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
     check_models(models)
     keys = check_options(options)
 
-    from foretoken.serve.apart.process import EngineProcess
+    from foretoken.cli.serve_process import served_engine
     from foretoken.serve.lifecycle import listen
 
+    limits = serve_settings(options, keys, "model")
     # Before models take their time, so that a port that is taken is told at once.
-    with listen(options.host, options.port, options.send_timeout) as listener, ExitStack() as running:
-        make = _MakeEngine(models, options.max_batch_size, options.cache_memory, options.no_color)
-        process = EngineProcess(make, options.queue_timeout or None)
-        running.callback(process.close)
+    with ExitStack() as held:
+        listener = held.enter_context(listen(options.host, options.port, options.send_timeout))
+        engine = held.enter_context(served_engine(models, limits, options.max_batch_size, options.cache_memory, screen))
 
         from foretoken.cli.render import drafter_label
         from foretoken.serve.app import create_app
         from foretoken.serve.lifecycle import serve
         from foretoken.serve.logs import log_to_stderr
 
-        decoding, settings = _decoding(process, make, options, keys, screen)
+        decoding = engine()
+        settings = serve_settings(options, keys, decoding.facts.target.name)
         app = create_app(decoding, settings)
         log_to_stderr("json" if options.log_format == "json" else "text")
         note_open_door(options, keys, screen)
         where = addresses(options, listener.getsockname()[1])
         screen.note(f"{settings.model} at {where}, drafter {drafter_label(decoding.facts.drafter)}; Ctrl-C ends")
         return serve(app, listener, grace=options.grace, tls_cert=options.tls_cert, tls_key=options.tls_key)
-
-
-@dataclass(frozen=True)
-class _MakeEngine:
-    """Makes the engine that the options describe, in whichever process."""
-
-    models: ModelOptions
-    max_batch_size: int
-    cache_memory: str | None
-    no_color: bool
-
-    def __call__(self) -> Engine:
-        from foretoken.cli.setup import keep_quiet
-
-        screen = Screen(self.no_color)
-        keep_quiet(screen)
-        return _ready_engine(self.models, self.max_batch_size, self.cache_memory, screen)
-
-
-def _decoding(
-    process: EngineProcess, make: _MakeEngine, options: ServeOptions, keys: tuple[str, ...], screen: Screen
-) -> tuple[Decoding, ServeSettings]:
-    """An engine that is ready to serve, in the process where that can be, and what the options allow.
-
-    Raises:
-        ForetokenError: a model can't be loaded.
-    """
-    from foretoken.serve.decoding import DecodingHere
-
-    given = serve_settings(options, keys, "model")
-    decoding: Decoding | None = process.decoding(given.max_backlog)
-    if decoding is None:
-        process.close()
-        screen.note("the target's tokenizer can't be handed to another process: loading the models again, in this one")
-        decoding = DecodingHere(make(), queue_seconds=given.queue_seconds, max_events=given.max_backlog)
-    return decoding, serve_settings(options, keys, decoding.facts.target.name)
 
 
 def check_options(options: ServeOptions) -> tuple[str, ...]:
@@ -268,11 +231,16 @@ def load_served(
     Raises:
         ForetokenError: a model can't be loaded.
     """
-    engine = _ready_engine(models, options.max_batch_size, options.cache_memory, screen)
+    engine = ready_engine(models, options.max_batch_size, options.cache_memory, screen)
     return engine, serve_settings(options, keys, engine.target.name)
 
 
-def _ready_engine(models: ModelOptions, max_batch_size: int, cache_memory: str | None, screen: Screen) -> Engine:
+def ready_engine(models: ModelOptions, max_batch_size: int, cache_memory: str | None, screen: Screen) -> Engine:
+    """An engine that is ready to serve.
+
+    Raises:
+        ForetokenError: a model can't be loaded.
+    """
     from foretoken.cli.setup import load_engine
 
     engine = load_engine(models, screen, max_batch_size=max_batch_size, cache_memory=cache_memory)

@@ -127,10 +127,17 @@ class Worker:
                 self._waiting[call] = None
 
     def _score(self, scoring: Scoring) -> None:
+        if self.failure is not None:
+            scoring.tell(self.failure)
+            return
         if scoring.step(self.engine.target):
             return
         if self.engine.busy:
-            self._step()
+            try:
+                self._step()
+            except Exception as error:
+                scoring.tell(error)
+                raise
         with self._lock:
             if self._closed:
                 scoring.tell(ForetokenError("this AsyncEngine is closed: make another one"))
@@ -205,6 +212,8 @@ class Worker:
         """The engine can't continue: all requests, and all that are submitted later, get this error."""
         with self._lock:
             self._closed, self.failure = True, error
+        if self._failed is not None:
+            self._failed(error)
         while not self._commands.empty():
             command = self._commands.get()
             if command is not None:
@@ -212,5 +221,3 @@ class Worker:
         for call in self._calls.values():
             call.send(error)
         self._calls.clear()
-        if self._failed is not None:
-            self._failed(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -145,6 +146,17 @@ class QuickTokenizer:
     @__class__.setter
     def __class__(self, value: type) -> None:
         raise TypeError("the class of a tokenizer can't be changed")
+
+
+def _blank() -> QuickTokenizer:
+    return object.__new__(QuickTokenizer)
+
+
+def _reduced(tokenizer: QuickTokenizer) -> tuple[Any, ...]:
+    return _blank, (), dict(vars(tokenizer))
+
+
+copyreg.pickle(QuickTokenizer, _reduced)  # pickle's own way looks at `__class__`
 
 
 def quick_tokenizer(folder: Path, load_whole: Callable[[], Any]) -> QuickTokenizer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 
@@ -85,6 +86,16 @@ def test_the_chat_template_is_the_files_and_is_rendered_in_a_sandbox(model, thei
     with pytest.raises(Exception, match="unsafe"):
         tokenizer.apply_chat_template(messages)
     assert model.tokenizer.chat_template == theirs.chat_template  # a copy has its own
+
+
+def test_another_process_gets_the_same_tokenizer(model):
+    sent = copy.deepcopy(model.tokenizer)
+    sent.chat_template = "{{ messages[0].content }}"
+    made = pickle.loads(pickle.dumps(sent))
+    assert [made(text).input_ids for text in TEXTS] == [sent(text).input_ids for text in TEXTS]
+    assert (made.chat_template, made.name_or_path) == (sent.chat_template, sent.name_or_path)
+    assert made.token_bytes() == sent.token_bytes()
+    assert pickle.loads(pickle.dumps(made)).get_vocab() == sent.get_vocab()
 
 
 def test_a_template_that_is_not_plain_is_rendered_as_transformers_does(model, theirs):

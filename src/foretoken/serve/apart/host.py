@@ -15,7 +15,7 @@ from foretoken.engine.worker import Worker
 from foretoken.errors import ForetokenError
 from foretoken.policy.report import report
 from foretoken.sampling import Grammar, SamplingParams
-from foretoken.serve.apart.wire import Channel, Kind, Told, events_frame, frame, reply, write_event
+from foretoken.serve.apart.wire import Channel, Kind, Told, events_frame, frame, sendable, write_event
 
 _THREADS = 2
 """That compile grammars and answer other questions."""
@@ -105,7 +105,7 @@ class Host:
     def _score(self, number: int, prompt: list[int], top: int) -> None:
         def tell(found: Any) -> None:
             self._scorings.pop(number, None)
-            self._send(reply(number, found))
+            self._reply(number, found)
 
         scoring = self._scorings[number] = Scoring(prompt, top, tell)
         try:
@@ -122,7 +122,10 @@ class Host:
             told = self._answers[name](*arguments)
         except Exception as error:
             told = error
-        self._send(reply(number, told))
+        self._reply(number, told)
+
+    def _reply(self, number: int, told: Any) -> None:
+        self._send(frame(Kind.REPLY, (number, sendable(told) if isinstance(told, Exception) else told)))
 
     def _check(self, prompt: list[int], params: SamplingParams) -> None:
         self._engine.check(prompt, params)
@@ -135,11 +138,7 @@ class Host:
         return self._engine.occupancy(), policy.speedup, report(policy)
 
     def _failed(self, error: Exception) -> None:
-        try:
-            told = frame(Kind.FAILED, error)
-        except Exception:
-            told = frame(Kind.FAILED, ForetokenError(repr(error)))
-        self._send(told)
+        self._send(frame(Kind.FAILED, sendable(error)))
 
     def _send(self, data: bytes) -> None:
         with suppress(OSError):  # the other side is gone, which ends `run`

@@ -11,6 +11,9 @@ from typing import Any
 from foretoken.errors import ForetokenError
 from foretoken.serve.apart.wire import Frames, Kind, frame
 
+_LOOK_SECONDS = 1.0
+"""After which a thread that waits looks whether somebody is there to answer."""
+
 
 class Link(asyncio.Protocol):
     """Sends frames, asks questions, and passes on what comes.
@@ -21,7 +24,7 @@ class Link(asyncio.Protocol):
         lost: is called with an error when nothing more will come.
 
     Attributes:
-        failure: what ended the engine or its process; None while all is well, and after `close`.
+        failure: what ended the engine or its process; None while all is well, and where `close` ended them.
     """
 
     def __init__(
@@ -82,7 +85,15 @@ class Link(asyncio.Protocol):
 
     def ask_from_thread(self, name: str, *arguments: Any) -> Any:
         """As `ask`, on another thread than the event loop's, which waits."""
-        return asyncio.run_coroutine_threadsafe(self.ask(name, *arguments), self._loop).result()
+        answer = asyncio.run_coroutine_threadsafe(self.ask(name, *arguments), self._loop)
+        while True:
+            try:
+                return answer.result(_LOOK_SECONDS)
+            except TimeoutError:
+                if answer.done():  # that was the answer
+                    raise
+                if self._loop.is_closed():  # it will not come any more
+                    raise ForetokenError("the server is closed: ask another one") from None
 
     async def close(self) -> None:
         """Have the engine's side end all requests, and itself; those get their last events before."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
 from foretoken.errors import ForetokenError
@@ -33,12 +36,13 @@ class EngineProcess:
         self._connection, other = socket.socketpair()
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(target=_run, args=(other, make_engine, queue_seconds), daemon=True)
-        self._process.start()
+        with _interrupts_ignored():  # as the process inherits it: Ctrl-C is for this one, from the first moment on
+            self._process.start()
         self._has_engine = False
         other.close()
 
     def decoding(self, max_events: int | None) -> DecodingApart | None:
-        """Wait until the engine is there; None where its tokenizer can't be handed over, and it has ended.
+        """Wait until the engine is there; None where its tokenizer can't be handed over: then close this.
 
         Args:
             max_events: as for `AsyncEngine`.
@@ -78,12 +82,33 @@ class EngineProcess:
             self._process.join()
 
 
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # no other may do that
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it is gone, whatever this one does."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
 def _run(connection: socket.socket, make_engine: Callable[[], Engine], queue_seconds: float | None) -> None:
     """What the process does."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the server's process is told, too, and says when to end
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     from foretoken.serve.apart.host import Host
-    from foretoken.serve.apart.wire import Channel, Kind, frame
+    from foretoken.serve.apart.wire import Channel, Kind, frame, sendable
     from foretoken.serve.collecting import start_not_collected
     from foretoken.serve.decoding import facts_of
 
@@ -92,7 +117,7 @@ def _run(connection: socket.socket, make_engine: Callable[[], Engine], queue_sec
         try:
             engine = make_engine()
         except ForetokenError as error:
-            channel.send(frame(Kind.FACTS, error))
+            channel.send(frame(Kind.FACTS, sendable(error)))
             return
         try:
             facts = frame(Kind.FACTS, facts_of(engine))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, cast
 
@@ -17,6 +18,9 @@ from foretoken.sampling import Grammar, GrammarCompiler, SamplingParams
 from foretoken.serve.apart.link import Link
 from foretoken.serve.apart.wire import Kind, Told, read_event
 from foretoken.serve.decoding import EngineFacts
+
+_CLOSE_SECONDS = 10.0
+"""For which the other process may take to end its requests."""
 
 
 class DecodingApart:
@@ -109,8 +113,9 @@ class DecodingApart:
         return self._state[2]
 
     async def aclose(self) -> None:
-        """See `Decoding`; the other process has ended then."""
-        await self._link.close()
+        """See `Decoding`; the other process has ended then, or been ended where it did not in time."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._link.close(), _CLOSE_SECONDS)
         await asyncio.to_thread(self._join)
 
     def _arrive(self, written: tuple[Any, ...]) -> None:

@@ -9,10 +9,13 @@ import marshal
 import pickle
 import socket
 import struct
+import sys
+import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from foretoken.engine.outputs import DecodeStats, Origin, Piece, StreamEvent
@@ -20,6 +23,9 @@ from foretoken.errors import ForetokenError
 
 _HEAD = struct.Struct("<BI")
 _READ = 1 << 20  # bytes at once
+_DONT_WAIT = 0 if sys.platform == "win32" else socket.MSG_DONTWAIT
+_CLOSE_SECONDS = 5.0
+"""For which the other side may take to read what is left."""
 
 _ORIGINS: tuple[Origin, ...] = ("accepted", "residual", "bonus", "target")
 
@@ -49,12 +55,20 @@ def frame(kind: Kind, value: Any) -> bytes:
     return _HEAD.pack(kind, len(data)) + data
 
 
-def reply(number: int, value: Any) -> bytes:
-    """The frame that answers a question; what can't be sent becomes an error that can."""
+def sendable(error: Exception) -> Exception:
+    """An error as it can be sent: with its stack as a note, where it is none of the library's; another error, if it
+    can't be made again from its pickle.
+    """
+    if not isinstance(error, ForetokenError) and not hasattr(error, "__notes__"):  # one may end many requests
+        error.add_note("in the engine's process:\n" + "".join(traceback.format_exception(error)))
     try:
-        return frame(Kind.REPLY, (number, value))
-    except Exception as error:
-        return frame(Kind.REPLY, (number, ForetokenError(f"{value!r} can't be sent ({error})")))
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        told = ForetokenError(f"{type(error).__name__}: {error}")
+        for note in error.__notes__ if hasattr(error, "__notes__") else ():
+            told.add_note(note)
+        return told
+    return error
 
 
 class Frames:
@@ -64,7 +78,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, Any]]:
-        """The frames that are complete now, with what they hold; of `EVENTS` as `read_events` has it."""
+        """The frames that are complete now, with what they hold; of `EVENTS` a list of what `read_event` takes."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._buffer)
@@ -77,7 +91,7 @@ class Frames:
 
 
 class Channel:
-    """A side of the connection that blocks; any thread may send.
+    """A side of the connection that blocks in `receive` alone; any thread may send.
 
     Args:
         connection: its socket.
@@ -87,15 +101,41 @@ class Channel:
         self._connection = connection
         self._frames = Frames()
         self._lock = Lock()
+        self._backlog = bytearray()  # what the other side has not taken yet
+        self._sender: Thread | None = None  # while there is something
 
     def send(self, data: bytes) -> None:
-        """Send a frame; waits while the other side takes nothing.
+        """Send a frame. What the other side does not take at once waits in memory, for a thread: nobody here does.
 
         Raises:
             OSError: the other side is gone.
         """
         with self._lock:
-            self._connection.sendall(data)
+            sent = 0
+            if self._sender is None:
+                with suppress(BlockingIOError):
+                    sent = self._connection.send(data, _DONT_WAIT)
+            if sent < len(data):
+                self._backlog += data[sent:]
+                if self._sender is None:
+                    self._sender = Thread(target=self._send_backlog, daemon=True)
+                    self._sender.start()
+
+    def _send_backlog(self) -> None:
+        while True:
+            with self._lock:
+                data = bytes(self._backlog)
+                self._backlog.clear()
+                if not data:
+                    self._sender = None
+                    return
+            try:
+                self._connection.sendall(data)
+            except OSError:  # the other side is gone, which the next frame finds out
+                with self._lock:
+                    self._backlog.clear()
+                    self._sender = None
+                return
 
     def receive(self) -> Iterator[tuple[Kind, Any]]:
         """Frames as they come, until the other side is gone."""
@@ -106,7 +146,11 @@ class Channel:
             return
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, behind what was sent."""
+        with self._lock:
+            sender = self._sender
+        if sender is not None:
+            sender.join(_CLOSE_SECONDS)
         self._connection.close()
 
 
@@ -131,10 +175,7 @@ def write_event(index: int, told: Told, event: StreamEvent | Exception, begun_at
         begun_at: as `Call.begun_at`.
     """
     if isinstance(event, Exception):
-        try:
-            return index, pickle.dumps((event, begun_at))
-        except Exception:
-            return index, pickle.dumps((ForetokenError(str(event)), begun_at))
+        return index, pickle.dumps((sendable(event), begun_at))
     stats = event.stats
     if (
         event.completion is None

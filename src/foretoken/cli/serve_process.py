@@ -1,0 +1,91 @@
+"""The engine of ``foretoken serve``: in a process of its own, where that can be."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foretoken.cli.options import ModelOptions
+from foretoken.cli.screen import Screen
+from foretoken.cli.serve import ready_engine
+
+if TYPE_CHECKING:
+    from foretoken.engine.engine import Engine
+    from foretoken.serve.apart.process import EngineProcess
+    from foretoken.serve.decoding import Decoding
+    from foretoken.serve.settings import ServeSettings
+
+_FILES = ("chat_template", "profile", "tree")
+"""Options that may name a pipe of this process, which another one can't read."""
+
+
+@contextmanager
+def served_engine(
+    models: ModelOptions, limits: ServeSettings, max_batch_size: int, cache_memory: str | None, screen: Screen
+) -> Iterator[Callable[[], Decoding]]:
+    """Have an engine made while the block goes on with something else; what waits for it and gives it.
+
+    The engine ends with the block. What is given raises ForetokenError where a model can't be loaded.
+
+    Args:
+        models: of the engine.
+        limits: of its requests.
+        max_batch_size: most requests that are decoded at once.
+        cache_memory: most KV cache; None for no limit.
+        screen: for messages.
+    """
+    from foretoken.serve.apart.process import EngineProcess
+
+    with ExitStack() as held:
+        models = _without_pipes(models, Path(held.enter_context(tempfile.TemporaryDirectory(prefix="foretoken-"))))
+        make = _MakeEngine(models, max_batch_size, cache_memory, screen.notes.no_color)
+        process = EngineProcess(make, limits.queue_seconds)
+        held.callback(_end, process, screen)
+
+        def wait() -> Decoding:
+            if (apart := process.decoding(limits.max_backlog)) is not None:
+                return apart
+            from foretoken.serve.decoding import DecodingHere
+
+            process.close()
+            screen.note("the target's tokenizer can't go to another process: loading the models again, in this one")
+            return DecodingHere(make(), queue_seconds=limits.queue_seconds, max_events=limits.max_backlog)
+
+        yield wait
+
+
+@dataclass(frozen=True)
+class _MakeEngine:
+    """Makes the engine that the options describe, in whichever process."""
+
+    models: ModelOptions
+    max_batch_size: int
+    cache_memory: str | None
+    no_color: bool
+
+    def __call__(self) -> Engine:
+        from foretoken.cli.setup import keep_quiet
+
+        screen = Screen(self.no_color)
+        keep_quiet(screen)
+        return ready_engine(self.models, self.max_batch_size, self.cache_memory, screen)
+
+
+def _without_pipes(models: ModelOptions, folder: Path) -> ModelOptions:
+    """The options with what pipes hold in files."""
+    copies = {}
+    for name, value in ((name, vars(models)[name]) for name in _FILES):
+        if value is not None and ((file := Path(value)).is_fifo() or file.is_char_device()):
+            (copy := folder / name).write_bytes(file.read_bytes())
+            copies[name] = type(value)(copy)
+    return replace(models, **copies)
+
+
+def _end(process: EngineProcess, screen: Screen) -> None:
+    process.close()
+    if screen.notes.is_terminal:
+        screen.notes.show_cursor()  # the process hides it while it loads, and may have been ended then
