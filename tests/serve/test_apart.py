@@ -249,7 +249,8 @@ def test_an_error_of_the_engine_ends_all_requests_and_is_known(error):
         with decoding.streams() as streams:
             streams.submit([1], SamplingParams(max_new_tokens=400, ignore_eos=True), {})
             engine.open()
-            found = (await streams.next())[1]
+            while isinstance(found := (await streams.next())[1], StreamEvent):
+                pass  # a round that had begun
             while decoding.failure is None:
                 await asyncio.sleep(0.001)
             with pytest.raises(ForetokenError, match="start the server again"):
@@ -319,14 +320,14 @@ def test_the_end_of_the_other_process_ends_all_requests():
         decoding = DecodingApart(here, facts_of(engine), join=thread.join)
         await decoding.open()
         may_answer = threading.Event()
-        host._answers["state"] = may_answer.wait
+        host._answers["compile"] = lambda _: may_answer.wait()
         with decoding.streams() as streams:
             streams.submit([1], SamplingParams(max_new_tokens=400, ignore_eos=True), {})
-            asking = asyncio.create_task(decoding.refresh())
-            await asyncio.sleep(0)
+            asking = asyncio.create_task(asyncio.to_thread(decoding.compile, Grammar.regex("a")))
+            await decoding.refresh()
             there.shutdown(socket.SHUT_RDWR)
             found = (await streams.next())[1]
-            with pytest.raises(ForetokenError, match="process has ended"):
+            with pytest.raises(ForetokenError, match=r"process has ended|ended by an error"):
                 await asking
         may_answer.set()
         engine.open()
@@ -337,6 +338,33 @@ def test_the_end_of_the_other_process_ends_all_requests():
     found, engine = asyncio.run(main())
     assert "process has ended" in str(found)
     assert not engine.busy
+
+
+def test_an_engine_that_does_not_answer_is_left(monkeypatch):
+    """Its process may hang, and be killed only when nobody waits for it any more."""
+    monkeypatch.setattr("foretoken.serve.apart.remote._CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("foretoken.serve.apart.remote._STATE_SECONDS", 0.05)
+
+    async def main():
+        here, there = socket.socketpair()
+        joined = []
+        decoding = DecodingApart(here, facts_of(tiny_engine()), join=lambda: joined.append(True))
+        there.sendall(frame(Kind.REPLY, (0, ("running", 2.5, {}))))
+        opening = asyncio.create_task(decoding.open())
+        await opening
+        asking = asyncio.create_task(asyncio.to_thread(decoding.compile, Grammar.regex("a")))
+        with decoding.streams() as streams:
+            streams.submit([1], None, {})
+            await decoding.refresh()
+            assert (decoding.occupancy(), decoding.speedup) == ("running", 2.5)
+            await decoding.aclose()
+            with pytest.raises(ForetokenError, match="closed"):
+                await asking
+            assert isinstance((await streams.next())[1], ForetokenError)
+        there.close()
+        return joined
+
+    assert asyncio.run(main()) == [True]
 
 
 def test_the_end_of_the_servers_process_ends_the_engines_requests():

@@ -192,6 +192,13 @@ def test_a_chat_template_may_come_from_a_pipe(tmp_path, target):
         connection.close()
 
 
+def test_a_chat_template_that_is_no_file_is_told(target):
+    options = ["--port", "0", "--eager", "--target", target, "--chat-template", "{{ messages }}" * 100]
+    result = CliRunner().invoke(app, ["serve", *options])
+    assert result.exit_code == 2
+    assert "can't be read" in result.output
+
+
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path, target):
     broken = tmp_path / "broken"
     shutil.copytree(target, broken)

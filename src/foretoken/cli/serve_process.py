@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foretoken.cli.options import ModelOptions
 from foretoken.cli.screen import Screen
@@ -41,8 +41,7 @@ def served_engine(
     from foretoken.serve.apart.process import EngineProcess
 
     with ExitStack() as held:
-        models = _without_pipes(models, Path(held.enter_context(tempfile.TemporaryDirectory(prefix="foretoken-"))))
-        make = _MakeEngine(models, max_batch_size, cache_memory, screen.notes.no_color)
+        make = _MakeEngine(_without_pipes(models, held), max_batch_size, cache_memory, screen.notes.no_color)
         process = EngineProcess(make, limits.queue_seconds)
         held.callback(_end, process, screen)
 
@@ -75,14 +74,21 @@ class _MakeEngine:
         return ready_engine(self.models, self.max_batch_size, self.cache_memory, screen)
 
 
-def _without_pipes(models: ModelOptions, folder: Path) -> ModelOptions:
-    """The options with what pipes hold in files."""
-    copies = {}
+def _without_pipes(models: ModelOptions, held: ExitStack) -> ModelOptions:
+    """The options with what pipes hold in files, which `held` removes."""
+    copies: dict[str, Any] = {}
     for name, value in ((name, vars(models)[name]) for name in _FILES):
-        if value is not None and ((file := Path(value)).is_fifo() or file.is_char_device()):
-            (copy := folder / name).write_bytes(file.read_bytes())
-            copies[name] = type(value)(copy)
+        with suppress(OSError, ValueError):  # what can't be read is told where it is needed
+            if value is not None and _is_of_this_process(Path(value)):
+                folder = held.enter_context(tempfile.TemporaryDirectory(prefix="foretoken-"))
+                copy = Path(folder) / name
+                copy.write_bytes(Path(value).read_bytes())
+                copies[name] = type(value)(copy)
     return replace(models, **copies)
+
+
+def _is_of_this_process(file: Path) -> bool:
+    return file.is_fifo() or file.is_char_device() or str(file).startswith(("/dev/", "/proc/"))
 
 
 def _end(process: EngineProcess, screen: Screen) -> None:

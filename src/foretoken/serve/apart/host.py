@@ -47,7 +47,6 @@ class Host:
         self._answers: dict[str, Callable[..., Any]] = {
             "check": self._check,
             "compile": self._compile,
-            "state": self._state,
         }
 
     def run(self) -> None:
@@ -63,6 +62,8 @@ class Host:
                     number, name, arguments = value
                     if name == "score":
                         self._score(number, *arguments)
+                    elif name == "state":  # at once, however long others take
+                        self._reply(number, self._state())
                     else:
                         pool.submit(self._answer, number, name, arguments)
                 elif kind is Kind.DROP:

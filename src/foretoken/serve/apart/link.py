@@ -90,17 +90,25 @@ class Link(asyncio.Protocol):
             try:
                 return answer.result(_LOOK_SECONDS)
             except TimeoutError:
-                if answer.done():  # that was the answer
-                    raise
+                if answer.done():  # it came meanwhile, or is that very error
+                    return answer.result()
                 if self._loop.is_closed():  # it will not come any more
                     raise ForetokenError("the server is closed: ask another one") from None
 
-    async def close(self) -> None:
-        """Have the engine's side end all requests, and itself; those get their last events before."""
+    async def close(self, seconds: float) -> None:
+        """Have the engine's side end all requests, and itself; those get their last events before.
+
+        Args:
+            seconds: after which the connection is broken off.
+        """
         if not self._closing:
             self._closing = True
             self.send(Kind.STOP, None, while_closing=True)
-        await self._ended.wait()
+        try:
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        except TimeoutError:
+            self._transport.abort()
+            await self._ended.wait()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ class EngineProcess:
         from foretoken.serve.apart.wire import Frames, Kind
 
         frames = Frames()
-        while data := self._connection.recv(1 << 20):
+        while data := self._read():
             try:
                 told = list(frames.feed(data))
             except Exception:  # what a tokenizer is made of is not to be found here
@@ -71,6 +71,12 @@ class EngineProcess:
         raise ForetokenError(
             f"the engine's process ended while models were loaded (exit code {self._process.exitcode}): see above"
         )
+
+    def _read(self) -> bytes:
+        try:
+            return self._connection.recv(1 << 20)
+        except OSError:  # the process was killed
+            return b""
 
     def close(self) -> None:
         """See to it that the process ends: at once, unless it has requests to end."""
@@ -113,7 +119,7 @@ def _run(connection: socket.socket, make_engine: Callable[[], Engine], queue_sec
     from foretoken.serve.decoding import facts_of
 
     channel = Channel(connection)
-    with suppress(OSError):  # the server's process is gone
+    with closing(channel), suppress(OSError):  # the server's process is gone
         try:
             engine = make_engine()
         except ForetokenError as error:

@@ -13,7 +13,7 @@ from foretoken.engine.arrivals import Call, TaskCall
 from foretoken.engine.outputs import Occupancy, StreamEvent, TokenLogprob
 from foretoken.engine.prompts import Prompt, make_sequence
 from foretoken.engine.streams import Streams
-from foretoken.errors import SlowConsumer
+from foretoken.errors import ForetokenError, SlowConsumer
 from foretoken.sampling import Grammar, GrammarCompiler, SamplingParams
 from foretoken.serve.apart.link import Link
 from foretoken.serve.apart.wire import Kind, Told, read_event
@@ -21,6 +21,8 @@ from foretoken.serve.decoding import EngineFacts
 
 _CLOSE_SECONDS = 10.0
 """For which the other process may take to end its requests."""
+_STATE_SECONDS = 2.0
+"""For which it may take to tell how it is: whoever asks is answered then with what it told before."""
 
 
 class DecodingApart:
@@ -61,7 +63,7 @@ class DecodingApart:
     async def open(self) -> None:
         """See `Decoding`."""
         await self._link.open()
-        await self.refresh()
+        self._state = await self._link.ask("state")
 
     def streams(self, interval: float = 0.0) -> Streams:
         """See `Decoding`."""
@@ -95,9 +97,10 @@ class DecodingApart:
         self._link.ask_from_thread("compile", grammar)
 
     async def refresh(self) -> None:
-        """See `Decoding`; what was told last stays where the engine has ended."""
+        """See `Decoding`; what was told last stays where the engine has ended, or does not answer in time."""
         if self._link.is_open:
-            self._state = await self._link.ask("state")
+            with suppress(ForetokenError, TimeoutError):
+                self._state = await asyncio.wait_for(self._link.ask("state"), _STATE_SECONDS)
 
     def occupancy(self) -> Occupancy:
         """See `Decoding`."""
@@ -114,8 +117,7 @@ class DecodingApart:
 
     async def aclose(self) -> None:
         """See `Decoding`; the other process has ended then, or been ended where it did not in time."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._link.close(), _CLOSE_SECONDS)
+        await self._link.close(_CLOSE_SECONDS)
         await asyncio.to_thread(self._join)
 
     def _arrive(self, written: tuple[Any, ...]) -> None:

@@ -118,8 +118,20 @@ class Channel:
             if sent < len(data):
                 self._backlog += data[sent:]
                 if self._sender is None:
-                    self._sender = Thread(target=self._send_backlog, daemon=True)
-                    self._sender.start()
+                    self._start_sender()
+
+    def _start_sender(self) -> None:
+        sender = Thread(target=self._send_backlog, daemon=True)
+        try:
+            sender.start()
+        except RuntimeError as error:  # there can be no further thread: a part of a frame must not be left alone
+            self._break_off()
+            raise OSError(f"no thread could be started ({error})") from error
+        self._sender = sender
+
+    def _break_off(self) -> None:
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _send_backlog(self) -> None:
         while True:
@@ -132,6 +144,7 @@ class Channel:
             try:
                 self._connection.sendall(data)
             except OSError:  # the other side is gone, which the next frame finds out
+                self._break_off()
                 with self._lock:
                     self._backlog.clear()
                     self._sender = None
