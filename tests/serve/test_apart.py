@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import os
 import signal
 import socket
 import subprocess
@@ -504,7 +505,8 @@ def _load_for_ever() -> None:
 
 def test_a_process_that_loads_ends_with_the_one_that_started_it():
     code = "import serve.test_apart as test; test._load_for_ever()"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
         pid = int(server.stdout.readline())
         server.terminate()
