@@ -3,8 +3,7 @@
 Such requests take the server's time to read, check and tokenize, and are refused in the end; the stream's rounds should
 not wait for that.
 
-    python benchmarks/serve_beside.py                                  the server of this checkout
-    python benchmarks/serve_beside.py --other PATH/OF/ANOTHER/src      and that of another one, by turns
+    python benchmarks/serve_beside.py      with the engine in the server's process, and in one of its own, by turns
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import random
 import sys
 import threading
@@ -81,21 +79,20 @@ def beside(port: int, load: str) -> list[float]:
 def main() -> None:
     """A row for each load and server."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--other", help="the folder src of another checkout")
     parser.add_argument("--turns", type=int, default=5)
     options = parser.parse_args()
     found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     with ExitStack() as running:
         ports = {}
-        for name, source in {"this": None, "other": options.other}.items():
-            if name == "other" and source is None:
-                continue
-            if source is not None:
-                os.environ["PYTHONPATH"] = source
-            how = argparse.Namespace(
-                server="foretoken", clients=[8], dtype="bfloat16", option=[], python=sys.executable
-            )
-            ports[name], _ = running.enter_context(served(how))
+        for name, option in {"one process": [], "two processes": ["--engine-process"]}.items():
+            how = {
+                "server": "foretoken",
+                "clients": [8],
+                "dtype": "bfloat16",
+                "option": option,
+                "python": sys.executable,
+            }
+            ports[name], _ = running.enter_context(served(argparse.Namespace(**how)))
             waits(ports[name])  # not counted
         for turn in range(options.turns):
             for load in ("", *LOADS):

@@ -102,7 +102,7 @@ def serving(engine: Engine, small_buffers: bool = False, apart: bool = False, **
     Args:
         engine: what decodes.
         small_buffers: what a client does not read soon waits in the server.
-        apart: the engine is spoken to as one of another process, as `foretoken serve` does, though by a thread.
+        apart: the engine is spoken to as one of another process, as with ``--engine-process``, though a thread has it.
         settings: what is allowed.
     """
     allowed = ServeSettings(model=MODEL, **settings)

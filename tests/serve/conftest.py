@@ -11,9 +11,6 @@ from serve_harness import Running, serving, tiny_engine
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    """One server for the tests of a module, which leave it as it is; its threads end with them.
-
-    Its engine is spoken to as that of another process, as `foretoken serve` has it.
-    """
-    with serving(tiny_engine(), apart=True) as running:
+    """One server for the tests of a module, which leave it as it is; its threads end with them."""
+    with serving(tiny_engine()) as running:
         yield running

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from foretoken.serve.apart.remote import DecodingApart
 from foretoken.serve.apart.wire import Channel, Frames, Kind, Told, events_frame, frame, read_event, write_event
 from foretoken.serve.decoding import DecodingHere, facts_of
 from foretoken.serve.settings import ServeSettings
-from serve_harness import LONGEST, MODEL, GatedEngine, hosted, process_runs, tiny_engine, until
+from serve_harness import LONGEST, MODEL, GatedEngine, hosted, numbers, process_runs, serving, tiny_engine, until
 
 PROMPTS = ([116, 104, 101], [97] * 9, [104, 105], [116, 104, 101, 32, 99, 97, 116])
 
@@ -424,6 +425,42 @@ def test_a_closed_one_refuses():
         return last
 
     assert asyncio.run(main()).completion.finish_reason == "cancelled"
+
+
+SEEDED = {"seed": 5, "max_tokens": 12}
+ASKED = [
+    ("/v1/completions", {"prompt": "the cat", **SEEDED}),
+    ("/v1/completions", {"prompt": ["the", "cat"], "n": 2, "temperature": 0, "max_tokens": 5}),
+    ("/v1/completions", {"prompt": "the cat", "stream": True, "logprobs": 2, **SEEDED}),
+    ("/v1/completions", {"prompt": "the cat", "echo": True, "logprobs": 1, **SEEDED}),
+    ("/v1/completions", {"prompt": "the cat", "prediction": {"type": "content", "content": "sat on"}, **SEEDED}),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "[0-9]{3}"}, **SEEDED}),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "("}, **SEEDED}),
+    ("/v1/completions", {"prompt": "x" * 600, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": [300], "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "x", "speculation": {"drafter": "nobody"}}),
+    ("/v1/completions", {"prompt": "x", "speculation": {"num_speculative_tokens": 0, "drafter": "none"}, **SEEDED}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], **SEEDED}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True, **SEEDED}),
+    ("/v1/foretoken/trace", {"prompt": "the cat", **SEEDED}),
+    ("/tokenize", {"prompt": "the cat"}),
+    ("/detokenize", {"tokens": [116, 104, 101]}),
+]
+
+
+def test_clients_are_answered_alike():
+    changes = re.compile(r'"(id|created|time|seconds)": ?("[^"]*"|[\d.e+-]+|\{[^}]*\})')
+
+    def told(apart: bool) -> list[Any]:
+        with serving(tiny_engine(), apart=apart) as running:
+            answers = [running.post(path, body) for path, body in ASKED]
+            names = sorted(numbers(running))
+            status = running.get("/v1/foretoken/status").json
+            health = running.get("/health")
+        return [*((one.status, changes.sub("", one.text)) for one in answers), names, sorted(status), health.status]
+
+    for here, there in zip(told(False), told(True), strict=True):
+        assert there == here
 
 
 def _engine() -> Any:

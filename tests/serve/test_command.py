@@ -138,7 +138,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lo
 
 @needs_proc
 def test_clients_are_told_when_the_engines_process_dies(target):
-    with process(target) as (running, port, _):
+    with process(target, "--engine-process") as (running, port, _):
         connection, response = begin_stream(port, 4000)
         os.kill(engine_of(running), signal.SIGKILL)
         *_, error, done = [line for line in response.read().split(b"\n") if line]
@@ -151,7 +151,7 @@ def test_clients_are_told_when_the_engines_process_dies(target):
 
 @needs_proc
 def test_ctrl_c_that_reaches_both_processes_lets_a_stream_end(target):
-    with process(target) as (running, port, _):
+    with process(target, "--engine-process") as (running, port, _):
         connection, response = begin_stream(port, 400)
         engine = engine_of(running)
         for pid in (engine, running.pid):  # as a terminal does
@@ -166,7 +166,7 @@ def test_ctrl_c_that_reaches_both_processes_lets_a_stream_end(target):
 
 @needs_proc
 def test_the_engines_process_does_not_outlive_the_server(target):
-    with process(target) as (running, port, _):
+    with process(target, "--engine-process") as (running, port, _):
         connection, _ = begin_stream(port, 4000)
         engine = engine_of(running)
         running.kill()
@@ -175,12 +175,13 @@ def test_the_engines_process_does_not_outlive_the_server(target):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_a_chat_template_may_come_from_a_pipe(tmp_path, target):
+@pytest.mark.parametrize("how", [(), ("--engine-process",)])
+def test_a_chat_template_may_come_from_a_pipe(how, tmp_path, target):
     pipe = tmp_path / "template"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("piped: {{ messages[0].content }}",))
     writer.start()
-    with process(target, "--chat-template", str(pipe)) as (_, port, _):
+    with process(target, "--chat-template", str(pipe), *how) as (_, port, _):
         writer.join(LONGEST)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
         body = {"messages": [{"role": "user", "content": "hello"}]}
@@ -192,18 +193,20 @@ def test_a_chat_template_may_come_from_a_pipe(tmp_path, target):
         connection.close()
 
 
-def test_a_chat_template_that_is_no_file_is_told(target):
+@pytest.mark.parametrize("how", [(), ("--engine-process",)])
+def test_a_chat_template_that_is_no_file_is_told(how, target):
     options = ["--port", "0", "--eager", "--target", target, "--chat-template", "{{ messages }}" * 100]
-    result = CliRunner().invoke(app, ["serve", *options])
+    result = CliRunner().invoke(app, ["serve", *options, *how])
     assert result.exit_code == 2
     assert "can't be read" in result.output
 
 
-def test_a_model_that_cannot_be_loaded_is_told(tmp_path, target):
+@pytest.mark.parametrize("how", [(), ("--engine-process",)])
+def test_a_model_that_cannot_be_loaded_is_told(how, tmp_path, target):
     broken = tmp_path / "broken"
     shutil.copytree(target, broken)
     (broken / "model.safetensors").write_bytes(b"nothing")
-    result = CliRunner().invoke(app, ["serve", "--port", "0", "--eager", "--target", str(broken)])
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--eager", "--target", str(broken), *how])
     assert result.exit_code == 2
     assert "its files are broken" in result.output
     assert "Traceback" not in result.output

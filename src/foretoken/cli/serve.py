@@ -71,6 +71,14 @@ class ServeOptions:
     log_bodies: Annotated[
         bool, typer.Option("--log-bodies", help="Log what clients send, prompts included.", rich_help_panel=_SERVER)
     ] = False
+    engine_process: Annotated[
+        bool,
+        typer.Option(
+            "--engine-process",
+            help="Have the engine in a process of its own: for many clients, or large requests.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False
     tls_cert: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="PEM certificate: HTTPS.", show_default=False, rich_help_panel=_SERVER),
@@ -154,7 +162,8 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
     # Before models take their time, so that a port that is taken is told at once.
     with ExitStack() as held:
         listener = held.enter_context(listen(options.host, options.port, options.send_timeout))
-        engine = held.enter_context(served_engine(models, limits, options.max_batch_size, options.cache_memory, screen))
+        size, memory, apart = options.max_batch_size, options.cache_memory, options.engine_process
+        engine = held.enter_context(served_engine(models, limits, size, memory, screen, apart=apart))
 
         from foretoken.cli.render import drafter_label
         from foretoken.serve.app import create_app

@@ -1,4 +1,4 @@
-"""The engine of ``foretoken serve``: in a process of its own, where that can be."""
+"""The engine of ``foretoken serve``: in its process, or in one of its own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,15 @@ _FILES = ("chat_template", "profile", "tree")
 
 @contextmanager
 def served_engine(
-    models: ModelOptions, limits: ServeSettings, max_batch_size: int, cache_memory: str | None, screen: Screen
+    models: ModelOptions,
+    limits: ServeSettings,
+    max_batch_size: int,
+    cache_memory: str | None,
+    screen: Screen,
+    *,
+    apart: bool,
 ) -> Iterator[Callable[[], Decoding]]:
-    """Have an engine made while the block goes on with something else; what waits for it and gives it.
+    """What gives an engine. One of another process is made while the block goes on with something else.
 
     The engine ends with the block. What is given raises ForetokenError where a model can't be loaded.
 
@@ -37,22 +43,32 @@ def served_engine(
         max_batch_size: most requests that are decoded at once.
         cache_memory: most KV cache; None for no limit.
         screen: for messages.
+        apart: in a process of its own, where its tokenizer can be handed over.
     """
+
+    def here() -> Decoding:
+        from foretoken.serve.decoding import DecodingHere
+
+        engine = ready_engine(models, max_batch_size, cache_memory, screen)
+        return DecodingHere(engine, queue_seconds=limits.queue_seconds, max_events=limits.max_backlog)
+
+    if not apart:
+        yield here
+        return
     from foretoken.serve.apart.process import EngineProcess
 
     with ExitStack() as held:
-        make = _MakeEngine(_without_pipes(models, held), max_batch_size, cache_memory, screen.notes.no_color)
+        models = _without_pipes(models, held)
+        make = _MakeEngine(models, max_batch_size, cache_memory, screen.notes.no_color)
         process = EngineProcess(make, limits.queue_seconds)
         held.callback(_end, process, screen)
 
         def wait() -> Decoding:
-            if (apart := process.decoding(limits.max_backlog)) is not None:
-                return apart
-            from foretoken.serve.decoding import DecodingHere
-
+            if (found := process.decoding(limits.max_backlog)) is not None:
+                return found
             process.close()
             screen.note("the target's tokenizer can't go to another process: loading the models again, in this one")
-            return DecodingHere(make(), queue_seconds=limits.queue_seconds, max_events=limits.max_backlog)
+            return here()
 
         yield wait
 
