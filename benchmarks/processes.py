@@ -22,6 +22,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack, closing
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -42,14 +43,10 @@ class Turn(NamedTuple):
     round: float
 
 
-def messages(index: int) -> list[dict[str, str]]:
-    """The chat of a request."""
-    animal = ("spiders", "cats", "ducks", "horses", "bees")[index % 5]
-    return [{"role": "user", "content": f"How many legs do {3 + index % 89} {animal} have, if {index} are blue?"}]
-
-
 def serve(setting: str, options: argparse.Namespace) -> None:
     """Be the process of a setting: for each line of standard input, a turn."""
+    from serve_load import Load
+
     from foretoken import Engine, SamplingParams, tiny_pair_path
 
     name, _, length = setting.partition(":")
@@ -61,12 +58,13 @@ def serve(setting: str, options: argparse.Namespace) -> None:
         num_speculative_tokens=int(length) if length else "auto",
     )
     engine.warm_up()
-    params = SamplingParams(max_new_tokens=TOKENS, temperature=options.temperature)
+    load = Load(0, 1, TOKENS, options.temperature)
+    params = SamplingParams(max_new_tokens=load.tokens, temperature=load.temperature)
 
     def turn(first: int, count: int) -> Turn:
         began, tokens, rounds = perf_counter(), 0, 0
         for index in range(first, first + count):
-            done = engine.generate([messages(index)], params)[0]
+            done = engine.generate([load.messages(index)], params)[0]
             tokens, rounds = tokens + len(done.token_ids), rounds + done.stats.rounds
         return Turn(tokens / (perf_counter() - began), tokens / rounds)
 
@@ -138,14 +136,11 @@ def main() -> None:
     wanted = [(setting, here) for setting in options.settings]
     free = [setting for setting in options.settings if ":" not in setting and setting != "none"]
     wanted += [(setting, tree.resolve()) for tree in options.trees for setting in free]
-    processes = [Process(setting, tree, options) for setting, tree in wanted]
-    try:
+    with ExitStack() as running:
+        processes = [running.enter_context(closing(Process(setting, tree, options))) for setting, tree in wanted]
         for number in range(options.turns):
             for one in random.Random(number).sample(processes, len(processes)):
                 one.take_turn(options.warm + number * options.requests, options.requests)
-    finally:
-        for one in processes:
-            one.close()
     table = Table("setting", "tokens/s", "rounds", f"÷ {processes[0].label}")
     for one in processes:
         ratios = [log(turn.rate / first.rate) for turn, first in zip(one.turns, processes[0].turns, strict=True)]
