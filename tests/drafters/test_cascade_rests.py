@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import exp
 from types import SimpleNamespace
 
 import pytest
@@ -452,3 +453,55 @@ def test_plain_passes_go_together_only_where_no_drafter_follows_each_of_them(tog
     assumed = Assumed.of([Named()], [0.3], target, together=together)
     assert assumed.passes == (12 if together else 1)
     assert (assumed.besides["rounds"] > 0.0) == together
+
+
+@pytest.mark.parametrize("speed", [0.6, 1.0, 1.6])
+def test_a_machine_that_changes_while_a_row_rests_changes_what_everything_takes(speed):
+    """The share of plain passes that go together absorbed it: 0.51 for 0.9, and a model that paid was left alone."""
+    policy = policy_of((MODEL,), (False,))
+    costs = policy.costs
+    costs.together.record(1, 0.9, 8)
+    before = costs.draft(0, 3, 1, 0) / costs.plain(1)
+    for _ in range(60):
+        policy.lessons.rested_together(6, 1, 6 * 0.9 / speed)
+        policy.lessons.rested(6, 1)
+    assert costs.together(1) == pytest.approx(0.9, abs=0.06)
+    assert costs.plain(1) * exp(costs.drift.value) == pytest.approx(0.9 / speed, rel=0.03)
+    assert costs.draft(0, 3, 1, 0) / costs.plain(1) == pytest.approx(before, rel=0.06)
+
+
+def test_a_plain_round_by_itself_behind_several_passes_says_nothing_of_others():
+    """It is a third slower than one that follows another."""
+    policy = policy_of((MODEL,), (False,))
+    policy.costs.together.record(1, 0.9, 8)
+    row = Row(policy.open(sampled=True), 100, [0])
+    for _ in range(40):
+        policy.lessons.rested_together(6, 1, 6 * 0.9)
+        policy.lessons.rested(6, 1)
+        policy.lessons.learn([row], [1], 1, [], 1.3)
+    assert policy.costs.target(1) * exp(policy.costs.drift.value) == pytest.approx(1.0, abs=0.02)
+    for _ in range(40):
+        policy.lessons.learn([row], [1], 1, [], 1.3)
+    assert policy.costs.target(1) * exp(policy.costs.drift.value) > 1.2
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_passes_that_take_less_than_a_change_of_width_was_found_to_are_learnt_from(known):
+    policy = policy_of((MODEL,), (False,))
+    policy.costs.change = 8.0
+    if known:
+        policy.costs.together.record(1, 0.9, 8)
+    for _ in range(10):
+        policy.lessons.rested_together(6, 1, 5.4, changed=True)
+    assert 0.5 <= policy.costs.together(1) <= 0.9
+    assert -4.0 < policy.costs.drift.value < 0.1
+
+
+def test_of_rows_that_calibration_did_not_measure_the_share_is_averaged_first():
+    """A first round that is fast by chance says nothing of the machine."""
+    policy = policy_of((MODEL,), (False,))
+    policy.lessons.rested_together(6, 4, 6 * 0.6 * policy.costs.target(4))
+    for _ in range(30):
+        policy.lessons.rested_together(6, 4, 6 * 0.9 * policy.costs.target(4))
+    assert policy.costs.together(4) == pytest.approx(0.86, abs=0.03)
+    assert policy.costs.drift.value == pytest.approx(0.04, abs=0.03)

@@ -85,6 +85,25 @@ def test_plain_passes_that_go_together_are_measured_where_there_are_such(passes,
     assert 0.6 <= together(1) < 0.9 if passes > 1 else together(1) == 1.0
 
 
+@pytest.mark.parametrize("slow", [(), range(4), range(4, 10), range(4, 5), range(5, 6), range(5, 7), range(9, 10)])
+def test_what_several_passes_take_is_measured_by_turns_with_rounds_of_one(slow, monkeypatch):
+    """While some rounds are measured, all take twice as long: the share was off by as much."""
+    target, blocks = load(tiny_llama(seed=1), runner="hf"), []
+
+    def rounds(target, cascade, kind, verifier, params, limits, count, by_turns=()):
+        several, factor = limits.plain_passes > 1, 2.0 if len(blocks) in slow else 1.0
+        blocks.append(several)
+        each = [0.9 * PLAIN[-1]] * 12 if several else PLAIN if kind[1] == 0 else WIDE
+        return iter([(factor * seconds / 1e3, 0.0) for seconds in each[:count]])
+
+    monkeypatch.setattr(calibration, "_rounds", rounds)
+    monkeypatch.setattr(calibration, "passes_together", lambda target, rows, most: min(6, most))
+    cascade = Cascade([PromptLookup()])
+    calibration.calibrate(target, cascade, Engine(target).verifier, sampled=False)
+    assert blocks[4:10] == [False, True] * 3
+    assert cascade.policy.costs.together(1) == pytest.approx(0.9, abs=0.01)
+
+
 def test_rounds_of_several_passes_are_measured_by_the_pass():
     target = load(tiny_llama(seed=1), runner="native", device="cpu")
     engine, cascade = Engine(target), Cascade([PromptLookup()])

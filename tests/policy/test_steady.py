@@ -171,6 +171,25 @@ def test_a_models_draft_length_is_kept_as_long_as_its_account_can_pay(rounds):
     assert policy.guards[0].balance >= before  # that of copies pays for none of it
 
 
+@pytest.mark.parametrize(("others", "held"), [(0, 0), (3, 0), (4, 0), (8, 1), (12, 2), (16, 3), (100, 3)])
+def test_a_request_begins_with_what_is_known_of_others(others, held):
+    """So its first rounds are not decided each by itself: they were half of those of a short answer."""
+    policy = policy_of((MODEL,))
+    before = policy.open(sampled=False, copied=False)
+    for _ in range(others):
+        policy.judge(before, 0, 4, 4)
+    request = policy.open(sampled=False, copied=False)
+    row, _ = decided(policy, request)
+    assert row.chosen.tokens
+    prices = policy.prices(row, 0.0)
+    assert (0 if prices is None else prices.rounds) == held
+    for _ in range(8):  # and goes on with what is known of itself
+        policy.judge(request, 0, 4, 4)
+    prices = policy.prices(row, 0.0)
+    assert prices is not None
+    assert max(held, 3) <= prices.rounds <= 7
+
+
 def test_each_round_is_decided_where_prices_would_not_do():
     """Models, costs that were given or must depend on no clock, and copies that do not pay."""
     for policy, reproducible in (

@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from foretoken.policy.acceptance import LOOKUP
+from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.lines import Line
+from foretoken.policy.policy import Policy
+from foretoken.policy.request import Row
 from foretoken.policy.widths import Widths, widths_from
 
 
@@ -81,3 +86,18 @@ def test_the_widths_that_are_considered(least, most, last):
         assert last in found  # staying is possible
     else:
         assert last not in found  # a prompt's
+
+
+def test_a_pass_is_not_wide_for_good_where_nothing_is_drafted():
+    """By what was measured its width costs nothing, which no narrower pass could tell to be wrong."""
+    costs = Costs(Line(1.0, 0.0), [DrafterCosts(Line(0.0, 0.0))])
+    costs.anchored, costs.change = True, 0.5
+    policy = Policy([LOOKUP], [True], costs, Costs.by_bytes(1.0, [0.0]))
+    request, last, rounds = policy.open(sampled=True), 4, 0
+    while last > 1:
+        row = Row(request, 100, [0])
+        last = policy.choose([row], (last, 1))
+        assert not row.chosen.tokens
+        rounds += 1
+        assert rounds < 200
+    assert rounds > 50  # a copy may come, and a change costs half a pass

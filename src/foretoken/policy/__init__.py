@@ -13,6 +13,8 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | --- | --- | --- |
 | `account.SHARE` | share of a round that each account gains a round: the long-run loss | a promise: 1% by both |
 | `account.LOOKS` | plain rounds of the credit that looks may lose at first | replays of outputs of 32 tokens |
+| `account.HOPES` | the same of hopes | replays |
+| `acceptance.HOPE` | standard deviations by which models are hoped to be better | replays; by the clock |
 | `account.CREDIT`, `HELD` | plain rounds that an account begins with, and holds at most | replays |
 | `account.GRANT` | plain rounds that models may lose more with each request | replays: flat; by the clock |
 | `request._CHANCE` | plain rounds that a row of a batch may be behind by chance | replays: flat from 3 to 6 |

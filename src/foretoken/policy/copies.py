@@ -56,3 +56,28 @@ class Copies(NamedTuple):
 def lengths_of(size: int) -> tuple[int, ...]:
     """Draft lengths that are considered of a copy of so many tokens."""
     return (*(step for step in STEPS if step < size), size) if size else ()
+
+
+def prefixes(copies: Sequence[Copies], first: float, *, extends: bool) -> list[tuple[int, int, float, float, float]]:
+    """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
+
+    And the chance that copies have the token behind it right, too. A copy is followed as long as its next token is
+    likelier to be right than the model's first one is.
+
+    Args:
+        copies: of a row.
+        first: how likely the model's first token is right.
+        extends: the model can draft behind a copy.
+    """
+    found = [(0, -1, 0.0, 1.0, max((reach[0] for _, reach, _ in copies), default=0.0))]
+    if extends:
+        for offer, reach, expected in copies:
+            size, before, next_right = 0, 1.0, 0.0
+            while offer.chain and size < offer.size:
+                next_right = reach[size] / before
+                if next_right <= first:
+                    break
+                before, size = reach[size], size + 1
+            if size:
+                found.append((size, offer.drafter, expected[size], before, next_right))
+    return found

@@ -41,6 +41,7 @@ _LAG_SHARE = 0.05
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
 _AVERAGED = 12.0  # rounds over which the cost of a change is averaged, and how many tokens free drafters draft
 _PLAIN_AVERAGED = 4.0 * _AVERAGED  # plain passes over which `Costs.together` is averaged
+_PLAIN_SETTLED = 10.0 * _PLAIN_AVERAGED  # the same where the drift follows what they take
 _LEAST_TOGETHER = 0.5  # what it can be at least: less is noise
 _CHECKED = 8  # passes that what calibration or an earlier process found of it counts as
 
@@ -85,17 +86,27 @@ class Together:
 
     def __init__(self) -> None:
         self._shares: dict[int, tuple[float, float]] = {}  # and over how many passes it is averaged
+        self._known: set[int] = set()  # rows of which calibration or an earlier process found it
 
     def __call__(self, rows: int) -> float:
         """The share with so many rows."""
         return self._shares[rows][0] if rows in self._shares else 1.0
 
-    def record(self, rows: int, share: float, passes: int) -> None:
-        """So many passes of one round took this share each; averaged over the last `_PLAIN_AVERAGED`."""
+    def record(self, rows: int, share: float, passes: int, drift: Drift | None = None) -> None:
+        """So many passes of one round took this share each; averaged over the last `_PLAIN_AVERAGED`.
+
+        With `drift`, which the share is without, a known share hardly changes: what machines do is the drift's.
+        """
         before, seen = self._shares.get(rows, (1.0, 0.0))
-        seen = max(min(seen + passes, _PLAIN_AVERAGED), passes)
+        if drift is None:
+            self._known.add(rows)
+        if drift is not None and (rows in self._known or seen >= _PLAIN_AVERAGED):
+            own = min(passes / _PLAIN_SETTLED, 1.0)
+            drift.surprise((1.0 - own) * log(max(share, 1e-6) / before), passes)
+        else:
+            own = passes / (seen := max(min(seen + passes, _PLAIN_AVERAGED), passes))
         now = min(max(share, _LEAST_TOGETHER), 1.0)
-        self._shares[rows] = before + (now - before) * passes / seen, seen
+        self._shares[rows] = before + (now - before) * own, seen
 
 
 class Table(NamedTuple):

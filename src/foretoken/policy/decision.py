@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from foretoken.policy.acceptance import BEGINNING, Kind
-from foretoken.policy.copies import Copies, lengths_of
+from foretoken.policy.account import SHARE
+from foretoken.policy.copies import Copies, lengths_of, prefixes
 from foretoken.policy.costs import Costs, Table
 from foretoken.policy.options import Chains, Joint, Option, may_pay
 from foretoken.policy.request import LARGEST, LONGEST, NODES, PLAIN, Choice, Row
@@ -71,7 +72,7 @@ class Decision:
         paces = [row.request.pace.of(row.request.above[0]) for row in rows]
         mean = count / (sum(1.0 / own for own in paces) + beside)  # rows that rest have a pace of 1
         for row, own in zip(rows, paces, strict=True):
-            row.weight = (mean / own) ** 2
+            row.weight, row.request.hoping = (mean / own) ** 2, False
         self.base = (sum(row.weight for row in rows) + beside * mean**2) / count  # what a plain round emits
         if models and count > 1:
             token = max((max(map(max, each)) for each in self.worths), default=1.0) * max(row.weight for row in rows)
@@ -91,6 +92,8 @@ class Decision:
             if any(row.request.emitted < BEGINNING for row in rows):
                 later = {at: [self._options(one, row, at, BEGINNING) for one, row in enumerate(rows)] for at in models}
                 pays_later = self._pace_of_models(later) > 1.0
+            hopes = {at: [self._options(0, rows[0], at, hoping=True)] for at in models if self._may_hope(at)}
+            pays_later = pays_later or self._pace_of_models(hopes) > 1.0
             for row in rows:
                 row.hopeless = max(BEGINNING - 1 - row.request.emitted, 0) if pays_later else sys.maxsize
         pace = max(self.base, mean, models_pace)
@@ -110,7 +113,7 @@ class Decision:
             row.chosen, row.price = choice, self.rho * self.table.extra[choice.copied or choice.tokens]
         if not any(choice.tokens and choice.drafter in models for choice in best.choices):
             for drafter, each in options.items():
-                if self._look(drafter, each):
+                if self._hope(drafter) or self._look(drafter, each):
                     return
 
     def _best(self, copied: list[Joint], with_models: list[Joint]) -> Joint:
@@ -164,11 +167,14 @@ class Decision:
                     if net > value:
                         best, value = here, net
             if best.total or width <= narrowest or padded <= self._affordable[charged]:
-                values[width], serving[width] = value, best
+                # A pass that is wide for nothing costs something, though by what is measured it may not.
+                values[width], serving[width] = value - SHARE * (not best.total and width > narrowest), best
         self.width = widths.next(values, last, self.rho * change)
         return serving[self.width]
 
-    def _options(self, row_at: int, row: Row, drafter: int, emitted: int | None = None) -> list[Option]:
+    def _options(
+        self, row_at: int, row: Row, drafter: int, emitted: int | None = None, *, hoping: bool = False
+    ) -> list[Option]:
         """Draft lengths, and accepted tokens of each; behind other than the row's emitted tokens, if given."""
         acceptance, room = row.request.acceptance[drafter], row.room
         if room <= 0 or drafter in row.barred:
@@ -177,7 +183,7 @@ class Decision:
             accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
             return [Option(nodes, right, right, right, right) for nodes, right in accepted]
         longest, emitted = min(room, row.most, LONGEST), row.request.emitted if emitted is None else emitted
-        return self._chains(acceptance, longest, emitted, self.worths[row_at] if self.worths else None)
+        return self._chains(acceptance, longest, emitted, self.worths[row_at] if self.worths else None, hoping=hoping)
 
     def _pace_of_models(self, options: dict[int, list[list[Option]]]) -> float:
         """The best pace of any model alone; 1 if none beats plain decoding."""
@@ -247,25 +253,6 @@ class Decision:
                 joints.append(Joint(total, worth, rho, 0.0, choices))
         return joints
 
-    def _prefixes(self, row: int, drafter: int, first: float) -> list[tuple[int, int, float, float, float]]:
-        """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
-
-        And the chance that copies have the token behind it right, too. A copy is followed as long as its next token is
-        likelier to be right than the model's first one is.
-        """
-        found = [(0, -1, 0.0, 1.0, max((reach[0] for _, reach, _ in self.copies[row]), default=0.0))]
-        if self.extends[drafter]:
-            for offer, reach, expected in self.copies[row]:
-                size, before, next_right = 0, 1.0, 0.0
-                while offer.chain and size < offer.size:
-                    next_right = reach[size] / before
-                    if next_right <= first:
-                        break
-                    before, size = reach[size], size + 1
-                if size:
-                    found.append((size, offer.drafter, expected[size], before, next_right))
-        return found
-
     def _with_model(self, drafter: int, options: list[list[Option]]) -> list[Joint]:
         """What all rows do where a model drafts in some of them.
 
@@ -281,8 +268,9 @@ class Decision:
         read, share = self.costs.drafters[drafter].lag, self.costs.drafters[drafter].row
         # The cost of a model's lag is spread over the tokens that are left.
         entries = [read * row.lags[drafter] / max(row.room, 1) for row in rows]
-        prefixes = [
-            self._prefixes(at, drafter, options[at][0].accepted) if options[at] else [] for at in range(len(rows))
+        before_them = [
+            prefixes(copies, each[0].accepted, extends=self.extends[drafter]) if each else []
+            for copies, each in zip(self.copies, options, strict=True)
         ]
         for at in range(max(map(len, options))):
             improved, length = False, 0
@@ -290,7 +278,7 @@ class Decision:
                 if at >= len(each):
                     continue
                 length, right, foreseen, value, behind = each[at]
-                for copied, source, before, reached, copies_on in prefixes[index]:
+                for copied, source, before, reached, copies_on in before_them[index]:
                     if copied and copied + length > min(row.room, row.most, LARGEST):
                         continue
                     unforeseen = behind if copied else value
@@ -318,6 +306,24 @@ class Decision:
             total = sum(choice.total for choice in own)
             joints.append(Joint(total, sum(worths) - rho * (call + self.apart), rho, call + lag, [*own]))
         return joints
+
+    def _may_hope(self, drafter: int) -> bool:
+        """Whether a row by itself may draft with a model as if that were better than was found."""
+        request, kind = self.rows[0].request, self.kinds[drafter]
+        useful = request.acceptance[drafter].engine.was_useful
+        return self.count == 1 and useful and not kind.trees and request.guards[1].may_hope
+
+    def _hope(self, drafter: int) -> bool:
+        """Have a row by itself draft with a model that would pay if it is better than was found; whether it does."""
+        row, most = self.rows[0], 0.0
+        if row.chosen.tokens or not self._may_hope(drafter):
+            return False
+        for joint in self._with_model(drafter, [self._options(0, row, drafter, hoping=True)]):
+            extra = self._extra(joint)
+            value = joint.worth - joint.rho * extra
+            if value > most and extra + joint.spent <= self._affordable[1]:
+                row.chosen, row.request.hoping, most = joint.choices[0], True, value
+        return most > 0.0
 
     def _look(self, drafter: int, options: list[list[Option]]) -> bool:
         """Have one row draft with a model that does not pay, if that is due; whether one does."""

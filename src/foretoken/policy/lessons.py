@@ -54,6 +54,7 @@ class Lessons:
         # The last wide pass had a prompt in it, or drafts of rows that have accounts of their own: padding to it is no
         # loss to `guards`.
         self._widened = False
+        self._several = False  # the last round was of several passes
         self.awake, self.charged = 0.0, 0
 
     def rested(self, rounds: int, rows: int) -> None:
@@ -88,7 +89,8 @@ class Lessons:
             self.guards[self.charged].settle(lost / costs.plain(rows), 0.0)
         if costs.anchored and not (self.given or padding or (changed and self._prompted)):
             each = (seconds * exp(-costs.drift.value) - costs.change * changed) / passes
-            costs.together.record(rows, each / costs.target(rows), passes)
+            costs.together.record(rows, each / costs.target(rows), passes, costs.drift)
+            self._several = True
 
     def learn(
         self,
@@ -136,7 +138,9 @@ class Lessons:
         first = costs.is_first([(-1, positions), *(call[:2] for call in calls)])
         if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
             total = None
-        heard = rows or self.rests.now % _HEARD == 0
+        several, self._several = self._several, False
+        # A plain round of one pass behind passes that go together is slow beside others of its kind.
+        heard = (rows or self.rests.now % _HEARD == 0) and not several
         if total is not None and seconds is not None and (positions > count or changed or calls or heard):
             costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed)
         # What drafts lose is against plain rounds of several passes; one of a pass alone is no loss of theirs.
@@ -168,7 +172,7 @@ class Lessons:
                     self.guards[1].begin(count)
             else:
                 each, among = planned_alone(row, self.free), 1
-                self._settle(request.guards, [row], each, tokens, looked=request.looking)
+                self._settle(request.guards, [row], each, tokens, looked=request.looking, hoped=request.hoping)
             request.rounds += 1
             request.pace.add(tokens, each)
             request.above[0].add(tokens / among, each / among)
@@ -184,7 +188,9 @@ class Lessons:
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
             padded = not self._widened and (positions > count or (changed and not given))
-            self._settle(self.guards, [row for row, _ in shared], took, took - lost, looked=looked, padded=padded)
+            hoped = any(row.request.hoping for row, _ in shared)
+            own_rows = [row for row, _ in shared]
+            self._settle(self.guards, own_rows, took, took - lost, looked=looked, hoped=hoped, padded=padded)
         begun = seconds is not None and positions == count and not calls and not changed
         self.rests.let([row for row, _ in shared], count, drafted, deciding, looked=looked, begun=begun)
 
@@ -209,7 +215,7 @@ class Lessons:
                     costs.record(one.positions, one.seconds, calls, copied, changed=one.changed)
                     took = min((lasted - changing) / plain, LONGER * each)
             emitted = float(one.emitted)
-            self.guards[models].settle(took if drafted else emitted, emitted)
+            self.guards[models].settle(took if drafted else emitted, emitted, hoped=request.hoping)
             self.guards[not models].settle(emitted, emitted)
             request.late += took - emitted
             if not models:
@@ -238,6 +244,7 @@ class Lessons:
         emitted: float,
         *,
         looked: bool,
+        hoped: bool,
         padded: bool = False,
     ) -> None:
         """Charge a round to models if one of them drafted, else to free drafters; padding to who drafted last."""
@@ -246,5 +253,5 @@ class Lessons:
             self.charged = int(models)
         elif padded:
             models = bool(self.charged)
-        guards[models].settle(took if drafted or padded else emitted, emitted, looked=looked)
+        guards[models].settle(took if drafted or padded else emitted, emitted, looked=looked, hoped=hoped)
         guards[not models].settle(emitted, emitted)

@@ -69,6 +69,14 @@ class Drift:
         self.value += change
         self.variance = variance + count * gain * gain * _NOISE / (1.0 - gain)
 
+    def surprise(self, surprise: float, count: int) -> None:
+        """So many measurements of what is well known took longer than expected, by this logarithm.
+
+        An outlier counts less.
+        """
+        gain = 1.0 - (1.0 - 2.0 / _STEADY) ** count
+        self.value += gain * max(min(surprise, _OUTLIER), -_OUTLIER)
+
 
 class Line:
     """Seconds by size.

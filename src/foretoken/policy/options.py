@@ -79,7 +79,13 @@ class Chains:
         self._of_new: dict[tuple[Any, ...], list[Option]] = {}
 
     def __call__(
-        self, acceptance: Acceptance, longest: int, emitted: int, worths: Sequence[Sequence[float]] | None
+        self,
+        acceptance: Acceptance,
+        longest: int,
+        emitted: int,
+        worths: Sequence[Sequence[float]] | None,
+        *,
+        hoping: bool = False,
     ) -> list[Option]:
         """Draft lengths, and accepted tokens of each.
 
@@ -88,9 +94,10 @@ class Chains:
             longest: draft.
             emitted: tokens of the output.
             worths: what tokens are worth (`foretoken.policy.account.Runs.worth`); None for 1.
+            hoping: as for `Acceptance.reach`.
         """
-        if acceptance.judged:
-            return _chains(acceptance, longest, emitted, worths)
+        if acceptance.judged or hoping:
+            return _chains(acceptance, longest, emitted, worths, hoping=hoping)
         key = acceptance.engine, longest, min(emitted, BEGINNING), None if worths is None else tuple(map(id, worths))
         if key not in self._of_new:
             self._of_new[key] = _chains(acceptance, longest, emitted, worths)
@@ -98,9 +105,14 @@ class Chains:
 
 
 def _chains(
-    acceptance: Acceptance, longest: int, emitted: int, worths: Sequence[Sequence[float]] | None
+    acceptance: Acceptance,
+    longest: int,
+    emitted: int,
+    worths: Sequence[Sequence[float]] | None,
+    *,
+    hoping: bool = False,
 ) -> list[Option]:
-    reach = acceptance.reach(longest, emitted=emitted)
+    reach = acceptance.reach(longest, emitted=emitted, hoping=hoping)
     foreseen = here = behind = expected = [0.0, *accumulate(reach)]
     if worths is not None:
         foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in worths)

@@ -95,6 +95,7 @@ class Request:
         self.late = 0.0  # plain rounds that it is behind plain decoding
         self.spread = 0.0  # variances of the rows' tokens, added up over rounds in which a model drafted
         self.looking = False  # the round drafts to see whether a drafter has become useful
+        self.hoping = False  # the round, and those decided with it, draft as if a model were better than was found
         self.considered = -1  # the policy's round in which models were last considered for it
         self.waits = True  # where it begins among others that rest, until those wake
         self._rests_from = self.rests_until = 0  # rounds of the policy; the second is 0 where it does not rest

@@ -22,9 +22,10 @@ MOST = int(PACE)
 many. They hold for no more than half as many rounds as the request has had, either: what is known of it is as old."""
 
 _MODELS = MOST // 2
-"""The same for a model's draft length, and half as many rounds as the model has drafted in for the request: plain ones
-say nothing of it. In replays of a model alone the default had 0.982 of the best fixed length with it, as where each
-fourth round was decided."""
+"""The same for a model's draft length, and half as many rounds as the model has drafted in for the request, plain ones
+say nothing of it, and `_MODELS` more, since a request begins with what is known of others: as many of these as half of
+the rounds that it has drafted in for any. In replays of a model alone the default had 0.982 of the best fixed length
+with it, as where each fourth round was decided."""
 
 
 class Prices(NamedTuple):
@@ -104,7 +105,8 @@ def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:
         if not tokens or request.looking:
             return None
         lost, guard, most = table.extra[tokens] + table.calls[chosen.drafter][tokens], request.guards[1], _MODELS
-        seen = request.acceptance[chosen.drafter].judged
+        acceptance = request.acceptance[chosen.drafter]
+        seen = acceptance.judged + min((acceptance.engine.judged - acceptance.judged) // 2, _MODELS)
     elif not request.asked or not request.copying.earns or request.missed is not None or row.refused:
         return None
     else:
