@@ -470,6 +470,20 @@ def test_a_machine_that_changes_while_a_row_rests_changes_what_everything_takes(
     assert costs.draft(0, 3, 1, 0) / costs.plain(1) == pytest.approx(before, rel=0.06)
 
 
+def test_a_round_behind_several_passes_teaches_what_asking_costs():
+    policy = policy_of()
+    policy.costs.together.record(1, 0.9, 8)
+    row, rounds = Row(policy.open(sampled=True), 100, [0]), policy.costs._rounds
+    assert row.request.asked
+    for _ in range(10):
+        policy.lessons.rested_together(6, 1, 6 * 0.9)
+        policy.lessons.learn([row], [1], 1, [], 1.3, 0.2)
+        row.request.asked = True
+    assert policy.costs.copy(1) > 0.1
+    assert policy.costs._rounds >= rounds + 9  # tables are made anew
+    assert policy.costs.target(1) == pytest.approx(1.0)
+
+
 def test_a_plain_round_by_itself_behind_several_passes_says_nothing_of_others():
     """It is a third slower than one that follows another."""
     policy = policy_of((MODEL,), (False,))

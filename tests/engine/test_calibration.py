@@ -100,7 +100,8 @@ def test_what_several_passes_take_is_measured_by_turns_with_rounds_of_one(slow, 
     monkeypatch.setattr(calibration, "passes_together", lambda target, rows, most: min(6, most))
     cascade = Cascade([PromptLookup()])
     calibration.calibrate(target, cascade, Engine(target).verifier, sampled=False)
-    assert blocks[4:10] == [False, True] * 3
+    assert blocks[4:8] == [False, True] * 2  # a third time where rounds are fast
+    assert sum(blocks) == (2 if slow == range(4) else 3)
     assert cascade.policy.costs.together(1) == pytest.approx(0.9, abs=0.01)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretoken.policy.acceptance import BEGINNING, HOPE, MODEL, Acceptance, EngineRates, Kind
-from foretoken.policy.account import CREDIT, HOPES, LOOKS, Guard
+from foretoken.policy.account import CREDIT, HOPES, Guard
 from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
@@ -84,10 +84,16 @@ def test_what_is_hoped_for_is_drafted_and_charged():
     policy.choose([row])
     assert row.chosen.tokens > 0
     assert request.hoping
-    spare = policy.guards[1].spare
+    guard = policy.guards[1]
+    assert guard.hopes == HOPES
+    before = guard.spare
+    prices = policy.prices(row, 0.0)
     policy.lessons.learn([row], [1], 1 + row.chosen.tokens, [(0, row.chosen.tokens, 1, 0, 1.0)], 1.2)
-    assert policy.guards[1].spare < spare - 0.5
-    policy.guards[1].spare = LOOKS - HOPES
+    assert guard.hopes < HOPES - 0.5
+    assert guard.spare > before  # that of looks
+    if prices is not None:  # no further rounds than it can pay for
+        assert prices.rounds * 1.2 < HOPES
+    guard.hopes = 0.0
     request.rounds, row = 0, Row(request, 200, [0])
     policy.choose([row])
     assert not row.chosen.tokens
@@ -120,9 +126,9 @@ def test_gains_of_hopes_pay_for_further_ones():
     guard = Guard()
     for _ in range(4):
         guard.settle(3.0, 1.0, hoped=True)
-    assert not guard.may_hope
+    assert guard.hopes < 0.0
     guard.settle(1.0, 6.0)
-    assert not guard.may_hope  # what others gained
+    assert guard.hopes < 0.0  # what others gained
     guard.settle(1.0, 6.0, hoped=True)
-    assert guard.may_hope
+    assert guard.hopes > 0.0
     assert HOPE > 0.0

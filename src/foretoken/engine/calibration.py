@@ -47,7 +47,7 @@ _BLOCK, _BLOCKS = 3, 12
 """Rounds of one width, and how often the width changes, to measure what a change costs. The rounds after a prompt say
 nothing of it, since more than the width is new there: by them a change cost 0.41 of a plain round where it cost 0.1."""
 _TURNS = 3
-"""Times that plain rounds of one pass, and of several, are measured by turns to tell what several passes take: other
+"""Times, at most, that plain rounds of one pass and of several are measured by turns, as long as `SECONDS` last: other
 work on the machine begins and ends within a tenth of a second. Measured once, in another tenth than rounds of one, they
 were taken to need 0.6 to 0.95 of such a round, which is 0.93."""
 _PROMPT = (1, 2, 3, 4)
@@ -114,7 +114,8 @@ def calibrate(
     if swept and (passes := passes_together(target, 1, several.plain_passes)) > 1:
         counts = (limits, _MOST), (several, _IDLE + max(2, _LEAST // passes))
         shares = []
-        for _ in range(_TURNS):
+        turn = (_MOST + passes * counts[1][1]) * points[0][1]
+        for _ in range(max(1, min(_TURNS, int(SECONDS / turn)))):
             one, more = ([*_rounds(target, cascade, (-1, 0), verifier, params, *each)] for each in counts)
             if one[_LEAST:] and more[_IDLE:]:
                 shares.append(_plain(more[_IDLE:]) / _plain(one[_LEAST:]))

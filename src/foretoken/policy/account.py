@@ -30,8 +30,7 @@ LOOKS = 0.5
 found again at batch size 4; with none they are not."""
 
 HOPES = CREDIT / 2
-"""Those that hopes may lose at first, the last ones not counted: what is hoped for is drafted in up to eight rounds
-(`foretoken.policy.steady`)."""
+"""Those that hopes may lose at first, the last one not counted."""
 
 PACE = 16.0
 """Rounds over which a request's pace is averaged; older ones fade. Four times that for the engine's."""
@@ -48,24 +47,21 @@ class Guard:
 
     Attributes:
         balance: in all.
-        spare: by looks, which are not expected to pay, and by hopes, for which it may fall to `LOOKS` - `HOPES`.
+        spare: by looks, which are not expected to pay.
+        hopes: by drafts that pay only if their model is better than was found.
         missed: what drafts that it could not pay for would have gained, lately.
     """
 
     def __init__(self) -> None:
-        self.balance, self.spare = CREDIT, LOOKS
+        self.balance, self.spare, self.hopes = CREDIT, LOOKS, HOPES
         self.missed = 0.0
-
-    @property
-    def may_hope(self) -> bool:
-        """Whether a draft that pays only if its model is better than was found can be paid for."""
-        return self.spare > LOOKS - HOPES
 
     def settle(self, took: float, emitted: float, *, looked: bool = False, hoped: bool = False) -> None:
         """A round took so many plain rounds and emitted so many tokens a row."""
         share, gain = SHARE * min(took, emitted), emitted - took
         self.balance = min(self.balance + share + gain, HELD)
-        self.spare = min(self.spare + 2.0 * share + gain * (looked or hoped), CREDIT)
+        self.spare = min(self.spare + 2.0 * share + gain * looked, CREDIT)
+        self.hopes = min(self.hopes + share + gain * hoped, CREDIT)
 
     def begin(self, among: int) -> None:
         """A request begins, in a round of so many rows."""

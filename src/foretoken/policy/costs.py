@@ -98,14 +98,13 @@ class Together:
         With `drift`, which the share is without, a known share hardly changes: what machines do is the drift's.
         """
         before, seen = self._shares.get(rows, (1.0, 0.0))
-        if drift is None:
-            self._known.add(rows)
+        self._known.update((rows,) if drift is None else ())
+        now = min(max(share, _LEAST_TOGETHER), 1.0)
         if drift is not None and (rows in self._known or seen >= _PLAIN_AVERAGED):
             own = min(passes / _PLAIN_SETTLED, 1.0)
-            drift.surprise((1.0 - own) * log(max(share, 1e-6) / before), passes)
+            drift.surprise((1.0 - own) * log(now / before), passes)
         else:
             own = passes / (seen := max(min(seen + passes, _PLAIN_AVERAGED), passes))
-        now = min(max(share, _LEAST_TOGETHER), 1.0)
         self._shares[rows] = before + (now - before) * own, seen
 
 
@@ -275,13 +274,14 @@ class Costs:
         copied: tuple[int, int, float] = (0, 0, 0.0),
         *,
         changed: bool = False,
+        behind: bool = False,
     ) -> None:
         """A round's pass over so many positions, and its calls of drafters: index, tokens, rows, lag in all, seconds.
 
-        Where the pass was not as wide as the one before, only what that costs is learnt from it. Where costs were not
-        measured in this process, the first other round sets the drift, which saved costs and costs by bytes do not
-        know. `copied` are the rows that free drafters drafted for, the tokens that they drafted, and the seconds of
-        that.
+        Where the pass was not as wide as the one before, only what that costs is learnt from it; from a plain one
+        `behind` passes that go together, which is slow beside others, nothing. Where costs were not measured in this
+        process, the first other round sets the drift, which saved costs and costs by bytes do not know. `copied` are
+        the rows that free drafters drafted for, the tokens that they drafted, and the seconds of that.
         """
         self._rounds += 1
         if changed:
@@ -291,7 +291,7 @@ class Costs:
                 most = max(2.0 * self.change, self.target(1) / 4.0)  # one slow round rules out no width
                 more = min(max(seconds * exp(-self.drift.value) - usual, 0.0), most)
                 self.change += (more - self.change) / min(self._changes, _AVERAGED)
-        else:
+        elif not (behind and self.anchored):
             self._record_pass(positions, seconds)
         rows, drafted, took = copied
         if rows:

@@ -309,9 +309,9 @@ class Decision:
 
     def _may_hope(self, drafter: int) -> bool:
         """Whether a row by itself may draft with a model as if that were better than was found."""
-        request, kind = self.rows[0].request, self.kinds[drafter]
-        useful = request.acceptance[drafter].engine.was_useful
-        return self.count == 1 and useful and not kind.trees and request.guards[1].may_hope
+        request, trees = self.rows[0].request, self.kinds[drafter].trees
+        useful = request.acceptance[drafter].engine.was_useful and not trees
+        return self.count == 1 and useful and request.guards[1].hopes > 0.0
 
     def _hope(self, drafter: int) -> bool:
         """Have a row by itself draft with a model that would pay if it is better than was found; whether it does."""
@@ -319,10 +319,11 @@ class Decision:
         if row.chosen.tokens or not self._may_hope(drafter):
             return False
         for joint in self._with_model(drafter, [self._options(0, row, drafter, hoping=True)]):
-            extra = self._extra(joint)
+            extra, change = self._extra(joint), 2.0 * self.costs.change  # to another width of passes, and back
             value = joint.worth - joint.rho * extra
-            if value > most and extra + joint.spent <= self._affordable[1]:
+            if value > most and extra + joint.spent + change <= self._affordable[1]:
                 row.chosen, row.request.hoping, most = joint.choices[0], True, value
+                row.price = self.rho * self.table.extra[row.chosen.copied or row.chosen.tokens]
         return most > 0.0
 
     def _look(self, drafter: int, options: list[list[Option]]) -> bool:
@@ -335,8 +336,7 @@ class Decision:
         if not due or self.rows[0].request.guards[1].spare <= 0.0:
             return False
         (lag, at), costs = min(due), self.costs.drafters[drafter]
-        share = (1.0 + costs.row * (len(self.rows) - 1)) / len(self.rows)
-        best, most = 0, 0.0
+        share, best, most = (1.0 + costs.row * (len(self.rows) - 1)) / len(self.rows), 0, 0.0
         for length, accepted, *_ in options[at][:3]:
             call, extra = self.table.calls[drafter][length], self.table.extra[length]
             # No look where the draft would not pay even if every token were accepted, in all rows.

@@ -139,10 +139,10 @@ class Lessons:
         if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
             total = None
         several, self._several = self._several, False
-        # A plain round of one pass behind passes that go together is slow beside others of its kind.
-        heard = (rows or self.rests.now % _HEARD == 0) and not several
+        heard = rows or self.rests.now % _HEARD == 0
+        behind = several and positions == count and not calls
         if total is not None and seconds is not None and (positions > count or changed or calls or heard):
-            costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed)
+            costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed, behind=behind)
         # What drafts lose is against plain rounds of several passes; one of a pass alone is no loss of theirs.
         drafts = calls or changed or positions > count
         plain = costs.plain(count) if drafts else costs.target(count)
@@ -188,7 +188,7 @@ class Lessons:
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
             padded = not self._widened and (positions > count or (changed and not given))
-            hoped = any(row.request.hoping for row, _ in shared)
+            hoped = any(row.request.hoping and row.chosen.tokens > 0 for row, _ in shared)
             own_rows = [row for row, _ in shared]
             self._settle(self.guards, own_rows, took, took - lost, looked=looked, hoped=hoped, padded=padded)
         begun = seconds is not None and positions == count and not calls and not changed

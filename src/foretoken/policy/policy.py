@@ -36,9 +36,9 @@ Where no model-based drafter pays, it is looked at again: with the first round o
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
 all looks together lose 2 `SHARE` T + `LOOKS` and one look at most. A model that was right before is hoped to be better
 than was found, too, in a row by itself that would be plain: it drafts what pays if it is wrong less often by `HOPE`
-standard deviations, which are few once it has drafted much. Hopes and looks together lose `HOPES` more, and gains of
-hopes pay for further ones. Drafts that are made without a model are judged in
-every round in which they are, whether they are verified or not, by what the target emits.
+standard deviations, which are little once it has drafted much. All hopes lose `SHARE` T + `HOPES` and one of them at
+most, besides what they gained before. Drafts that are made without a model are judged in every round in which they are,
+whether they are verified or not, by what the target emits.
 """
 
 from __future__ import annotations

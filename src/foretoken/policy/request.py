@@ -154,7 +154,7 @@ class Row:
         gain: of that beside a plain round of one pass, as is expected, in tokens.
         price: of the verification of the chosen one's copied tokens, in tokens.
         hopeless: likewise, plain rounds before a model that drafts in every round would be faster than plain decoding:
-            until the output's beginning is over, or endless; 0 where one is now.
+            until the output's beginning is over, or endless; 0 where one is now, or is hoped to be.
         refused: likewise, the tokens of the best draft without a model if the account can't pay for it, else 0.
         refused_cost: of verifying it, in seconds.
     """

@@ -73,7 +73,8 @@ class Kept:
     def put(self, rows: Sequence[Row], now: int, width: int, models: Sequence[int]) -> None:
         """The round `now` was decided, with a pass so wide; 0 where that does not matter."""
         row = rows[0]
-        serves = len(rows) == 1 and row.chosen.drafter in models and not row.chosen.copied and not row.request.looking
+        expected = not (row.request.looking or row.request.hoping)
+        serves = len(rows) == 1 and row.chosen.drafter in models and not row.chosen.copied and expected
         self._request = row.request if serves else None
         self._until, self._choice, self._width = now + _KEPT, row.chosen, width
 

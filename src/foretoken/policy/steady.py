@@ -22,10 +22,10 @@ MOST = int(PACE)
 many. They hold for no more than half as many rounds as the request has had, either: what is known of it is as old."""
 
 _MODELS = MOST // 2
-"""The same for a model's draft length, and half as many rounds as the model has drafted in for the request, plain ones
-say nothing of it, and `_MODELS` more, since a request begins with what is known of others: as many of these as half of
-the rounds that it has drafted in for any. In replays of a model alone the default had 0.982 of the best fixed length
-with it, as where each fourth round was decided."""
+"""The same for a model's draft length, and half as many rounds as the model has drafted in for the request: plain ones
+say nothing of it. A request begins with what is known of others: half of their drafts count as its own, up to so many.
+In replays of a model alone the default had 0.982 of the best fixed length with it, as where each fourth round was
+decided."""
 
 
 class Prices(NamedTuple):
@@ -112,5 +112,6 @@ def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:
     else:
         tokens, lost, guard, most = 0, table.extra[LONGEST] + table.asking[0], request.guards[0], MOST
         seen = request.rounds
-    rounds = min(most, int(guard.balance * table.plain / max(lost + table.apart, 1e-9)), seen // 2)
+    spare = min(guard.balance, guard.hopes) if request.hoping else guard.balance
+    rounds = min(most, int(spare * table.plain / max(lost + table.apart, 1e-9)), seen // 2)
     return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
