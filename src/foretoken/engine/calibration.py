@@ -138,7 +138,7 @@ def _change(seconds: AbstractSequence[float]) -> float:
 
 
 def _plain(rounds: AbstractSequence[tuple[float, float]]) -> float:
-    """Seconds of a pass in such rounds, without drafting nothing."""
+    """Seconds of a pass in such rounds, without what it takes to draft nothing."""
     return median(seconds - drafting for seconds, drafting in rounds)
 
 
