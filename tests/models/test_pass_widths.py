@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.models.widths import PassWidths
+from foretoken.models.widths import PassWidths, own_widths
 
 
 def widths_behind(size, patience=28, least=1):
@@ -51,3 +51,36 @@ def test_padding_and_changes_are_counted(least):
     for tokens in (1, 1, 4):
         widths.narrow_for(tokens)
     assert (widths.padding - before[0], widths.changes - before[1]) == (padding + 2, 4)
+
+
+@pytest.mark.parametrize(("tells", "own"), [(1, (1,)), (7, (1, 2, 5, 7))])
+def test_few_tokens_are_not_padded_where_that_would_tell(tells, own):
+    """Neither to the width of the pass before, nor to one that is held or planned."""
+    sizes = (1, 2, 5, 7, 8)
+    widths = PassWidths(28, tells=tells)
+    for size in sizes:
+        for hold in (0, 9, 12):
+            with own_widths(False):
+                assert widths.fit(12) == 12
+            widths.hold(hold)
+            with own_widths():
+                assert widths.peek(size) == widths.fit(size) == (size if size in own else hold or 12)
+    for size in sizes:  # padded again once that is over
+        widths.fit(12)
+        assert widths.fit(size) == 12
+
+
+def test_few_tokens_that_would_tell_are_padded_to_the_least_width_alone():
+    widths = PassWidths(28, least=4, tells=1)
+    widths.fit(12)
+    with own_widths():
+        assert widths.fit(1) == 4
+
+
+def test_a_plan_for_tokens_that_would_tell_is_the_narrowest_graph():
+    widths = PassWidths(28, tells=7)
+    widths.narrow = (1, 4, 9, 17)
+    with own_widths():
+        assert widths.plan(2, 17, alone=True)[0] == widths.narrow_for(2) == 4
+        assert widths.plan(8, 17, alone=True)[0] == widths.narrow_for(8) == 17
+    assert widths.plan(2, 17, alone=True)[0] == widths.narrow_for(2) == 17

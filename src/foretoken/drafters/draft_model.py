@@ -224,6 +224,8 @@ class DraftModel(Drafter):
             for row, sequence in enumerate(batch.sequences):
                 if ids[row] in rows or sequence.source is not None or len(sequence.tokens) <= shortest:
                     continue
+                if batch.reproducible and batch.reproducible[row]:  # what others computed may be rounded otherwise
+                    continue
                 # The KV cache of a shared prefix, such as a system prompt, is copied from another row.
                 for other in batch.sequences:
                     donor = rows.get(other.id, -1)

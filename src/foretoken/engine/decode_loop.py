@@ -27,6 +27,7 @@ from foretoken.errors import NumericalError, OutOfMemory, ParameterError, Prompt
 from foretoken.limits import DEFAULT_LIMITS, Limits, use_limits
 from foretoken.models.base import LanguageModel, Scores
 from foretoken.models.threads import one_thread, taking_turns
+from foretoken.models.widths import own_widths
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
@@ -65,7 +66,8 @@ class DecodeLoop:
         self.cascade = cascade
         self.lengths = DraftLengths(drafter, num_speculative_tokens)
         # A drafter that needs the target's hidden states of every token gets none of tokens that are copied.
-        self._prefixes = PrefixCache(target, not drafter.hidden_layers, limits.shortest_shared_prefix)
+        shortest, repeats = limits.shortest_shared_prefix, self.lengths.matters
+        self._prefixes = PrefixCache(target, not drafter.hidden_layers, shortest, repeats)
         self._prefill = Prefill(target, drafter, self._prefixes, limits.prefill_tokens)
         self._make_sampler = make_sampler
         self._members: Membership | None = None
@@ -108,7 +110,9 @@ class DecodeLoop:
                 logits = len(self.rows) * _USUAL_WIDTH * self.target.vocab_size
                 others = self.target.own_threads and self.drafter.own_threads
                 few = logits <= self.limits.one_thread_logits
-                with torch.inference_mode(), one_thread(others and few), use_limits(self.limits):
+                seeded = any(map(self.lengths.matters, self.rows))
+                threads, limits = one_thread(others and few), use_limits(self.limits)
+                with torch.inference_mode(), threads, limits, own_widths(seeded):
                     self._round(told)
                 self._remove_finished()
 

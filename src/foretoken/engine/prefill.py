@@ -5,7 +5,7 @@ from __future__ import annotations
 from foretoken.drafters.base import Drafter
 from foretoken.engine.prefix_cache import PrefixCache
 from foretoken.models.base import LanguageModel
-from foretoken.models.feed import feed
+from foretoken.models.feed import feed, prompt_part
 
 
 class Prefill:
@@ -44,7 +44,10 @@ class Prefill:
             if len(ready) == len(rows) or (worked and ready):
                 return ready, worked
             waiting = self._prefixes.waiting()
-            chunks = [[] if waits else tokens[: self._chunk] for tokens, waits in zip(missing, waiting, strict=True)]
+            chunks = [
+                [] if waits else tokens[: prompt_part(len(tokens) + 1, self._chunk)]
+                for tokens, waits in zip(missing, waiting, strict=True)
+            ]
             assert any(chunks), "every row that misses tokens waits for another one"
             self._compute(chunks, missing)
             worked = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from itertools import count
@@ -9,6 +10,7 @@ from itertools import count
 from foretoken.engine.row import Row
 from foretoken.limits import DEFAULT_LIMITS
 from foretoken.models.base import Cache, LanguageModel
+from foretoken.models.widths import WIDE
 from foretoken.sequence import shared_prefix_length
 
 _versions = count()
@@ -25,6 +27,7 @@ class _Slot:
         donor: the slot whose prefix this one copies as soon as it is cached; None if it waits for none.
         shared: tokens of that prefix.
         is_fresh_copy: it began with a copy, and no round has shown that the copy is good.
+        plain: tokens from the first on whose keys and values are those of passes over a prompt.
     """
 
     tokens: list[int]
@@ -32,6 +35,7 @@ class _Slot:
     donor: _Slot | None = None
     shared: int = 0
     is_fresh_copy: bool = False
+    plain: int = 0
 
 
 class PrefixCache:
@@ -42,10 +46,15 @@ class PrefixCache:
     before it in the list, and leaving keeps the order: so no two wait for each other, and the first waits for none.
     When the last request has left, its cache rows stay until others join, which may copy from them.
 
+    Keys and values are rounded otherwise where tokens were decoded than where they were part of a prompt. So a request
+    whose seed must give one output copies those of prompts alone, and less than all of its own: its last pass is then
+    rounded as if nothing had been copied (`WIDE`).
+
     Args:
         model: whose KV cache it is.
         shares: whether prefixes are copied at all.
         min_shared_prefix: fewest tokens that are copied.
+        repeats: whether a request's seed must give one output.
 
     Attributes:
         cache: the KV cache; row i belongs to ``rows[i]`` while there are rows.
@@ -54,11 +63,16 @@ class PrefixCache:
     """
 
     def __init__(
-        self, model: LanguageModel, shares: bool, min_shared_prefix: int = DEFAULT_LIMITS.shortest_shared_prefix
+        self,
+        model: LanguageModel,
+        shares: bool,
+        min_shared_prefix: int = DEFAULT_LIMITS.shortest_shared_prefix,
+        repeats: Callable[[Row], bool] = lambda row: False,
     ) -> None:
         self._model = model
         self._shares = shares and model.shares_prefixes
         self._min_shared_prefix = min_shared_prefix
+        self._repeats = repeats
         self.clear()
 
     def clear(self) -> None:
@@ -76,6 +90,9 @@ class PrefixCache:
         for row in rows:
             slot = _Slot(row.sequence.tokens if row.sequence.source is None else [], row)
             donor, shared = self._best_donor(slot, [*self._slots, *joined], lengths)
+            slot.plain = max(0, len(slot.tokens) - WIDE)
+            if donor is not None and shared > donor.plain:
+                slot.plain = min(slot.plain, donor.plain)
             if donor is not None and lengths.get(donor, 0) >= shared:
                 slot.is_fresh_copy, row.stats.cached = True, shared
                 sources.append((donor, shared))
@@ -93,13 +110,17 @@ class PrefixCache:
         best: tuple[_Slot | None, int] = None, 0
         if not self._shares or len(slot.tokens) <= self._min_shared_prefix:
             return best
+        repeats = slot.row is not None and self._repeats(slot.row)
+        most = len(slot.tokens) - (WIDE if repeats else 1)
         for other in others:
-            shared = shared_prefix_length(slot.tokens, other.tokens, self._min_shared_prefix)
+            shared = min(shared_prefix_length(slot.tokens, other.tokens, self._min_shared_prefix), most)
             if other.row is None:  # it will cache no more
                 shared = min(shared, lengths[other])
+            if repeats:
+                shared = min(shared, other.plain)
             if shared >= self._min_shared_prefix and shared > best[1]:
                 best = other, shared
-                if shared == len(slot.tokens) - 1:  # no other slot shares more
+                if shared == most:  # no other slot shares more
                     break
         return best
 

@@ -9,10 +9,21 @@ from torch import Tensor
 
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, Keep, LanguageModel
+from foretoken.models.widths import WIDE
 
 OnHidden = Callable[[list[int], list[int], tuple[Tensor, ...]], None]
 """Called after each pass with: the number of committed tokens of each row before it, the number that it added to each,
 and the hidden states ``[B, N, H]`` of each layer."""
+
+
+def prompt_part(missing: int, most: int) -> int:
+    """Tokens of a prompt's next pass, of those that are missing; the last pass is left `WIDE` of them where it can be.
+
+    So keys and values do not depend on where a prompt was split, nor on whether some of it was copied.
+    """
+    if most > WIDE and most < missing < most + WIDE:
+        return missing - WIDE
+    return min(missing, most)
 
 
 def feed(

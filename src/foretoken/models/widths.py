@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar, Token
+
 _LEAST_OF_LARGE = 4
 """Passes over fewer tokens are padded to so many where many weights are bfloat16.
 
@@ -31,6 +34,36 @@ def least_for(weight_bytes: int, *, bfloat16: bool) -> int:
     return _LEAST_OF_LARGE if weight_bytes >= LEAST_PADDED and bfloat16 else 1
 
 
+WIDE = 8
+"""Tokens of a row in a pass from which on scores, keys and values do not depend on how many there are, where a backend
+rounds alike otherwise. On OpenVINO attention rounds otherwise where a row with a single token is by itself, and layers
+of rounded weights where a pass has up to four: scores differ in their third digit then, enough for a seed to give
+another output."""
+
+_own: ContextVar[bool] = ContextVar("own_widths", default=False)
+
+
+def own_widths(wanted: bool = True) -> AbstractContextManager[None]:
+    """Have passes be as wide as their tokens, whatever ran before, where results depend on it (`PassWidths`).
+
+    An engine does so in rounds with a request whose seed must give one output, and whose output depends on its drafts.
+    """
+    return _Own() if wanted else nullcontext()
+
+
+class _Own:
+    """What `own_widths` returns, to be entered once. A generator takes several times as long."""
+
+    __slots__ = ("_token",)
+    _token: Token[bool]
+
+    def __enter__(self) -> None:
+        self._token = _own.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _own.reset(self._token)
+
+
 class PassWidths:
     """Chooses the width of a graph's passes, in tokens, so that most are as wide as the pass before.
 
@@ -38,11 +71,12 @@ class PassWidths:
     more tokens than the last width is as wide as it must be. One over fewer is padded to the last width, until the
     padding since the last pass that filled it has cost as much as a change. The speculation policy knows more, and
     says how wide the next pass is to be (`hold`). Results do not depend on the width but for rounding: the runtime may
-    sum in another order.
+    sum in another order. That is of no account but in rounds with `own_widths`.
 
     Args:
         patience: tokens of padding that are spent on one width; never more in one pass, unless it is held.
         least: no pass is narrower.
+        tells: passes over up to so many tokens are rounded otherwise where they are padded.
 
     Attributes:
         last: the width of the last pass, narrow ones included; 0 before the first.
@@ -54,8 +88,9 @@ class PassWidths:
             and 0.86 ms again and again, and 1.1 and 1.4 in turns.
     """
 
-    def __init__(self, patience: int, least: int = 1) -> None:
+    def __init__(self, patience: int, least: int = 1, *, tells: int = 1) -> None:
         self.narrow: tuple[int, ...] = ()
+        self._tells = tells
         self._planned = 0  # of these, for the next pass
         self._patience, self.least = patience, least
         self.last = self._spent = self._most = self._held = 0
@@ -89,7 +124,8 @@ class PassWidths:
         """
         exact = next((size for size in self.narrow if size >= tokens), 0) if alone else 0
         if exact:
-            self._planned = next((size for size in self.narrow if size >= max(tokens, width)), exact)
+            wanted = tokens if self._is_own(tokens) else max(tokens, width)
+            self._planned = next((size for size in self.narrow if size >= wanted), exact)
             return self._planned, self._planned != self.last
         if width:
             self.hold(max(width, tokens, self.least))
@@ -113,7 +149,9 @@ class PassWidths:
 
     def peek(self, tokens: int) -> int:
         """What `fit` would return; nothing changes."""
-        tokens = max(tokens, self.least)
+        own, tokens = self._is_own(tokens), max(tokens, self.least)
+        if own:
+            return tokens
         if max(self._held, tokens) >= self.last or self._held >= tokens:
             return max(self._held, tokens)
         if self._would_spend(tokens) <= self._patience:
@@ -133,6 +171,10 @@ class PassWidths:
             self.last, self._spent, self._most = width, 0, 0
         self._held = 0
         return width
+
+    def _is_own(self, tokens: int) -> bool:
+        """Whether a pass over so many tokens may not be padded."""
+        return tokens <= self._tells and _own.get()
 
     def _would_spend(self, tokens: int) -> int:
         """Padding since the last pass that filled the width, that of a pass over so many tokens included."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, cut_rows, kept_lengths
+from foretoken.models.feed import prompt_part
 
 _FEW = 8
 """Committed tokens, at most, that a pass over a tree computes along with it."""
@@ -139,6 +140,11 @@ class CachedRow:
         """Drop the tentative nodes."""
         self.nodes, self.parents, self.chain, self.scored = [], [], True, 0
 
+    def behind(self, most: int) -> list[int]:
+        """The next committed tokens that the KV cache lacks, for a pass of their own before one over the nodes."""
+        missing = len(self.tokens) - self.kept
+        return self.tokens[self.kept : self.kept + min(missing, prompt_part(missing + len(self.nodes), most))]
+
     def lengths(self) -> list[int]:
         """Of each tentative node: tokens of the row that ends with it."""
         depths = Feed(0, 0, self.nodes, 0, None if self.chain else self.parents).depths()
@@ -184,7 +190,7 @@ class NativeCache(Cache):
         Before a tree that is soon the case: the cost of a pass over a tree can grow with all that it computes.
         """
         return [
-            Feed(index, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
+            Feed(index, row.kept, row.behind(most), row.regime, None)
             for index, row in enumerate(self.rows)
             if row.nodes and len(row.tokens) - row.kept > (most if row.chain else _FEW)
         ]

@@ -55,7 +55,7 @@ class CompileOptions:
         input_group: features that share a scale where the inputs of linear layers are rounded to eight bits; 0 where
             they keep their precision.
         threads: of the runtime.
-        patience, least: of `PassWidths`; chains have no least width.
+        patience, least, tells: of `PassWidths`; chains have no least width.
     """
 
     dtype: torch.dtype
@@ -64,6 +64,7 @@ class CompileOptions:
     threads: int
     patience: int
     least: int = 1
+    tells: int = 1
 
 
 class CompiledGraph:
@@ -80,7 +81,7 @@ class CompiledGraph:
     """
 
     def __init__(self, graph: DecoderGraph, pool: BlockPool, options: CompileOptions) -> None:
-        self.width, self.widths = graph.width, PassWidths(options.patience, options.least)
+        self.width, self.widths = graph.width, PassWidths(options.patience, options.least, tells=options.tells)
         settings = {
             "INFERENCE_PRECISION_HINT": _PRECISIONS[options.dtype],
             "KV_CACHE_PRECISION": _PRECISIONS[options.cache_dtype],

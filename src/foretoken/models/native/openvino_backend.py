@@ -31,7 +31,7 @@ from foretoken.models.native.openvino_network import DecoderNetwork, Network
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
 from foretoken.models.native.rope import Rotary
 from foretoken.models.native.widening import Widening
-from foretoken.models.widths import PassWidths, least_for, patience_for
+from foretoken.models.widths import WIDE, PassWidths, least_for, patience_for
 
 _PREFILL_ROUNDED = 128
 """Tokens of a prefill pass over rounded weights: what lies between layers takes memory for each of them.
@@ -96,7 +96,9 @@ class OpenVinoBackend:
         least = least_for(size, bfloat16=dtype is torch.bfloat16 and quantize is None)
         self._saves = weights.rounds_inputs and not small
         self.prefill_tokens = _PREFILL_SAVING if self._saves else _PREFILL_ROUNDED if rounds else None
-        self._options = CompileOptions(dtype, cache_dtype, group, torch.get_num_threads(), patience_for(size), least)
+        tells = WIDE - 1 if quantize is not None or weights.rounds_inputs else 1
+        patience, threads = patience_for(size), torch.get_num_threads()
+        self._options = CompileOptions(dtype, cache_dtype, group, threads, patience, least, tells)
         self.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
         start = perf_counter()
