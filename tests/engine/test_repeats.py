@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from foretoken import Engine, SamplingParams, load, tiny_pair_path
+from foretoken.drafters.draft_model import DraftModel
 from foretoken.limits import Limits
+from foretoken.models.chain import Draws
 from foretoken.models.feed import feed, prompt_part
-from foretoken.models.widths import WIDE
+from foretoken.models.widths import WIDE, own_widths
 
 _SHORT = "Where wrong is"
 _LONG = (
@@ -27,6 +29,11 @@ def _seeded(seed):
 def _target(quantize):
     """The shipped target, on processors that round alike from `WIDE` tokens on; others give no such promise."""
     target = load(tiny_pair_path() / "target", quantize=quantize)
+    _skip_unless_alike(target)
+    return target
+
+
+def _skip_unless_alike(target):
     tokens = [1 + (7 * at) % 500 for at in range(48)]
     found = []
     for last in (48, WIDE, WIDE + 1, 17):
@@ -36,7 +43,6 @@ def _target(quantize):
         found.append(feed(target, cache, [tokens[-last:]], keep="last"))
     if any(not torch.equal(found[0], each) for each in found):
         pytest.skip("on this processor passes are rounded otherwise by how wide they are")
-    return target
 
 
 def _other(engine, random):
@@ -46,15 +52,42 @@ def _other(engine, random):
     engine.generate([prompt] * random.choice([1, 1, 3]), params)
 
 
+def _engine(drafter, quantize):
+    target, own = _target(quantize), tiny_pair_path() / "drafter"
+    if drafter == "draft-model of 16 bits":
+        return Engine(target, DraftModel(load(own, quantize=None)))
+    if drafter == "trees of a draft-model":
+        return Engine(target, DraftModel(own, tree="static"))
+    return Engine(target, drafter.replace("draft-model", str(own)))
+
+
+@pytest.fixture
+def threads(request):
+    """Threads of both models: kernels of attention differ by it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
-    ("drafter", "quantize"),
-    [("none", None), ("none", "int8"), ("draft-model", None), ("auto,draft-model", "int8"), ("early-exit", None)],
+    ("drafter", "quantize", "threads"),
+    [
+        ("none", None, 2),
+        ("none", "int8", 1),
+        ("draft-model", None, 1),
+        ("draft-model of 16 bits", None, 2),
+        ("auto,draft-model", "int8", 2),
+        ("trees of a draft-model", "int8", 1),
+        ("early-exit", None, 1),
+        ("early-exit", "int8", 2),
+    ],
+    indirect=["threads"],
 )
 def test_a_seed_gives_one_output_whatever_was_asked_for_before(drafter, quantize):
     """Passes of other widths are rounded otherwise, and so are copied prefixes."""
-    pair = tiny_pair_path()
-    drafter = drafter.replace("draft-model", str(pair / "drafter"))
-    engine, random = Engine(_target(quantize), drafter), Random(1)
+    engine, random = _engine(drafter, quantize), Random(1)
     asked = [(prompt, seed) for prompt in (_SHORT, _LONG) for seed in _SEEDS]
     found = {}
     for prompt, seed in asked:
@@ -64,10 +97,10 @@ def test_a_seed_gives_one_output_whatever_was_asked_for_before(drafter, quantize
         assert engine.generate(prompt, _seeded(seed)).token_ids == found[prompt, seed]
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("quantize", "threads"), [(None, 2), ("int8", 1)], indirect=["threads"])
 def test_a_batch_of_seeds_gives_one_output_whatever_was_asked_for_before(quantize):
-    pair = tiny_pair_path()
-    engine, random = Engine(_target(quantize), str(pair / "drafter")), Random(2)
+    engine, random = _engine("draft-model", quantize), Random(2)
     found = []
     for _ in range(3):
         batch = engine.generate([_SHORT, _LONG[:60], _LONG[80:150]], [_seeded(seed) for seed in _SEEDS[:3]])
@@ -84,6 +117,44 @@ def test_a_prompt_of_several_passes_gives_one_output_whether_it_was_copied(quant
         found = [engine.generate(prompt, _seeded(seed)) for seed in (1, 1)]
         assert [each.stats.cached for each in found] == [0, size - WIDE]
         assert found[0].token_ids == found[1].token_ids
+
+
+def test_a_long_prompt_of_early_layers_gives_one_output_whether_it_was_copied():
+    """They need all of it before their draft: 128 tokens a pass where weights are rounded."""
+    engine, random = _engine("early-exit", "w8a8"), Random(4)
+    for size in (130, 131, 132):
+        prompt = [random.randrange(1, 500) for _ in range(size)]
+        for seed in _SEEDS:
+            engine.generate(prompt[::-1], SamplingParams(max_new_tokens=2))
+            found = [engine.generate(prompt, _seeded(seed)) for _ in range(2)]
+            assert [each.stats.cached for each in found] == [0, size - WIDE]
+            assert found[0].token_ids == found[1].token_ids
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_chains_of_a_seed_do_not_begin_earlier(quantize):
+    """Those of others do, where the chain before was wider: keys and values are then computed once more."""
+    model, random = load(tiny_pair_path() / "drafter", quantize=quantize), Random(5)
+    _skip_unless_alike(model)
+    tokens = [random.randrange(1, 500) for _ in range(60)]
+
+    def drafted(before):
+        cache, other, probs = model.open(1), model.open(1), []
+        for begin in (0, *range(20, 60, 8)):
+            new = tokens[begin : begin + (20 if begin == 0 else 8)]
+            draws = Draws(torch.ones(1), torch.full((1, 3), 0.5, dtype=torch.float64), reproducible=True)
+            model.chain([[7] * before], 3, other, draws)
+            forget(other)
+            for part in [new] if begin == 0 else [new[:2], *([token] for token in new[2:])]:
+                with own_widths(1):
+                    probs.append(model.chain([part], 3, cache, draws).probs)
+                forget(cache)
+        return torch.cat(probs)
+
+    def forget(cache):
+        cache.commit(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+
+    assert torch.equal(drafted(12), drafted(1))
 
 
 @pytest.mark.parametrize(

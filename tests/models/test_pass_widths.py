@@ -60,10 +60,10 @@ def test_few_tokens_are_not_padded_where_that_would_tell(tells, own):
     widths = PassWidths(28, tells=tells)
     for size in sizes:
         for hold in (0, 9, 12):
-            with own_widths(False):
+            with own_widths(0):
                 assert widths.fit(12) == 12
             widths.hold(hold)
-            with own_widths():
+            with own_widths(1):
                 assert widths.peek(size) == widths.fit(size) == (size if size in own else hold or 12)
     for size in sizes:  # padded again once that is over
         widths.fit(12)
@@ -73,14 +73,21 @@ def test_few_tokens_are_not_padded_where_that_would_tell(tells, own):
 def test_few_tokens_that_would_tell_are_padded_to_the_least_width_alone():
     widths = PassWidths(28, least=4, tells=1)
     widths.fit(12)
-    with own_widths():
+    with own_widths(1):
         assert widths.fit(1) == 4
 
 
 def test_a_plan_for_tokens_that_would_tell_is_the_narrowest_graph():
     widths = PassWidths(28, tells=7)
     widths.narrow = (1, 4, 9, 17)
-    with own_widths():
+    with own_widths(1):
         assert widths.plan(2, 17, alone=True)[0] == widths.narrow_for(2) == 4
         assert widths.plan(8, 17, alone=True)[0] == widths.narrow_for(8) == 17
     assert widths.plan(2, 17, alone=True)[0] == widths.narrow_for(2) == 17
+
+
+def test_a_token_of_each_row_is_not_padded_where_that_would_tell():
+    widths = PassWidths(28)
+    widths.fit(12)
+    with own_widths(3):
+        assert [widths.fit(tokens) for tokens in (12, 4, 3, 12, 2)] == [12, 12, 3, 12, 2]

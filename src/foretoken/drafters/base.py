@@ -117,6 +117,8 @@ class Drafter(ABC):
             proposal the probability that it is accepted, with all nodes above it. None for all other drafters.
         foreseen: of drafters that draft without a model and know it: of each sequence, for each token of the last
             round whether it is what they would have drafted there. None for all other drafters.
+        call_sizes: draft tokens that a call makes, in rising order, where any other number is made up of these and what
+            is beyond it dropped; empty where a token more takes a step more.
         extends: proposals may begin behind tokens that another drafter drafted (`Batch.begun`).
     """
 
@@ -132,6 +134,7 @@ class Drafter(ABC):
     matches: PerSequence[int] | None = None
     estimates: PerSequence[list[float]] | None = None
     foreseen: PerSequence[list[bool]] | None = None
+    call_sizes: tuple[int, ...] = ()
     extends: bool = False
 
     def __init_subclass__(cls) -> None:

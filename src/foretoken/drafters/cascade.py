@@ -15,7 +15,7 @@ from foretoken.drafters.base import Batch, Drafter, NoDrafter
 from foretoken.drafters.cascade_costs import Assumed
 from foretoken.drafters.cascade_rounds import Round, Saved, Sleep, State, barred_in, kinds_of, offers_of
 from foretoken.drafters.cascade_steady import SteadyRounds
-from foretoken.drafters.chains import extended, joined
+from foretoken.drafters.chains import extended, in_one_call, joined
 from foretoken.drafters.given_length import of_length
 from foretoken.drafters.judging import judge_row, verdict_of
 from foretoken.drafters.prediction import Prediction
@@ -80,6 +80,7 @@ class Cascade(Drafter):
             for free, drafter in zip(self.free, self.drafters, strict=False)
         ]
         self._left_alone = all(self._independent)
+        self._in_calls = any(drafter.call_sizes for drafter in self.drafters)
         self._given, self.measured = costs, costs is not None
         self._widths: Callable[[AbstractSequence[int]], PassWidths | None] = lambda _: None
         self._saved = Saved()
@@ -181,6 +182,9 @@ class Cascade(Drafter):
         free = [rows[index] for index in awake if rows[index].room > 0]
         passes = (widths.last, widths.least) if widths is not None else None
         self.policy.costs.runs_alone_at(widths.narrow if widths is not None else ())
+        if self._in_calls and self._given is None:
+            whole = all(in_one_call(batch))
+            self.policy.drafts_in([drafter.call_sizes if whole else () for drafter in self.drafters])
         width = self.policy.choose(free, passes, size - len(free))
         if len(self.drafters) < 2 and any(exact):
             for row, is_exact, limit in zip(rows, exact, limits, strict=True):

@@ -23,6 +23,15 @@ Steps = Callable[[AbstractSequence[int]], tuple[Draft, bool]]
 """Makes a draft of most tokens by row, token by token; also returns whether all of them could be drafted."""
 
 
+def in_one_call(batch: Batch) -> list[bool]:
+    """Of each row, whether `draft_chains` drafts it in one call where the model has such calls."""
+    sampler = batch.sampler
+    if sampler.all_greedy and not sampler.alters:
+        return [True] * len(batch.sequences)
+    values = sampler.inverse_temperatures().tolist()
+    return [value > 0.0 and not noisy for value, noisy in zip(values, batch.shared_noise, strict=True)]
+
+
 def draft_chains(
     batch: Batch, limits: AbstractSequence[int], one_call: OneCall | None, steps: Steps
 ) -> tuple[Draft, bool]:
@@ -47,11 +56,7 @@ def draft_chains(
     sampler, device = batch.sampler, batch.device
     if sampler.all_greedy and not sampler.alters:
         return _draft_of(one_call(limits, None), limits, device)
-    inverse_temperatures = sampler.inverse_temperatures().cpu()
-    at_once = [
-        value > 0.0 and not noisy
-        for value, noisy in zip(inverse_temperatures.tolist(), batch.shared_noise, strict=True)
-    ]
+    inverse_temperatures, at_once = sampler.inverse_temperatures().cpu(), in_one_call(batch)
     drawn = [limit if whole else 0 for limit, whole in zip(limits, at_once, strict=True)]
     others = [0 if whole else limit for limit, whole in zip(limits, at_once, strict=True)]
     parts: list[tuple[list[bool], Draft]] = []

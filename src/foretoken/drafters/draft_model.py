@@ -105,6 +105,11 @@ class DraftModel(Drafter):
         """Chains may begin behind another drafter's, whose rejected tokens are cut off a row again."""
         return not self.tree.branches and self.model.shares_prefixes
 
+    @property
+    def call_sizes(self) -> tuple[int, ...]:  # type: ignore[override]  # an attribute there
+        """Those of the model's chains."""
+        return () if self.tree.branches else self.model.chain_sizes
+
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A draft of up to ``limits[b]`` tokens in row b."""
         begun = batch.begun or [()] * len(limits)

@@ -115,6 +115,11 @@ class Eagle3(Drafter):
         """Weights of the head."""
         return sum(weight.numel() for weight in self._head.parameters())
 
+    @property
+    def call_sizes(self) -> tuple[int, ...]:  # type: ignore[override]  # an attribute there
+        """Those of the head's chains."""
+        return () if self.trees else self._runner.chain_sizes
+
     def warm_up(self, drawn: bool) -> None:
         """Compile what chains of the head need."""
         self._runner.warm_up_chains(drawn)

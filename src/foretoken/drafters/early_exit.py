@@ -131,6 +131,7 @@ class _EarlyLayers(LanguageModel):
         self.vocab_size, self.max_length = early.vocab_size, early.max_length
         self.device, self.dtype = early.device, early.dtype
         self.supports_trees, self.shares_prefixes = early.supports_trees, early.shares_prefixes
+        self.chain_sizes = early.chain_sizes
         self.own_threads, self.quantize, self.backend_name = early.own_threads, early.quantize, early.backend_name
 
     @property

@@ -110,9 +110,9 @@ class DecodeLoop:
                 logits = len(self.rows) * _USUAL_WIDTH * self.target.vocab_size
                 others = self.target.own_threads and self.drafter.own_threads
                 few = logits <= self.limits.one_thread_logits
-                seeded = any(map(self.lengths.matters, self.rows))
+                rows = len(self.rows) if any(map(self.lengths.matters, self.rows)) else 0
                 threads, limits = one_thread(others and few), use_limits(self.limits)
-                with torch.inference_mode(), threads, limits, own_widths(seeded):
+                with torch.inference_mode(), threads, limits, own_widths(rows):
                     self._round(told)
                 self._remove_finished()
 

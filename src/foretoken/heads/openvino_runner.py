@@ -243,6 +243,11 @@ class OpenVinoRunner:
         """See `Runner`."""
         return self._backend.chains
 
+    @property
+    def chain_sizes(self) -> tuple[int, ...]:
+        """See `Runner`."""
+        return self._backend.chain_sizes if self._backend.chains else ()
+
     def open(self) -> HeadCache:
         """See `Runner`."""
         return PagedHeadCache(self._backend.open(0), self._size)

@@ -93,6 +93,10 @@ class Runner(Protocol):
     def drafts_chains(self) -> bool:
         """Whether it has a `chain` that is faster than single steps."""
 
+    @property
+    def chain_sizes(self) -> tuple[int, ...]:
+        """See `LanguageModel.chain_sizes`."""
+
     def warm_up_chains(self, drawn: bool) -> None:
         """See `LanguageModel.warm_up_chains`."""
 

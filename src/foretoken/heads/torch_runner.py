@@ -30,6 +30,7 @@ class TorchRunner:
     name = "torch"
     own_threads = False
     drafts_chains = False
+    chain_sizes: tuple[int, ...] = ()
     quantize: Quantize | None = None
 
     def __init__(self, head: Eagle3Head, embeddings: Tensor) -> None:

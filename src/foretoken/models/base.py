@@ -158,6 +158,8 @@ class LanguageModel(ABC):
         layer_seconds: on a GPU, what a layer takes at least, however few weights it has: the device is told of its
             operations one by one.
         backend_name: what computes the passes, where there is a choice, such as ``"openvino"``.
+        chain_sizes: tokens that a call of the runtime drafts, in rising order, where `chain` makes up all lengths of
+            these, and drops what is beyond them; empty where a token more is a step more.
     """
 
     name: str
@@ -182,6 +184,7 @@ class LanguageModel(ABC):
     position_share: float | None = None
     layer_seconds: float = 6e-4
     backend_name: str | None = None
+    chain_sizes: tuple[int, ...] = ()
 
     @property
     def assumed_seconds(self) -> float:

@@ -36,29 +36,35 @@ def least_for(weight_bytes: int, *, bfloat16: bool) -> int:
 
 WIDE = 8
 """Tokens of a row in a pass from which on scores, keys and values do not depend on how many there are, where a backend
-rounds alike otherwise. On OpenVINO attention rounds otherwise where a row with a single token is by itself, and layers
-of rounded weights where a pass has up to four: scores differ in their third digit then, enough for a seed to give
-another output."""
+rounds alike otherwise. On OpenVINO attention rounds otherwise where no row has more than one token, and layers of
+rounded weights where a pass has up to four: scores differ in their third digit then, enough for a seed to give another
+output."""
 
-_own: ContextVar[bool] = ContextVar("own_widths", default=False)
+_own: ContextVar[int] = ContextVar("own_widths", default=0)
 
 
-def own_widths(wanted: bool = True) -> AbstractContextManager[None]:
+def own_widths(rows: int) -> AbstractContextManager[None]:
     """Have passes be as wide as their tokens, whatever ran before, where results depend on it (`PassWidths`).
 
     An engine does so in rounds with a request whose seed must give one output, and whose output depends on its drafts.
+
+    Args:
+        rows: how many there are: passes over a token of each are among these; 0 for no such request.
     """
-    return _Own() if wanted else nullcontext()
+    return _Own(rows) if rows else nullcontext()
 
 
 class _Own:
     """What `own_widths` returns, to be entered once. A generator takes several times as long."""
 
-    __slots__ = ("_token",)
-    _token: Token[bool]
+    __slots__ = ("_rows", "_token")
+    _token: Token[int]
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
 
     def __enter__(self) -> None:
-        self._token = _own.set(True)
+        self._token = _own.set(self._rows)
 
     def __exit__(self, *_: object) -> None:
         _own.reset(self._token)
@@ -76,7 +82,8 @@ class PassWidths:
     Args:
         patience: tokens of padding that are spent on one width; never more in one pass, unless it is held.
         least: no pass is narrower.
-        tells: passes over up to so many tokens are rounded otherwise where they are padded.
+        tells: passes over up to so many tokens are rounded otherwise where they are padded; so are those over a single
+            token of each row.
 
     Attributes:
         last: the width of the last pass, narrow ones included; 0 before the first.
@@ -174,7 +181,8 @@ class PassWidths:
 
     def _is_own(self, tokens: int) -> bool:
         """Whether a pass over so many tokens may not be padded."""
-        return tokens <= self._tells and _own.get()
+        rows = _own.get()
+        return rows > 0 and tokens <= max(rows, self._tells)
 
     def _would_spend(self, tokens: int) -> int:
         """Padding since the last pass that filled the width, that of a pass over so many tokens included."""

@@ -6,10 +6,10 @@ Lines (`foretoken.policy.lines`) hold the seconds by size; every round refines t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, log
 from typing import Any, NamedTuple
 
+from foretoken.policy.calls import DrafterCosts
 from foretoken.policy.lines import Drift, Line, bucket
 
 BYTES_PER_POSITION = 0.04
@@ -44,21 +44,6 @@ _PLAIN_AVERAGED = 4.0 * _AVERAGED  # plain passes over which `Costs.together` is
 _PLAIN_SETTLED = 10.0 * _PLAIN_AVERAGED  # the same where the drift follows what they take
 _LEAST_TOGETHER = 0.5  # what it can be at least: less is noise
 _CHECKED = 8  # passes that what calibration or an earlier process found of it counts as
-
-
-@dataclass
-class DrafterCosts:
-    """Of one drafter.
-
-    Attributes:
-        call: seconds of a call by draft tokens (by nodes, for trees).
-        row: share of a call that each further row adds.
-        lag: seconds for each token that the drafter has not seen.
-    """
-
-    call: Line
-    row: float = 0.1
-    lag: float = 0.0
 
 
 def plain_passes(seconds: float, position: float | None, rows: int, most: int) -> int:
@@ -145,17 +130,20 @@ class Costs:
 
     def __init__(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
         self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
+        self.drafters: list[DrafterCosts] = []
         self.become(target, drafters)
 
     def become(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
-        """Take over other lines."""
+        """Take over other lines, of the same drafters."""
+        for new, old in zip(drafters, self.drafters, strict=False):
+            new.sizes = old.sizes
         self.target, self.drafters = target, list(drafters)
         self.drift = Drift()
         self.anchored = False
         self.change, self._changes = 0.0, 0
         self.copying: Line | None = None
         self.copies = 1.0
-        self._tables: dict[int, tuple[int, Table]] = {}
+        self._tables: dict[tuple[Any, ...], tuple[int, Table]] = {}
         self._rounds = 0
         self.alone: tuple[int, ...] = ()
         self.together = Together()
@@ -211,7 +199,7 @@ class Costs:
     def draft(self, drafter: int, tokens: int, rows: int, lag: int) -> float:
         """Seconds of a call of a drafter for so many tokens, in so many rows that it lags so far behind in all."""
         costs = self.drafters[drafter]
-        return costs.call(tokens) * (1.0 + costs.row * (rows - 1)) + costs.lag * lag
+        return costs.seconds(tokens) * (1.0 + costs.row * (rows - 1)) + costs.lag * lag
 
     def plain(self, rows: int) -> float:
         """Seconds of a plain pass over so many roots, in rounds of several where there are such."""
@@ -223,19 +211,20 @@ class Costs:
 
     def table(self, rows: int, longest: int) -> Table:
         """Seconds by draft tokens, up to `longest`; those of the last few rounds are reused."""
-        made, found = self._tables.get(rows, (0, None))
+        key = (rows, *[one.sizes for one in self.drafters])
+        made, found = self._tables.get(key, (0, None))
         if found is None or self._rounds >= made + _REUSED:
             shortest, *longer = self._seconds(1 + longest, rows)
             extra = [0.0]
             for seconds in longer:  # a longer draft that costs less is noise
                 extra.append(max((seconds - shortest) / rows, extra[-1]))
-            calls = [[0.0, *one.call.up_to(longest)] for one in self.drafters]
+            calls = [one.up_to(longest) for one in self.drafters]
             token = min((extra[size] / size for size in range(1, len(extra))), default=0.0)
             units = max(round(rows * self.copies), 1)  # of rows that are all asked
             asking = self.copy(units)
             made_token = max(self.copy(2 * units) - asking, 0.0) / units
             found = Table(self.plain(rows), time_apart(self, rows), extra, calls, token, (asking, made_token))
-            self._tables[rows] = self._rounds, found
+            self._tables[key] = self._rounds, found
         return found
 
     def _seconds(self, longest: int, rows: int) -> list[float]:
@@ -310,10 +299,10 @@ class Costs:
                 each = max(now - usual, 0.0) / lag
                 costs.lag += 0.3 * (min(each, 4.0 * costs.lag) - costs.lag)
             elif rows > 1:
-                share = (now / costs.call(tokens) - 1.0) / (rows - 1)
+                share = (now / costs.seconds(tokens) - 1.0) / (rows - 1)
                 costs.row = max(costs.row + 0.1 * min(max(share - costs.row, -0.1), 0.1), 0.0)
             else:
-                costs.call.record(tokens, took, self.drift)
+                costs.record(tokens, took, self.drift)
 
     def _record_pass(self, positions: int, seconds: float) -> None:
         if not self.anchored and seconds > 0.0:

@@ -198,10 +198,7 @@ class Decision:
             length = max(draft.tokens for _, draft in drafts)
             right = (row.weight * draft.accepted for row, draft in drafts)
             took = plain + apart + count * self.table.extra[length] + self.table.calls[drafter][length] * share
-            pace = (self.base + sum(right) / self.count) * plain / took
-            if pace < 0.9 * best:
-                break  # longer drafts only lose from here on
-            best = max(best, pace)
+            best = max(best, (self.base + sum(right) / self.count) * plain / took)
         return max(best, 1.0)
 
     def _copied(self, *, fitting: bool) -> list[Joint]:

@@ -107,6 +107,12 @@ class Policy:
         self._kept = Kept(self.guards[1])
         self.extends = self.extends or [False] * len(self.kinds)
 
+    def drafts_in(self, sizes: Sequence[tuple[int, ...]]) -> None:
+        """Of each drafter the draft tokens that its calls make from now on (`DrafterCosts.sizes`)."""
+        for costs in (self.costs, self.fixed_costs):
+            for drafter, each in zip(costs.drafters, sizes, strict=True):
+                drafter.sizes = each
+
     @property
     def speedup(self) -> float:
         """Tokens emitted in a plain round's time, over the last rounds of all requests: 1 where nothing is known.

@@ -25,7 +25,8 @@ from foretoken.errors import ParameterError
 from foretoken.integrations.vllm.plain_rounds import shorten
 from foretoken.integrations.vllm.rows import Known, KnownRows, begin
 from foretoken.policy.acceptance import LOOKUP
-from foretoken.policy.costs import Costs, DrafterCosts
+from foretoken.policy.calls import DrafterCosts
+from foretoken.policy.costs import Costs
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LONGEST, Offer, Row

@@ -12,9 +12,11 @@ from torch import Tensor
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, cut_rows, kept_lengths
 from foretoken.models.feed import prompt_part
+from foretoken.models.widths import WIDE
 
-_FEW = 8
-"""Committed tokens, at most, that a pass over a tree computes along with it."""
+_FEW = WIDE - 1
+"""Committed tokens that a pass over a tree computes along with it, of a prompt that takes passes before. With the root
+they are wide enough to be rounded alike behind a long prompt and behind a copied one."""
 
 
 def prefill_chunk(most: int | None) -> int:
@@ -143,7 +145,11 @@ class CachedRow:
     def behind(self, most: int) -> list[int]:
         """The next committed tokens that the KV cache lacks, for a pass of their own before one over the nodes."""
         missing = len(self.tokens) - self.kept
-        return self.tokens[self.kept : self.kept + min(missing, prompt_part(missing + len(self.nodes), most))]
+        if self.chain:
+            count = min(missing, prompt_part(missing + len(self.nodes), most))
+        else:
+            count = prompt_part(missing - _FEW, most)
+        return self.tokens[self.kept : self.kept + count]
 
     def lengths(self) -> list[int]:
         """Of each tentative node: tokens of the row that ends with it."""
@@ -192,13 +198,19 @@ class NativeCache(Cache):
         return [
             Feed(index, row.kept, row.behind(most), row.regime, None)
             for index, row in enumerate(self.rows)
-            if row.nodes and len(row.tokens) - row.kept > (most if row.chain else _FEW)
+            if row.nodes and len(row.tokens) - row.kept >= (most + 1 if row.chain else _FEW + WIDE)
         ]
 
     def lagging(self, most: int) -> list[Feed]:
         """Feeds of up to `most` tokens for rows whose KV cache lags behind their committed tokens."""
         return [
-            Feed(index, row.kept, row.tokens[row.kept : row.kept + most], row.regime, None)
+            Feed(
+                index,
+                row.kept,
+                row.tokens[row.kept : row.kept + prompt_part(len(row.tokens) - row.kept, most)],
+                row.regime,
+                None,
+            )
             for index, row in enumerate(self.rows)
             if row.kept < len(row.tokens)
         ]

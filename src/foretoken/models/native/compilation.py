@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -171,7 +172,8 @@ class CompiledGraphs:
     def __call__(self, key: GraphKey) -> CompiledGraph:
         """The graph, compiled now if it has not been."""
         if key not in self._found:
-            options = self.options if key.steps is None else replace(self.options, least=1)
+            # A chain is not padded, but begins earlier in its sequence, whose keys and values it computes again.
+            options = self.options if key.steps is None else replace(self.options, least=1, tells=sys.maxsize)
             graph = CompiledGraph(self._build(key), self._pool, options)
             with self._lock:
                 self._found.setdefault(key, graph)

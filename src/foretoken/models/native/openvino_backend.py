@@ -17,6 +17,7 @@ from foretoken.models.chain import Chains, Draws, placed, probs_of
 from foretoken.models.mapped import trim
 from foretoken.models.native.cache import Feed, NativeCache, prefill_chunk
 from foretoken.models.native.chaining import (
+    CHAIN_STEPS,
     MOST_CHAINED,
     chain_keys,
     draw_arrays,
@@ -74,6 +75,7 @@ class OpenVinoBackend:
     own_threads = True
     prepares_in_turn = False
     layer_seconds = 0.0  # which is of GPUs alone
+    chain_sizes: tuple[int, ...] = CHAIN_STEPS[::-1]
 
     def __init__(
         self, weights: Weights, dtype: torch.dtype, quantize: Quantize | None = None, network: Network | None = None

@@ -79,6 +79,7 @@ class RoomBackend(DecoderBackend):
     """
 
     chains = True
+    chain_sizes: tuple[int, ...] = CHAIN_STEPS[::-1]
     prepares_in_turn = True
     layer_seconds = 5e-5  # a pass is launched at once: a layer took 50 to 60 µs on an H100
 

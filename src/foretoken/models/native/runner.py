@@ -31,6 +31,8 @@ class Backend(Protocol):
     spec: Spec
     chains: bool
     """It has a `chain`, and gains by it."""
+    chain_sizes: tuple[int, ...]
+    """See `LanguageModel`."""
     narrow: NarrowGraphs | None
     """What makes graphs for a row by itself, if it has such graphs."""
     ragged: bool
@@ -130,6 +132,7 @@ class NativeModel(LanguageModel):
         self.own_threads, self.backend_name = backend.own_threads, backend.name
         self.prefills_with_decode = backend.ragged and self._switch is None
         self.commits_late = self._switch is None
+        self.chain_sizes = backend.chain_sizes if self.drafts_chains else ()
 
     @property
     def hidden_size(self) -> int:

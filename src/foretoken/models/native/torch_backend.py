@@ -65,6 +65,7 @@ class TorchBackend(DecoderBackend):
     """
 
     chains = False
+    chain_sizes: tuple[int, ...] = ()
 
     def __init__(
         self,
