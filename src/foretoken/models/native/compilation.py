@@ -56,7 +56,7 @@ class CompileOptions:
         input_group: features that share a scale where the inputs of linear layers are rounded to eight bits; 0 where
             they keep their precision.
         threads: of the runtime.
-        patience, least, tells: of `PassWidths`; chains have no least width.
+        patience, least, tells: of `PassWidths`; chains have no least width, and any padding of theirs tells.
     """
 
     dtype: torch.dtype
