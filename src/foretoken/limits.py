@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 
+from foretoken.context import Holding
 from foretoken.errors import ParameterError, shown
 
 MAX_SPECULATIVE_TOKENS = 256
@@ -103,19 +104,4 @@ def current_limits() -> Limits:
 
 def use_limits(chosen: Limits) -> AbstractContextManager[None]:
     """Run with other limits; an engine does so with its own limits in each of its steps."""
-    return _Using(chosen)
-
-
-class _Using:
-    """What `use_limits` returns, to be entered once. A generator takes several times as long."""
-
-    __slots__ = ("_chosen", "_token")
-
-    def __init__(self, chosen: Limits) -> None:
-        self._chosen = chosen
-
-    def __enter__(self) -> None:
-        self._token = _current.set(self._chosen)
-
-    def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
+    return Holding(_current, chosen)

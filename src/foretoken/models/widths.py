@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
+
+from foretoken.context import Holding
 
 _LEAST_OF_LARGE = 4
 """Passes over fewer tokens are padded to so many where many weights are bfloat16.
@@ -51,23 +53,7 @@ def own_widths(rows: int) -> AbstractContextManager[None]:
     Args:
         rows: how many there are: passes over a token of each are among these; 0 for no such request.
     """
-    return _Own(rows) if rows else nullcontext()
-
-
-class _Own:
-    """What `own_widths` returns, to be entered once. A generator takes several times as long."""
-
-    __slots__ = ("_rows", "_token")
-    _token: Token[int]
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    def __enter__(self) -> None:
-        self._token = _own.set(self._rows)
-
-    def __exit__(self, *_: object) -> None:
-        _own.reset(self._token)
+    return Holding(_own, rows) if rows else nullcontext()
 
 
 class PassWidths:
