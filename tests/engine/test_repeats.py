@@ -12,6 +12,7 @@ from foretoken.drafters.draft_model import DraftModel
 from foretoken.limits import Limits
 from foretoken.models.chain import Draws
 from foretoken.models.feed import feed, prompt_part
+from foretoken.models.processor import multiplies_tiles
 from foretoken.models.widths import WIDE, own_widths
 
 _SHORT = "Where wrong is"
@@ -27,7 +28,10 @@ def _seeded(seed):
 
 
 def _target(quantize):
-    """The shipped target, on processors that round alike from `WIDE` tokens on; others give no such promise."""
+    """The shipped target, on processors that round alike from `WIDE` tokens on; others give no such promise.
+
+    Those with AMX do: there it would be a fault.
+    """
     target = load(tiny_pair_path() / "target", quantize=quantize)
     _skip_unless_alike(target)
     return target
@@ -41,7 +45,10 @@ def _skip_unless_alike(target):
         if last < len(tokens):
             feed(target, cache, [tokens[:-last]])
         found.append(feed(target, cache, [tokens[-last:]], keep="last"))
-    if any(not torch.equal(found[0], each) for each in found):
+    alike = all(torch.equal(found[0], each) for each in found)
+    if multiplies_tiles():
+        assert alike
+    elif not alike:
         pytest.skip("on this processor passes are rounded otherwise by how wide they are")
 
 

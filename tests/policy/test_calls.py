@@ -95,3 +95,18 @@ def test_an_engine_prices_its_draft_model_by_how_it_drafts(options, sizes):
         (costs,) = engine.policy.costs.drafters
         assert costs.sizes == sizes
         engine.generate("Once upon a time", SamplingParams(max_new_tokens=12, top_k=3))
+
+
+def test_a_seeded_row_is_priced_by_its_own_calls_whatever_is_beside_it():
+    """A neighbour with top-p drafts token by token, and so do all rows that share its costs."""
+    found = set()
+    for sizes, beside in ((SIZES, [()]), (SIZES, [SIZES]), ((), [SIZES])):
+        costs, fixed = (Costs(Line(0.96, 0.04), [DrafterCosts(Line(0.3, 0.15))]) for _ in range(2))
+        policy = Policy([Kind((0.9,))], [False], costs, fixed)
+        seeded, shared = (policy.open(sampled=True, reproducible=own, copied=False) for own in (True, False))
+        policy.drafts_in(beside)
+        rows = [Row(seeded, 200, [0], calls=[sizes]), Row(shared, 200, [0], calls=beside)]
+        policy.choose(rows)
+        assert (fixed.drafters[0].sizes, costs.drafters[0].sizes) == (sizes, beside[0])
+        found.add((sizes, rows[0].chosen.tokens))
+    assert len(found) == 2  # one choice for each way to draft

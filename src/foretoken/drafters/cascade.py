@@ -183,8 +183,11 @@ class Cascade(Drafter):
         passes = (widths.last, widths.least) if widths is not None else None
         self.policy.costs.runs_alone_at(widths.narrow if widths is not None else ())
         if self._in_calls and self._given is None:
-            whole = all(in_one_call(batch))
-            self.policy.drafts_in([drafter.call_sizes if whole else () for drafter in self.drafters])
+            whole = in_one_call(batch)
+            sizes, by_step = [drafter.call_sizes for drafter in self.drafters], [()] * len(self.drafters)
+            for index in awake:
+                rows[index].calls = sizes if whole[index] else by_step
+            self.policy.drafts_in(sizes if all(whole) else by_step)
         width = self.policy.choose(free, passes, size - len(free))
         if len(self.drafters) < 2 and any(exact):
             for row, is_exact, limit in zip(rows, exact, limits, strict=True):

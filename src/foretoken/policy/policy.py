@@ -108,10 +108,11 @@ class Policy:
         self.extends = self.extends or [False] * len(self.kinds)
 
     def drafts_in(self, sizes: Sequence[tuple[int, ...]]) -> None:
-        """Of each drafter the draft tokens that its calls make from now on (`DrafterCosts.sizes`)."""
-        for costs in (self.costs, self.fixed_costs):
-            for drafter, each in zip(costs.drafters, sizes, strict=True):
-                drafter.sizes = each
+        """Of each drafter the draft tokens that its calls make from now on (`DrafterCosts.sizes`).
+
+        Rows whose requests are reproducible go by their own (`Row.calls`), whatever rows are beside them.
+        """
+        _set_sizes(self.costs, sizes)
 
     @property
     def speedup(self) -> float:
@@ -213,6 +214,8 @@ class Policy:
         """
         groups = [[row] for row in rows if row.request.costs is not self.costs]
         for group in groups:
+            if group[0].calls:
+                _set_sizes(group[0].request.costs, group[0].calls)
             if self._models or group[0].offers:  # else it is plain
                 Decision(group, self.kinds, self._models, self.extends, by_itself=True)
         shared = [row for row in rows if row.request.costs is self.costs]
@@ -268,3 +271,8 @@ class Policy:
             for at, one in enumerate(of)
         }
         return {"costs": self.costs.as_json(), "rates": rates}
+
+
+def _set_sizes(costs: Costs, sizes: Sequence[tuple[int, ...]]) -> None:
+    for drafter, each in zip(costs.drafters, sizes, strict=True):
+        drafter.sizes = each

@@ -148,6 +148,8 @@ class Row:
         trees: the row takes trees.
         most: most draft tokens, or nodes, if the user set a limit.
         barred: drafters that may not be asked.
+        calls: of each drafter, the draft tokens that its calls make in this row (`DrafterCosts.sizes`); empty for what
+            was so before.
         chosen: filled by `Policy.choose`.
         weight: likewise, what a token of it is worth.
         alone: likewise, the best choice without a model.
@@ -166,6 +168,7 @@ class Row:
     trees: bool = False
     most: int = LARGEST
     barred: frozenset[int] = frozenset()
+    calls: Sequence[tuple[int, ...]] = ()
     chosen: Choice = PLAIN
     weight: float = 1.0
     alone: Choice = PLAIN
