@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from foretoken.drafters import Cascade, DraftModel, Lookup, PromptLookup, Suffix
@@ -31,10 +33,10 @@ def steady(monkeypatch):
 
 
 class Timed(Cascade):
-    """Every round takes four milliseconds, and nothing else any time."""
+    """Every round takes four milliseconds, and nothing else more than its clock says."""
 
-    def __init__(self, drafter):
-        super().__init__([drafter], clock=lambda: 0.0)
+    def __init__(self, *drafters, clock=lambda: 0.0):
+        super().__init__(drafters, clock=clock)
 
     def observe_seconds(self, seconds):
         super().observe_seconds(None if seconds is None else 0.004)
@@ -73,6 +75,83 @@ def test_a_models_draft_length_is_kept_for_some_rounds(temperature, steady):
         assert engine.generate(prompt, params).token_ids == alone.generate(prompt, params).token_ids
     assert max(steady) > 1
     assert engine.drafter.policy.rates(0, sampled=temperature > 0.0).all.expected > 1.0  # they were judged
+
+
+RANDOM = [13, 2, 31, 8, 20, 27, 23, 5, 19, 10]
+"""Where nothing is copied."""
+
+
+def pair(drafters=None, **options):
+    """A model that is always right, behind copies; to ask either takes time."""
+    ticks, drafters = count(), drafters or (PromptLookup(), DraftModel(tiny_llama(seed=1)))
+    engine = Engine(tiny_llama(seed=1), Timed(*drafters, clock=lambda: 0.0004 * next(ticks)), **options)
+    cascade = engine.drafter
+    calls = [[(1, 0.001), (5, 0.002)] if drafter.models else [] for drafter in cascade.drafters]
+    cascade.measure([(1, 0.004), (33, 0.0042)], calls)
+    return engine
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_behind_copies_keeps_its_draft_length_while_these_are_not_asked(temperature, steady):
+    """Coupled, so that the output is the target's own at any temperature."""
+    engine = pair(verifier="coupled")
+    alone = Engine(tiny_llama(seed=1), None, "coupled")
+    for seed in range(4):
+        params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=90, ignore_eos=True)
+        assert engine.generate(RANDOM, params).token_ids == alone.generate(RANDOM, params).token_ids
+    assert sum(tokens > 0 for tokens in steady) > 10
+    policy = engine.drafter.policy
+    assert policy.rates(1, sampled=temperature > 0.0).all.expected > 1.0  # they were judged as the model's
+
+
+def test_rounds_of_a_model_behind_copies_end_when_these_are_due(steady, monkeypatch):
+    engine, lookup = pair(), PromptLookup.propose
+    cascade, asked, rounds = engine.drafter, [], []
+    monkeypatch.setattr(PromptLookup, "propose", lambda *args: asked.append(len(steady)) or lookup(*args))
+    judge, learn = cascade.policy.judge, cascade.policy.lessons.learn_together
+    judged = []
+    monkeypatch.setattr(cascade.policy, "judge", lambda *args: judged.append(args[1]) or judge(*args))
+    told = lambda request, all_of, model: rounds.append((request.rounds, len(all_of), request.copying.due, model))  # noqa: E731
+    monkeypatch.setattr(cascade.policy.lessons, "learn_together", lambda *args: told(*args) or learn(*args))
+    sampled = SamplingParams(temperature=1.0, max_new_tokens=120, ignore_eos=True)
+    before, total = cascade.policy.rounds, 0
+    for _ in range(6):
+        total += engine.generate(RANDOM, sampled).stats.rounds
+    if cascade._steady is not None:
+        cascade._steady.tell()
+    cascade._sleep.tell(cascade.policy)
+    assert total - 6 <= cascade.policy.rounds - before <= total  # those of prompts may have nothing to decide
+    assert len(steady) > 20
+    assert len(asked) > 4  # copies were looked for between them
+    assert all(first + count <= due for first, count, due, _ in rounds)
+    assert {model for *_, model in rounds} == {1}
+    assert judged.count(1) >= len(steady)
+
+
+def test_what_a_model_has_not_seen_is_what_was_emitted_since_it_was_asked(steady, monkeypatch):
+    engine, lags, end = pair(), [], SteadyRounds.end
+
+    def ended(rounds, seconds):
+        (state,) = engine.drafter._states.values()
+        lags.append((len(rounds._sequence().tokens) - state.lengths[1], rounds._emitted))
+        end(rounds, seconds)
+
+    monkeypatch.setattr(SteadyRounds, "end", ended)
+    for _ in range(4):
+        engine.generate(RANDOM, SamplingParams(temperature=1.0, max_new_tokens=120, ignore_eos=True))
+    assert len(lags) == len(steady) > 10
+    assert all(lag == emitted for lag, emitted in lags)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_drafters_that_follow_the_targets_states_are_told_of_every_round(many, steady, monkeypatch):
+    """Beside one of those each round is decided: it would miss the rounds of the model."""
+    follower = DraftModel(tiny_llama(seed=2))
+    follower.reads_cache = many
+    engine = pair((DraftModel(tiny_llama(seed=1)), follower))
+    for _ in range(4):
+        engine.generate(RANDOM, SamplingParams(temperature=1.0, max_new_tokens=90, ignore_eos=True))
+    assert (len(steady) > 10) != many
 
 
 def test_the_policy_hears_of_every_round(steady):

@@ -367,19 +367,22 @@ class Engine:
         return spent
 
     def _is_steady(self, rows: list[Row], resting: list[int]) -> bool:
-        alone = self.drafters in ((LOOKUP_AT,), (MODEL_AT,))
-        return alone and len(rows) == 1 and not resting
+        return len(rows) == 1 and not resting
 
     def _steadily(self, one: Output, state: Row, prices: Prices, done: list[int], row: int) -> float:
         """Milliseconds of rounds that go by prices, as `foretoken.drafters.cascade_steady` has them."""
         told, spent, rounds = [], 0.0, 0
         while rounds < prices.rounds and (room := len(one.tokens) - done[row] - 1) > 0:
             if prices.tokens:
+                request, model = state.request, state.chosen.drafter
+                due = request.copied and not request.copying.rounds_left(request.rounds + len(told))
+                if due or request.missed is not None:
+                    break
                 tokens = min(prices.tokens, room)
-                state.request.emitted = done[row]
+                request.emitted, request.asked = done[row], False
                 right = min(one.model(done[row]), tokens)
-                self.policy.judge(state.request, 0, tokens, right)
-                self.choices.append((0, tokens, 0))
+                self.policy.judge(request, model, tokens, right)
+                self.choices.append((model, tokens, 0))
                 width, changed, passed = self.passes.run(1 + tokens)
                 call = self.machine.draft(tokens, 1, 0) * self.first(MODEL_AT, tokens)
                 took, asked = self.measured(passed + self.machine.apart), self.measured(call)
@@ -419,5 +422,5 @@ class Engine:
                 if not state.request.copying.earns:
                     break
         if told:
-            self.policy.lessons.learn_together(state.request, told)
+            self.policy.lessons.learn_together(state.request, told, max(state.chosen.drafter, 0))
         return spent

@@ -206,8 +206,9 @@ class Cascade(Drafter):
         current.positions = size + sum(used)
         if widths is not None:
             current.positions, current.changed = widths.plan(current.positions, width, alone=alone)
-        if awake == [0] == [size - 1] and len(self.drafters) == 1:
-            self._steady = SteadyRounds.after(self.policy, self.drafters[0], batch, rows[0], self.clock)
+        if awake == [0] == [size - 1] and (len(self.drafters) == 1 or self._left_alone):
+            lengths = states[0].lengths
+            self._steady = SteadyRounds.after(self.policy, self.drafters, batch, lengths, rows[0], self.clock)
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
         predicted = tuple(
             count if row.chosen.drafter == last else row.chosen.copied if row.chosen.source == last else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
 from weakref import ref
 
 from torch import Tensor
@@ -26,8 +27,10 @@ class SteadyRounds:
 
     Args:
         policy: of the cascade.
-        drafter: that drafts, its first one.
+        drafter: that drafts.
+        at: its index.
         sequence: of the row.
+        lengths: of each drafter, the tokens that the sequence had when it was last asked; kept up to date.
         row: as it was decided.
         prices: that hold.
         clock: seconds.
@@ -40,13 +43,15 @@ class SteadyRounds:
         self,
         policy: Policy,
         drafter: Drafter,
+        at: int,
         sequence: Sequence,
+        lengths: list[int],
         row: Row,
         prices: Prices,
         clock: Callable[[], float],
     ) -> None:
         self._policy, self._drafter, self._row, self._prices, self._clock = policy, drafter, row, prices, clock
-        self._sequence, self._least = ref(sequence), (prices.least,)
+        self._at, self._sequence, self._lengths, self._least = at, ref(sequence), lengths, (prices.least,)
         self._told: list[Told] = []
         self._left, self.open = prices.rounds, False
         self._offered: list[tuple[Offer, list[int], list[int]]] = []
@@ -55,28 +60,41 @@ class SteadyRounds:
 
     @classmethod
     def after(
-        cls, policy: Policy, drafter: Drafter, batch: Batch, row: Row, clock: Callable[[], float]
+        cls,
+        policy: Policy,
+        drafters: AbstractSequence[Drafter],
+        batch: Batch,
+        lengths: list[int],
+        row: Row,
+        clock: Callable[[], float],
     ) -> SteadyRounds | None:
         """The rounds after one that was decided; None if each of them is to be decided.
 
         Args:
-            policy, drafter, clock: as for the class.
+            policy, lengths, clock: as for the class.
+            drafters: of the cascade; of several none may miss anything in rounds of which it is not told.
             batch: of the round that was decided, one row.
             row: that row.
         """
-        sequence, free = batch.sequences[0], policy.free[0]
+        sequence, at = batch.sequences[0], max(row.chosen.drafter, 0)
         if any(batch.exact) or batch.drafters or sequence.prediction:
             return None
-        if not free and (drafter.trees or drafter.hidden_layers or drafter.reads_cache or not drafter.models):
+        drafter = drafters[at]
+        follows = drafter.trees or drafter.hidden_layers or drafter.reads_cache or not drafter.models
+        if (policy.free[at] and len(drafters) > 1) or (not policy.free[at] and follows):
             return None
         prices = policy.prices(row, batch.least[0] if batch.least else 0.0)
-        return None if prices is None else cls(policy, drafter, sequence, row, prices, clock)
+        return None if prices is None else cls(policy, drafter, at, sequence, lengths, row, prices, clock)
 
     def holds(self, batch: Batch, most: int) -> bool:
         """Whether a round of these sequences, with `most` tokens in the first one's draft, is one of these."""
         if not self._left or most <= 0 or len(batch.sequences) != 1 or batch.sequences[0] is not self._sequence():
             return False
-        if self._prices.tokens or len(self._told) < 2 or any(one.tokens for one in self._told[-2:]):
+        if self._prices.tokens:
+            request = self._row.request
+            due = request.copied and not request.copying.rounds_left(request.rounds + len(self._told))
+            return not due and request.missed is None
+        if len(self._told) < 2 or any(one.tokens for one in self._told[-2:]):
             return True
         self.tell()  # a passage without copies has begun: plain rounds of several passes may be what pays
         return self._row.request.copying.earns
@@ -100,7 +118,8 @@ class SteadyRounds:
 
     def _ask(self, batch: Batch, tokens: int, widths: PassWidths | None) -> Draft:
         """The draft of a model."""
-        sequence = batch.sequences[0]
+        sequence, self._row.request.asked = batch.sequences[0], False
+        self._lengths[self._at] = len(sequence.tokens)
         self._row.request.emitted = len(sequence.tokens) - sequence.prompt_length
         start = self._clock()
         draft = self._drafter.propose(batch, [tokens])
@@ -146,7 +165,7 @@ class SteadyRounds:
         self._call += self._clock() - start
         drafted = draft.listed.counts[0]
         if drafted:
-            self._policy.judge(self._row.request, 0, drafted, len(path))
+            self._policy.judge(self._row.request, self._at, drafted, len(path))
 
     def end(self, seconds: float | None) -> None:
         """The round is over; `seconds` as in `Drafter.observe_seconds`."""
@@ -174,4 +193,4 @@ class SteadyRounds:
         """Tell the policy of the rounds that are over."""
         told, self._told = self._told, []
         if told:
-            self._policy.lessons.learn_together(self._row.request, told)
+            self._policy.lessons.learn_together(self._row.request, told, self._at)

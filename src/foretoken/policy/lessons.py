@@ -194,13 +194,19 @@ class Lessons:
         begun = seconds is not None and positions == count and not calls and not changed
         self.rests.let([row for row, _ in shared], count, drafted, deciding, looked=looked, begun=begun)
 
-    def learn_together(self, request: Request, rounds: Sequence[Told]) -> None:
-        """Rounds of a row by itself are over, which went by `Policy.prices`."""
-        costs, count, models, planned = self.costs, len(rounds), not request.copied, 0.0
+    def learn_together(self, request: Request, rounds: Sequence[Told], model: int = 0) -> None:
+        """Rounds of a row by itself are over, which went by `Policy.prices`.
+
+        Args:
+            request: of the row.
+            rounds: those.
+            model: index of the drafter that drafted in them, if free drafters were not asked.
+        """
+        costs, count, models, planned = self.costs, len(rounds), not request.asked, 0.0
         for one in rounds:
             # After a prompt's pass, a plain one has another width than the last one, too.
             changing = costs.change if one.changed and self._prompted else 0.0
-            calls = [(0, one.tokens, 1, 0, one.call)] if models else []
+            calls = [(model, one.tokens, 1, 0, one.call)] if models else []
             copied = (0, 0, 0.0) if models else (1, one.offered, one.copied)
             whole = costs.round(one.positions, one.changed) + costs.copy(copied[0] + copied[1])
             whole += sum(costs.draft(*call[:4]) for call in calls)

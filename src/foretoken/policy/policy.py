@@ -245,8 +245,10 @@ class Policy:
             row: of a round that was decided.
             least: what `ask` gave for it.
         """
-        apart = self.given or row.request.costs is not self.costs or (self._models and row.request.copied)
-        return None if apart else prices_of(row, least, self.costs)
+        chosen = row.chosen
+        model = chosen.tokens > 0 and not chosen.copied and not self.free[chosen.drafter]
+        apart = self.given or row.request.costs is not self.costs or (self._models and not model)
+        return None if apart else prices_of(row, least, self.costs, model=model)
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.

@@ -90,19 +90,20 @@ class Told(NamedTuple):
     price: float = 0.0
 
 
-def prices_of(row: Row, least: float, costs: Costs) -> Prices | None:
+def prices_of(row: Row, least: float, costs: Costs, *, model: bool) -> Prices | None:
     """The prices that the next rounds of a row by itself may go by; None if each of them is to be decided.
 
     Args:
-        row: of a round that was decided, in which one drafter alone may draft.
+        row: of a round that was decided.
         least: as in `Prices`.
         costs: of the row.
+        model: it drafts alone. If free drafters may draft, too, its rounds are alike until these are asked again.
     """
     request, chosen, table = row.request, row.chosen, costs.table(1, LARGEST)
     rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
-    if not request.copied:
+    if model:
         tokens = chosen.tokens
-        if not tokens or request.looking:
+        if request.looking:
             return None
         lost, guard, most = table.extra[tokens] + table.calls[chosen.drafter][tokens], request.guards[1], _MODELS
         acceptance = request.acceptance[chosen.drafter]
