@@ -15,7 +15,7 @@ from foretoken.policy.acceptance import BEGINNING, Kind
 from foretoken.policy.account import SHARE
 from foretoken.policy.copies import Copies, lengths_of, prefixes
 from foretoken.policy.costs import Costs, Table
-from foretoken.policy.options import Chains, Joint, Option, may_pay
+from foretoken.policy.options import Chains, Joint, Option, Worths, may_pay, of_rounds
 from foretoken.policy.request import LARGEST, LONGEST, NODES, PLAIN, Choice, Row
 from foretoken.policy.widths import Widths, widths_from
 
@@ -62,14 +62,14 @@ class Decision:
         asked = any(row.request.asked for row in rows)
         seldom = by_itself and not rows[0].request.copying.earns
         self.apart = 0.0 if asked and not seldom else apart
-        run = 1.0
-        self.worths: list[tuple[list[float], list[float], list[float]]] = []  # of each row, see `Runs.worth`; all 1
+        alone, paces = 1.0, [row.request.pace.of(row.request.above[0]) for row in rows]
+        self.worths: list[Worths] = []  # of each row, see `Runs.worth`; all 1
         # A foreseen token is worth little only where copies are drafted in each round.
         if models and not seldom and any(row.request.above[1].known for row in rows):
             worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
-            self.worths = [each[:3] for each in worths]
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
-        paces = [row.request.pace.of(row.request.above[0]) for row in rows]
+            alone = run / (1.0 + (apart + count * self.table.extra[round(run)]) / plain)
+            self.worths = [of_rounds(each, max(own, alone, 1.0)) for each, own in zip(worths, paces, strict=True)]
         mean = count / (sum(1.0 / own for own in paces) + beside)  # rows that rest have a pace of 1
         for row, own in zip(rows, paces, strict=True):
             row.weight, row.request.hoping = (mean / own) ** 2, False
@@ -98,7 +98,6 @@ class Decision:
                 row.hopeless = max(BEGINNING - 1 - row.request.emitted, 0) if pays_later else sys.maxsize
         pace = max(self.base, mean, models_pace)
         self.rho = pace * count / plain  # ρ
-        alone = run / (1.0 + (apart + count * self.table.extra[round(run)]) / plain)
         self.rho_model = max(pace, alone) * count / plain
         self._affordable = [guard.balance * plain - apart for guard in rows[0].request.guards]
         fitting = widths is not None and self.costs.change > 0.0

@@ -72,6 +72,25 @@ def may_pay(costs: Costs, drafter: int, kind: Kind, rows: int, rho: float, token
     )
 
 
+Worths = tuple[list[float], list[float], list[float]]
+"""What further tokens of a row are worth, see `foretoken.policy.account.Runs.worth`."""
+
+
+def of_rounds(worths: tuple[list[float], list[float], list[float], float], pace: float) -> Worths:
+    """What tokens are worth where one that was not foreseen is worth no more than the plain round that emits it.
+
+    To verify what is foreseen behind it takes time, too: on some machines most of what its plain round takes.
+
+    Args:
+        worths: of a row, and its tokens for each one that was not foreseen, which that one would be worth otherwise.
+        pace: tokens in a plain round's time, by what the row gets or could get.
+    """
+    *worth, each = worths
+    share = min(pace / each, 1.0)
+    foreseen, here, behind = ([share * one for one in tokens] for tokens in worth)
+    return foreseen, here, behind
+
+
 class Chains:
     """A decision's drafts that are chains of a model: rows that it never drafted in are alike, and share theirs."""
 
