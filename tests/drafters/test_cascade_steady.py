@@ -11,6 +11,7 @@ from foretoken.drafters.cascade_steady import SteadyRounds
 from foretoken.engine.engine import Engine
 from foretoken.models import load
 from foretoken.policy.copying import Copying
+from foretoken.policy.rests import Rests
 from foretoken.sampling import SamplingParams
 from tiny import tiny_llama
 
@@ -111,8 +112,12 @@ def test_rounds_of_a_model_behind_copies_end_when_these_are_due(steady, monkeypa
     judge, learn = cascade.policy.judge, cascade.policy.lessons.learn_together
     judged = []
     monkeypatch.setattr(cascade.policy, "judge", lambda *args: judged.append(args[1]) or judge(*args))
-    told = lambda request, all_of, model: rounds.append((request.rounds, len(all_of), request.copying.due, model))  # noqa: E731
-    monkeypatch.setattr(cascade.policy.lessons, "learn_together", lambda *args: told(*args) or learn(*args))
+
+    def heard(request, told, model):
+        rounds.append((request.rounds, len(told), request.copying.due, model))
+        learn(request, told, model)
+
+    monkeypatch.setattr(cascade.policy.lessons, "learn_together", heard)
     sampled = SamplingParams(temperature=1.0, max_new_tokens=120, ignore_eos=True)
     before, total = cascade.policy.rounds, 0
     for _ in range(6):
@@ -123,7 +128,7 @@ def test_rounds_of_a_model_behind_copies_end_when_these_are_due(steady, monkeypa
     assert total - 6 <= cascade.policy.rounds - before <= total  # those of prompts may have nothing to decide
     assert len(steady) > 20
     assert len(asked) > 4  # copies were looked for between them
-    assert all(first + count <= due for first, count, due, _ in rounds)
+    assert all(first + told <= due for first, told, due, _ in rounds)
     assert {model for *_, model in rounds} == {1}
     assert judged.count(1) >= len(steady)
 
@@ -143,15 +148,33 @@ def test_what_a_model_has_not_seen_is_what_was_emitted_since_it_was_asked(steady
     assert all(lag == emitted for lag, emitted in lags)
 
 
-@pytest.mark.parametrize("many", [False, True])
-def test_drafters_that_follow_the_targets_states_are_told_of_every_round(many, steady, monkeypatch):
+def test_a_rest_that_was_decided_is_kept(steady, monkeypatch):
+    """Behind a round that asked and drafted with the model, too, where plain passes that go together are faster."""
+    engine, at_rest, let = pair(), [], Rests.let
+    cascade = engine.drafter
+
+    def resting(rests, rows, *args, **options):
+        let(rests, rows, *args, **options)
+        for row in rows:
+            row.request.rest(rests.now, rests.now + 5)
+        at_rest.append(len(steady))
+
+    monkeypatch.setattr(Rests, "let", resting)
+    engine.generate(RANDOM, SamplingParams(temperature=1.0, max_new_tokens=120, ignore_eos=True))
+    assert cascade.policy.rates(1, sampled=True).all.expected > 1.0  # the model drafted
+    assert len(at_rest) > 4
+    assert not steady
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_drafters_that_follow_the_targets_states_are_told_of_every_round(reads, steady):
     """Beside one of those each round is decided: it would miss the rounds of the model."""
     follower = DraftModel(tiny_llama(seed=2))
-    follower.reads_cache = many
+    follower.reads_cache = reads
     engine = pair((DraftModel(tiny_llama(seed=1)), follower))
     for _ in range(4):
         engine.generate(RANDOM, SamplingParams(temperature=1.0, max_new_tokens=90, ignore_eos=True))
-    assert (len(steady) > 10) != many
+    assert (len(steady) > 10) != reads
 
 
 def test_the_policy_hears_of_every_round(steady):

@@ -376,7 +376,7 @@ class Engine:
             if prices.tokens:
                 request, model = state.request, state.chosen.drafter
                 due = request.copied and not request.copying.rounds_left(request.rounds + len(told))
-                if due or request.missed is not None:
+                if due or request.rests_until:
                     break
                 tokens = min(prices.tokens, room)
                 request.emitted, request.asked = done[row], False

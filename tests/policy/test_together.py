@@ -10,12 +10,14 @@ import pytest
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, fixed, outputs
 
 from foretoken.policy.acceptance import BEGINNING, LOOKUP, MODEL
+from foretoken.policy.account import HELD
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.decision import Decision
 from foretoken.policy.lines import Line
+from foretoken.policy.options import of_rounds
 from foretoken.policy.policy import Policy
-from foretoken.policy.request import Offer, Row
+from foretoken.policy.request import LONGEST, PLAIN, Choice, Offer, Row
 from foretoken.policy.steady import Told
 
 TOGETHER = Machine(0.0, 2.1, 0.15, call=0.5, step=0.55, read=0.04, free=0.04, apart=1.1)
@@ -71,7 +73,63 @@ def test_what_a_model_reaches_behind_itself_is_not_worth_what_copying_it_takes(p
     decision = Decision([row], policy.kinds, [1], policy.extends)
     (here,) = (worth[1] for worth in decision.worths)
     assert max(here) <= max(decision.rho_model * decision.table.plain, 1.0) + 1e-9
+    if drafts:  # what copies foresee is nearly free: eight tokens for each that they don't
+        assert max(here) > 0.8 * max(request.runs.worth(request.above[1], LONGEST)[1])
     assert (row.chosen.drafter == 1) == drafts
+
+
+def test_rows_that_are_alike_share_what_their_tokens_are_worth():
+    """Drafts of a model are then priced once for all of them (`Chains`)."""
+    same, other = ([0.5], [4.0], [3.0], 4.0), ([0.5], [4.0], [3.0], 4.0)
+    first, second, third, fourth = of_rounds([same, same, same, other], [2.0, 2.0, 3.0, 2.0])
+    assert all(one is two for one, two in zip(first, second, strict=True))
+    assert third == ([0.375], [3.0], [2.25])
+    assert fourth == first == ([0.25], [2.0], [1.5])
+    assert of_rounds([same], [5.0]) == [same[:3]]
+
+
+def behind_copies(share, asked):
+    """A policy, and a row in which a model's token pays: with a `share` of 0.5 beside a round of one pass alone."""
+    policy = policy_of([LOOKUP, MODEL], [True, False], share=share)
+    request = policy.open(sampled=False)
+    request.emitted = BEGINNING
+    for _ in range(40):
+        policy.judge(request, 1, 4, 4)
+    request.looks[1].due = 1_000
+    policy.ask([request])
+    request.asked, row = asked, Row(request, 1, [0, 0])
+    policy.choose([row])
+    return policy, row
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_models_draft_is_kept_behind_a_round_that_asked_if_it_pays_beside_passes_that_go_together(share):
+    policy, row = behind_copies(share, asked=True)
+    assert row.chosen.drafter == 1
+    _, unasked = behind_copies(share, asked=False)
+    assert row.lasts == (policy.prices(row, 0.0) is not None) == (unasked.chosen.drafter == 1) == (share == 1.0)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_decision_of_a_round_that_asked_serves_one_that_does_not_if_it_would_be_the_same(share):
+    policy, row = behind_copies(share, asked=True)
+    policy.guards[1].balance = HELD
+    policy.lessons.learn([row], [2], 1 + row.chosen.tokens, [(1, row.chosen.tokens, 1, 0, 0.3)], 1.0)
+    for asked in (True, False):
+        row.request.asked, following = asked, Row(row.request, 1, [0, 0])
+        policy.choose([following])
+        assert following.chosen.tokens > 0 or not (asked or share == 1.0)
+        if asked:
+            assert following.chosen == row.chosen
+            assert following.lasts == row.lasts
+
+
+def test_a_copy_is_not_kept_beside_a_model():
+    policy, row = behind_copies(1.0, asked=True)
+    assert policy.prices(row, 0.0) is not None
+    for copied in (Choice(0, 4), Choice(1, 2, copied=3, source=0), PLAIN):
+        row.chosen = copied
+        assert policy.prices(row, 0.0) is None
 
 
 def policy_of(kinds, free, step=0.3, share=0.5):

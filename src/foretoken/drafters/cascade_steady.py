@@ -93,7 +93,7 @@ class SteadyRounds:
         if self._prices.tokens:
             request = self._row.request
             due = request.copied and not request.copying.rounds_left(request.rounds + len(self._told))
-            return not due and request.missed is None
+            return not (due or request.rests_until)
         if len(self._told) < 2 or any(one.tokens for one in self._told[-2:]):
             return True
         self.tell()  # a passage without copies has begun: plain rounds of several passes may be what pays

@@ -63,13 +63,13 @@ class Decision:
         seldom = by_itself and not rows[0].request.copying.earns
         self.apart = 0.0 if asked and not seldom else apart
         alone, paces = 1.0, [row.request.pace.of(row.request.above[0]) for row in rows]
-        self.worths: list[Worths] = []  # of each row, see `Runs.worth`; all 1
+        self.worths: list[Worths] = []  # of each row; none where all tokens are worth 1
         # A foreseen token is worth little only where copies are drafted in each round.
         if models and not seldom and any(row.request.above[1].known for row in rows):
             worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
             alone = run / (1.0 + (apart + count * self.table.extra[round(run)]) / plain)
-            self.worths = [of_rounds(each, max(own, alone, 1.0)) for each, own in zip(worths, paces, strict=True)]
+            self.worths = of_rounds(worths, [max(own, alone, 1.0) for own in paces])
         mean = count / (sum(1.0 / own for own in paces) + beside)  # rows that rest have a pace of 1
         for row, own in zip(rows, paces, strict=True):
             row.weight, row.request.hoping = (mean / own) ** 2, False
@@ -108,8 +108,10 @@ class Decision:
             best = self._fitting(joints, with_models, *widths, charged)
         else:
             best = self._best(joints, with_models)
+        value = best.worth - best.rho * (self._extra(best) + apart - self.apart)
         for row, choice in zip(rows, best.choices, strict=True):
             row.chosen, row.price = choice, self.rho * self.table.extra[choice.copied or choice.tokens]
+            row.lasts = value >= 0.0
         if not any(choice.tokens and choice.drafter in models for choice in best.choices):
             for drafter, each in options.items():
                 if self._hope(drafter) or self._look(drafter, each):

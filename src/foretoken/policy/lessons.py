@@ -233,8 +233,9 @@ class Lessons:
             self._widened = self._prompted or (self._widened and not one.tokens)
         self.rests.now += count
         self._count, self.charged = 1, int(models)
-        deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
-        self.awake += (deciding - self.awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
+        if not models:  # whose rounds decide nothing
+            deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
+            self.awake += (deciding - self.awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
         tokens = sum(one.emitted for one in rounds)
         for pace in (request.pace, request.above[0]):
             pace.add(tokens / count, planned / count, count)

@@ -155,6 +155,8 @@ class Row:
         alone: likewise, the best choice without a model.
         gain: of that beside a plain round of one pass, as is expected, in tokens.
         price: of the verification of the chosen one's copied tokens, in tokens.
+        lasts: the choice would be the same in a round that does not ask free drafters: then a plain round's pass could
+            go together with others.
         hopeless: likewise, plain rounds before a model that drafts in every round would be faster than plain decoding:
             until the output's beginning is over, or endless; 0 where one is now, or is hoped to be.
         refused: likewise, the tokens of the best draft without a model if the account can't pay for it, else 0.
@@ -174,6 +176,7 @@ class Row:
     alone: Choice = PLAIN
     gain: float = 0.0
     price: float = 0.0
+    lasts: bool = True
     hopeless: int = 0
     refused: int = 0
     refused_cost: float = 0.0

@@ -42,7 +42,7 @@ class Kept:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._request: Request | None = None
-        self._until, self._choice, self._width = 0, PLAIN, 0
+        self._until, self._choice, self._width, self._lasts = 0, PLAIN, 0, True
 
     def take(self, rows: Sequence[Row], now: int, last: int) -> int | None:
         """Give the row the choice of the last decision if it serves in round `now`: how wide the pass is to be.
@@ -65,9 +65,10 @@ class Kept:
             or self._choice.tokens > min(row.room, row.most)
             or self._choice.drafter in row.barred
             or self._guard.balance < CREDIT
+            or not (self._lasts or row.request.asked)
         ):
             return None
-        row.chosen = self._choice
+        row.chosen, row.lasts = self._choice, self._lasts
         return self._width
 
     def put(self, rows: Sequence[Row], now: int, width: int, models: Sequence[int]) -> None:
@@ -76,7 +77,7 @@ class Kept:
         expected = not (row.request.looking or row.request.hoping)
         serves = len(rows) == 1 and row.chosen.drafter in models and not row.chosen.copied and expected
         self._request = row.request if serves else None
-        self._until, self._choice, self._width = now + _KEPT, row.chosen, width
+        self._until, self._choice, self._width, self._lasts = now + _KEPT, row.chosen, width, row.lasts
 
 
 class Rests:

@@ -1,11 +1,11 @@
 """Rounds of a row by itself that are decided by the prices of an earlier one.
 
 Where nothing but copies is drafted, a decision needs three numbers besides what is known of the copy: what a second is
-worth (ρ), what positions cost, and from which probability on a token is worth its making. Where nothing but a model
-drafts, it is a draft length. These hardly change from one round to the next, but to compute them, and to learn from
-each round apart, takes a tenth of a round of a small target. So they hold for some rounds, whose lessons are taken
-together: not for more than the account could pay for if all that they draft were rejected, so that the bound on what
-speculation loses (`foretoken.policy.policy`) stays as it is.
+worth (ρ), what positions cost, and from which probability on a token is worth its making. Where a model drafts, and
+free drafters are not asked, it is a draft length. These hardly change from one round to the next, but to compute them,
+and to learn from each round apart, takes a tenth of a round of a small target. So they hold for some rounds, whose
+lessons are taken together: not for more than the account could pay for if all that they draft were rejected, so that
+the bound on what speculation loses (`foretoken.policy.policy`) stays as it is.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def prices_of(row: Row, least: float, costs: Costs, *, model: bool) -> Prices | 
     rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
     if model:
         tokens = chosen.tokens
-        if request.looking:
+        if request.looking or not row.lasts:
             return None
         lost, guard, most = table.extra[tokens] + table.calls[chosen.drafter][tokens], request.guards[1], _MODELS
         acceptance = request.acceptance[chosen.drafter]
