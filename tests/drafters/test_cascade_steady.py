@@ -7,7 +7,9 @@ from itertools import count
 import pytest
 
 from foretoken.drafters import Cascade, DraftModel, Lookup, PromptLookup, Suffix
+from foretoken.drafters.cascade_rounds import Sleep
 from foretoken.drafters.cascade_steady import SteadyRounds
+from foretoken.engine import prompts
 from foretoken.engine.engine import Engine
 from foretoken.models import load
 from foretoken.policy.copying import Copying
@@ -21,7 +23,9 @@ GREEDY = SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True)
 
 @pytest.fixture
 def steady(monkeypatch):
-    """How many tokens each such round drafted."""
+    """How many tokens each such round drafted; requests without a seed have one each, the same in every run."""
+    seeds = count(1)
+    monkeypatch.setattr(prompts, "fresh_seed", lambda: next(seeds))
     drafted, propose = [], SteadyRounds.propose
 
     def watched(rounds, *args):
@@ -127,7 +131,7 @@ def test_rounds_of_a_model_behind_copies_end_when_these_are_due(steady, monkeypa
     cascade._sleep.tell(cascade.policy)
     assert total - 6 <= cascade.policy.rounds - before <= total  # those of prompts may have nothing to decide
     assert len(steady) > 20
-    assert len(asked) > 4  # copies were looked for between them
+    assert len(asked) > 6  # each request begins with it, and copies were looked for between such rounds, too
     assert all(first + told <= due for first, told, due, _ in rounds)
     assert {model for *_, model in rounds} == {1}
     assert judged.count(1) >= len(steady)
@@ -149,20 +153,23 @@ def test_what_a_model_has_not_seen_is_what_was_emitted_since_it_was_asked(steady
 
 
 def test_a_rest_that_was_decided_is_kept(steady, monkeypatch):
-    """Behind a round that asked and drafted with the model, too, where plain passes that go together are faster."""
-    engine, at_rest, let = pair(), [], Rests.let
-    cascade = engine.drafter
+    """Behind a round in which the model drafted, too: its draft length would hold for some more."""
+    engine, drafts, let, over = pair(), [], Rests.let, []
 
     def resting(rests, rows, *args, **options):
         let(rests, rows, *args, **options)
+        drafts.extend(row.chosen.drafter for row in rows)
+        rests._rest_of_models = rests.now + 5
         for row in rows:
             row.request.rest(rests.now, rests.now + 5)
-        at_rest.append(len(steady))
 
     monkeypatch.setattr(Rests, "let", resting)
-    engine.generate(RANDOM, SamplingParams(temperature=1.0, max_new_tokens=120, ignore_eos=True))
-    assert cascade.policy.rates(1, sampled=True).all.expected > 1.0  # the model drafted
-    assert len(at_rest) > 4
+    begin = Sleep.begin
+    monkeypatch.setattr(Sleep, "begin", lambda rests, rounds=1: over.append(rounds) or begin(rests, rounds))
+    for _ in range(4):
+        engine.generate(RANDOM, SamplingParams(temperature=1.0, max_new_tokens=120, ignore_eos=True))
+    assert drafts.count(1) > 4
+    assert sum(over) > 10
     assert not steady
 
 

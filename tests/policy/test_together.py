@@ -118,7 +118,7 @@ def test_a_decision_of_a_round_that_asked_serves_one_that_does_not_if_it_would_b
     for asked in (True, False):
         row.request.asked, following = asked, Row(row.request, 1, [0, 0])
         policy.choose([following])
-        assert following.chosen.tokens > 0 or not (asked or share == 1.0)
+        assert (following.chosen.tokens > 0) == (asked or share == 1.0)
         if asked:
             assert following.chosen == row.chosen
             assert following.lasts == row.lasts

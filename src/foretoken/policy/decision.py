@@ -111,7 +111,7 @@ class Decision:
         value = best.worth - best.rho * (self._extra(best) + apart - self.apart)
         for row, choice in zip(rows, best.choices, strict=True):
             row.chosen, row.price = choice, self.rho * self.table.extra[choice.copied or choice.tokens]
-            row.lasts = value >= 0.0
+            row.lasts = self.apart == apart or value >= 0.0
         if not any(choice.tokens and choice.drafter in models for choice in best.choices):
             for drafter, each in options.items():
                 if self._hope(drafter) or self._look(drafter, each):

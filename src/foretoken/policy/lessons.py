@@ -34,7 +34,7 @@ class Lessons:
         rests: which rows rest.
 
     Attributes:
-        awake: seconds that decisions and what is learnt from them take, each round; drift left out.
+        awake: seconds that decisions and what is learnt from them take, each round that is decided; drift left out.
         charged: the account of the last drafts, 0 or 1: it pays for padding.
     """
 

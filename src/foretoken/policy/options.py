@@ -93,13 +93,16 @@ def of_rounds(
         Of each row; rows that are alike share their lists (`Chains`).
     """
     made: dict[tuple[int, int, float], Worths] = {}
-    keys = [(id(foreseen), id(here), most) for (foreseen, here, *_), most in zip(worths, rounds, strict=True)]
-    for key, (*worth, each) in zip(keys, worths, strict=True):
+    limited = []
+    for (*worth, each), most in zip(worths, rounds, strict=True):
+        foreseen, here, behind = worth
+        share = min(most / each, 1.0)
+        key = id(foreseen), id(here), share
         if key not in made:
-            share = min(key[2] / each, 1.0)
-            foreseen, here, behind = ([share * one for one in tokens] for tokens in worth)
-            made[key] = foreseen, here, behind
-    return [made[key] for key in keys]
+            scaled = ([share * one for one in tokens] for tokens in (foreseen, here, behind))
+            made[key] = next(scaled), next(scaled), next(scaled)
+        limited.append(made[key])
+    return limited
 
 
 class Chains:

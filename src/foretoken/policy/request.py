@@ -155,8 +155,8 @@ class Row:
         alone: likewise, the best choice without a model.
         gain: of that beside a plain round of one pass, as is expected, in tokens.
         price: of the verification of the chosen one's copied tokens, in tokens.
-        lasts: the choice would be the same in a round that does not ask free drafters: then a plain round's pass could
-            go together with others.
+        lasts: likewise, whether the choice pays in rounds that do not ask free drafters, too: there plain passes could
+            go together. What is hoped for in a round that asks does not count as such.
         hopeless: likewise, plain rounds before a model that drafts in every round would be faster than plain decoding:
             until the output's beginning is over, or endless; 0 where one is now, or is hoped to be.
         refused: likewise, the tokens of the best draft without a model if the account can't pay for it, else 0.
