@@ -95,12 +95,11 @@ def of_rounds(
     made: dict[tuple[int, int, float], Worths] = {}
     limited = []
     for (*worth, each), most in zip(worths, rounds, strict=True):
-        foreseen, here, behind = worth
         share = min(most / each, 1.0)
-        key = id(foreseen), id(here), share
+        key = id(worth[0]), id(worth[1]), share
         if key not in made:
-            scaled = ([share * one for one in tokens] for tokens in (foreseen, here, behind))
-            made[key] = next(scaled), next(scaled), next(scaled)
+            foreseen, here, behind = ([share * one for one in tokens] for tokens in worth)
+            made[key] = foreseen, here, behind
         limited.append(made[key])
     return limited
 

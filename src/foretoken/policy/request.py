@@ -148,8 +148,8 @@ class Row:
         trees: the row takes trees.
         most: most draft tokens, or nodes, if the user set a limit.
         barred: drafters that may not be asked.
-        calls: of each drafter, the draft tokens that its calls make in this row (`DrafterCosts.sizes`); empty for what
-            was so before.
+        calls: of each drafter, the draft tokens that its calls make in this row (`DrafterCosts.sizes`); empty to
+            leave those as they were.
         chosen: filled by `Policy.choose`.
         weight: likewise, what a token of it is worth.
         alone: likewise, the best choice without a model.
