@@ -12,8 +12,9 @@ from collections import Counter
 
 import pytest
 
-from foretoken.cli import batch_run
+from foretoken.cli import batch_engines, batch_run
 from foretoken.cli.batch_file import Results
+from foretoken.errors import ForetokenError
 
 TORN = '{"id":"batch_req_123","custom_id":"r1","resp'
 
@@ -89,13 +90,15 @@ def test_bad_lines_are_told_by_their_number(batch, files):
         "[" * 100_000,
         request("deep", prompt=json.loads("[" * 900 + "]" * 900)),
         request("g"),
+        request("nan", temperature=float("nan")),
+        json.dumps(request("large", temperature="")).replace('""', "1e400"),
     ]
     result = batch(lines)
     assert result.exit_code == 1
     assert set(answers(files[1])) == {"a", "g"}
     told = [line.partition(" of ")[0] for line in result.output.splitlines() if line.startswith("error: line")]
-    assert told == [f"error: line {number}" for number in (2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)]
-    assert "2 requests answered, 0 of them with an error; 11 bad lines" in result.output
+    assert told == [f"error: line {number}" for number in (2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16)]
+    assert "2 requests answered, 0 of them with an error; 13 bad lines" in result.output
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
@@ -153,6 +156,8 @@ def test_two_runs_do_not_write_to_one_file(batch, files):
 
 
 def test_files_that_can_not_be_used(batch, call, files):
+    assert "can't be read" in call("batch", "/no/such/file", "-o", files[1]).output
+    files[1].write_text("")
     assert "can't be read" in call("batch", "/no/such/file", "-o", files[1]).output
     files[0].write_text("")
     assert "same file" in call("batch", files[0], "-o", files[0]).output
@@ -224,3 +229,36 @@ def test_a_device_has_no_answers_of_earlier_runs(call, models, files):
     files[0].write_text(json.dumps(request("a")) + "\n")
     result = call("batch", files[0], "-o", os.devnull, "--target", models.target, "-k", "0")
     assert result.exit_code == 0, result.output
+
+
+def test_requests_may_come_through_a_pipe(call, models, files):
+    """Which can be read but once."""
+    lines = [request("a"), "{", request("b")]
+    reads, writes = os.pipe()
+    with os.fdopen(writes, "w") as pipe:
+        pipe.writelines((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    result = call("batch", f"/dev/fd/{reads}", "-o", files[1], "--target", models.target, "-k", "0")
+    os.close(reads)
+    assert result.exit_code == 1
+    assert f"line 2 of '/dev/fd/{reads}'" in " ".join(result.output.split())
+    assert "2 requests answered, 0 of them with an error; 1 bad line" in " ".join(result.output.split())
+    assert set(answers(files[1])) == {"a", "b"}
+
+
+def _dies(connection, options):
+    """An engine's process that the system ends while it loads."""
+    os._exit(9)
+
+
+def test_engines_that_die_while_they_load_are_no_success(monkeypatch):
+    monkeypatch.setattr(batch_engines, "_process", _dies)
+    options = batch_engines.EngineOptions(None, 1, None, None, 1, True)
+    with pytest.raises(ForetokenError, match="process of an engine has ended"):
+        batch_engines.run_processes(options, 2, iter(()), lambda item, answer: None)
+
+
+def test_requests_that_no_engine_answered_are_told(batch, monkeypatch):
+    monkeypatch.setattr(batch_run, "run_here", lambda engines, items, done: None)
+    result = batch([request("a"), request("b")])
+    assert result.exit_code == 2
+    assert "2 of 2 requests have no answer" in " ".join(result.output.split())

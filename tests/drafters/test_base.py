@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -132,3 +133,19 @@ def test_calibration_leaves_nothing_for_requests(kind, temperature):
     alone = rounds(calibrated=False)
     assert any(alone)
     assert rounds(calibrated=True) == alone
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_drafts_of_a_request_with_a_seed_depend_on_no_other_request(kind):
+    """Its output depends on them, and a seed gives one output."""
+    target = load(tiny_llama(seed=1))
+    own = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24, ignore_eos=True)
+    others = [SamplingParams(temperature=0.2, max_new_tokens=40, ignore_eos=True, seed=seed) for seed in range(10, 14)]
+    found = []
+    for before in ([], [replace(one, seed=None) for one in others], others):
+        engine = Engine(target, SHARING[kind](), "block", 4)
+        for one in before:
+            engine.generate([1, 2, 3, 4, 1, 2], one)
+        completion = engine.generate([1, 2, 3, 4, 1, 2], own)
+        found.append((completion.token_ids, completion.stats.drafted, completion.stats.accepted))
+    assert found == found[:1] * 3

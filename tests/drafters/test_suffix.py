@@ -14,6 +14,7 @@ from batches import VOCAB_SIZE, batch_of, chain_of, paths_of, sequence_of
 from foretoken.draft import Draft
 from foretoken.drafters import Suffix, get
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
+from foretoken.drafters.sharing import Participants
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
 from foretoken.models import load
@@ -327,3 +328,16 @@ def test_bad_options():
         Engine(tiny_llama(), "suffix:many")
     with pytest.raises(ParameterError, match="write suffix:GLOBAL_TOKENS"):
         Engine(tiny_llama(), "suffix:")
+
+
+def test_requests_that_name_no_seed_leave_nothing_behind():
+    """Theirs are new ones each time, one for every request that a server ever had."""
+    apart = Participants()
+    for seed in range(100):
+        sequence = sequence_of([1, 2, 3], temperature=1.0)
+        sequence.seed = seed
+        assert apart.takes_part(sequence, shared_noise=False)
+    assert apart._first == {}
+    named = [sequence_of([1, 2, 3], temperature=1.0, seed=7) for _ in range(2)]
+    assert [apart.takes_part(sequence, shared_noise=False) for sequence in named] == [True, False]
+    assert len(apart._first) == 1

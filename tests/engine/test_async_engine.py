@@ -697,3 +697,49 @@ def test_an_engine_has_one_that_is_open():
         return first.token_ids == second.token_ids
 
     assert run(main())
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise, which no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("where", ["submit", "step"])
+def test_a_panic_in_the_engines_thread_leaves_nobody_waiting(monkeypatch, where):
+    engine = make()
+
+    def panics(*_, **__):
+        raise Panic("index out of bounds")
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            with monkeypatch.context() as patch:
+                patch.setattr(engine, where, panics)
+                with pytest.raises(ForetokenError, match=r"Panic.*index out of bounds"):
+                    await asyncio.wait_for(served.generate([1, 2], sampling(1)), LONGEST)
+            if where == "submit":  # of one request alone
+                return (await served.generate([1, 2], sampling(1))).token_ids
+            assert served.failure is not None
+            with pytest.raises(ForetokenError, match="ended by an error"):
+                await served.generate([1, 2], sampling(1))
+
+    assert run(main()) in (None, make().generate([1, 2], sampling(1)).token_ids)
+
+
+def test_an_engine_is_given_back_once():
+    """Else two of them could have it: one that was closed before is closed again as it is forgotten."""
+    engine = make()
+
+    async def main():
+        first = AsyncEngine(engine)
+        await first.generate([1], sampling(1))
+        await first.aclose()
+        async with AsyncEngine(engine) as second:
+            await first.aclose()
+            del first
+            gc.collect()
+            with pytest.raises(ParameterError, match="has an AsyncEngine already"):
+                AsyncEngine(engine)
+            await second.generate([1], sampling(1))
+        await AsyncEngine(engine).aclose()
+
+    run(main())

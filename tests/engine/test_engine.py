@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -734,3 +735,53 @@ def test_prompt_lookup_copies_the_most_recent_continuation_of_the_longest_suffix
     assert proposal([2, 3, 4, 5, 2, 3, 9, 8, 7, 6, 2, 3]).tokens.tolist() == [[9, 8, 7, 6]]
     assert proposal([1, 2, 3, 4]).counts.tolist() == [0]
     assert proposal([6, 6]).tokens.tolist() == [[6, 6, 6, 6]]  # behind the end, from the copy itself
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("runner", ["native", "hf"])
+def test_a_default_type_of_torchs_is_no_concern(dtype, runner):
+    """Other threads may set it: transformers does while it loads a model."""
+    target = load(tiny_llama(seed=1), runner=runner)
+    params = [SamplingParams(temperature=temperature, max_new_tokens=8, seed=1) for temperature in (0.0, 1.0)]
+    engine = Engine(target, None)
+    wanted = [engine.generate([1, 2, 3], one).token_ids for one in params]
+    torch.set_default_dtype(dtype)
+    try:
+        found = [engine.generate([1, 2, 3], one).token_ids for one in params]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == wanted
+
+
+def test_memory_that_runs_out_in_the_verification_is_told_as_such(monkeypatch):
+    engine = Engine(load(tiny_llama(seed=1)), None)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("foretoken.engine.decode_loop.verify_round", full)
+    with pytest.raises(OutOfMemory, match="in the verification with 1 rows"):
+        engine.generate([1, 2, 3], SamplingParams(max_new_tokens=4, logprobs=1))
+
+
+def test_a_pass_that_memory_ran_out_in_is_not_kept_by_its_error(monkeypatch):
+    """Requests that wait, and those to come, need it."""
+    target, kept = load(tiny_llama(seed=1)), []
+
+    def full(*_, **__):
+        activations = torch.zeros(1000)
+        kept.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine = Engine(target, None)
+    request = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=4))
+    monkeypatch.setattr(type(target), "forward", full)
+    gc.disable()  # which would find it, but later
+    try:
+        with suppress(OutOfMemory):
+            while engine.busy:
+                engine.step()
+        assert isinstance(request.completion.error, OutOfMemory)
+        assert [one() for one in kept] == [None] * len(kept) != []
+    finally:
+        gc.enable()

@@ -137,3 +137,15 @@ def test_a_request_that_left_gives_what_it_had_cached(target):
     prefixes.recompute([second])
     assert prefixes.cache.lengths.tolist() == [60, 0]
     assert [one.stats.cached for one in (first, second)] == [40, 0]
+
+
+def test_what_was_kept_goes_where_nothing_is_to_be_kept_any_more():
+    prompt, params = [1 + place % 30 for place in range(100)], SamplingParams(temperature=0.0, max_new_tokens=4)
+    engine = Engine(load(tiny_llama(seed=1)), None)
+    engine.generate(prompt, params)
+    assert engine.generate(prompt, params).stats.cached > 0
+    engine.reuse_prefixes = False
+    assert engine.generate(prompt, params).stats.cached == 0
+    engine.reuse_prefixes = True
+    assert engine.generate(prompt, params).stats.cached == 0
+    assert engine.generate(prompt, params).stats.cached > 0

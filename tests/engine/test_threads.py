@@ -9,6 +9,7 @@ import pytest
 
 from foretoken import AsyncEngine, Engine, SamplingParams, beam_search, load
 from foretoken.drafters import SharedTokens
+from foretoken.integrations.kept_engines import KeptEngines
 from models.native.checkpoints import in_rooms
 from tiny import tiny_llama
 from tiny_tokenizers import byte_bpe
@@ -126,3 +127,19 @@ def test_scores_of_a_prompt_have_the_model_to_themselves(tokens, monkeypatch):
     assert seen
     assert not any(seen)
     assert is_free(target)
+
+
+def test_an_engine_that_is_kept_on_a_model_is_made_without_the_models_turn():
+    """Its draft model's turn is waited for then, which a round that waits for the model's may have."""
+    module, free = tiny_llama(seed=1), []
+    model = load(module)
+    kept = KeptEngines()
+
+    def make(_):
+        free.append(is_free(model))
+        return Engine(model)
+
+    owner = kept.owner("any")
+    engine = kept.of(module, owner, make)
+    assert kept.of(module, owner, make) is engine
+    assert free == [True]

@@ -140,6 +140,7 @@ RAW = [
     (b'{"prompt": "x", "temperature": Infinity}', 400),
     (b'{"prompt": "x", "temperature": -Infinity}', 400),
     (b'{"prompt": "x", "temperature": 1e999}', 400),
+    (b'{"prompt": "x", "tools": [{"maximum": 1e400}]}', 400),
     (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400),
     (b"[" * 100_000, 400),
     (b'{"a":' * 40_000, 400),
@@ -288,3 +289,26 @@ def test_tokenizing():
             ("/detokenize", {"tokens": [math.pi]}),
         ):
             check(running.post(path, body))
+
+
+def test_a_number_of_thousands_of_digits_is_too_many_completions(small):
+    body = b'{"prompt": [[65], [66], [67]], "n": ' + b"9" * 4299 + b"}"
+    answer = small.send("POST", "/v1/completions", body, content_type="application/json")
+    error = check(answer, "n")
+    assert answer.status == 400
+    assert "too many completions" in error["message"]
+
+
+def test_a_number_that_is_infinite_is_refused_before_anything_is_generated(small):
+    """It could not be written in the answer, which repeats the tools."""
+    tool = b'{"type": "function", "name": "f", "parameters": {"properties": {"n": {"maximum": 1e400}}}}'
+    for stream in (b"false", b"true"):
+        body = b'{"input": "x", "stream": ' + stream + b', "tools": [' + tool + b"]}"
+        error = check(small.send("POST", "/v1/responses", body, content_type="application/json"))
+        assert "1e400 is too large" in error["message"]
+
+
+def test_calls_beside_an_odd_message_are_no_fault_of_the_server(small):
+    odd = {"role": "assistant", "content": "x", "tool_calls": "a"}
+    call = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+    check(small.post("/v1/responses", {"input": [odd, call]}))

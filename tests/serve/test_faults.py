@@ -17,7 +17,7 @@ from foretoken.engine.row import Row
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.lifecycle import listen, serve
 from serve.test_bad_bodies import NESTED, RAW, cases
-from serve_harness import LONGEST, MODEL, GatedEngine, Running, numbers, occupied, serving, tiny_engine, until
+from serve_harness import LONGEST, MODEL, GatedEngine, Running, hosted, numbers, occupied, serving, tiny_engine, until
 
 AT_ONCE = 24
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -242,4 +242,28 @@ def test_a_signal_in_the_middle_loses_no_request_that_was_let_in(monkeypatch):
             assert told.status == 200
             assert '"finish_reason":"length"' in told.text
             assert ("[DONE]" in told.text) is (index % 2 == 0)
+        assert ended.result(LONGEST) is True
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_still_runs_after_the_grace_time_is_told_so(monkeypatch, stream, apart):
+    engine = tiny_engine(GatedEngine, max_batch_size=1)
+    settings = ServeSettings(model=MODEL)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # not the main thread
+    app = create_app(hosted(engine, settings) if apart else engine, settings)
+    listener = listen("127.0.0.1", 0)
+    running = Running(listener.getsockname()[1], app.state.service)
+    with ThreadPoolExecutor(4) as pool:
+        ended = pool.submit(serve, app, listener, grace=0.3)
+        fields = {"max_tokens": 400, "ignore_eos": True, "stream": stream}
+        answers = [pool.submit(running.complete, prompt=f"{i}", **fields) for i in range(2)]  # one runs, one waits
+        until(lambda: len(engine.requests) == 2)
+        engine.let(4)
+        app.state.server.handle_exit(15, None)
+        for answer in answers:
+            told = answer.result(LONGEST)
+            assert "shutting_down" in told.text
+            assert told.status == (200 if stream else 503)
+        engine.open()  # a last round, without requests
         assert ended.result(LONGEST) is True

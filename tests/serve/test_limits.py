@@ -176,6 +176,17 @@ def test_what_can_never_fit_is_refused_with_the_cure(stream):
             assert running.post(path, {**fields, limit: 4, "stream": stream}).status == 200
 
 
+def test_the_tokens_of_a_message_are_counted_where_the_longest_answer_would_not_fit():
+    """Nothing is generated, so that no limit need be given."""
+    message = {"messages": [{"role": "user", "content": "the cat"}]}
+    with serving(tiny_engine(cache_memory="256KiB")) as running:
+        counted = running.post("/v1/messages/count_tokens", message)
+        asked = running.post("/v1/messages", {**message, "max_tokens": 1})
+        assert counted.json == {"input_tokens": asked.json["usage"]["input_tokens"]}
+        long = {"messages": [{"role": "user", "content": "x" * 450}]}
+        assert running.post("/v1/messages/count_tokens", long).status == 400
+
+
 # --- the log --------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from foretoken.serve.logprobs import Offsets, completion_logprobs
 from serve_harness import END, MODEL, Running, serving, tiny_engine
 
 PROMPT = "the cat sat on"
+USER = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,17 @@ def test_sampling_fields_reach_the_engine(server, engine, fields):
 def test_a_bias_forces_a_token(server):
     answer = server.complete(prompt=PROMPT, max_tokens=3, logit_bias={"65": 1000}, return_token_ids=True).json
     assert answer["choices"][0]["token_ids"] == [65, 65, 65]
+
+
+def test_min_tokens_need_no_limit(server):
+    """Which is what the context has left."""
+    fields = {"min_tokens": 5, "temperature": 0, "logit_bias": {str(END): 100}}
+    chat = server.chat(messages=USER, **fields)
+    response = server.post("/v1/responses", {"model": MODEL, "input": "hi", **fields})
+    for answer, used in ((chat, "completion_tokens"), (response, "output_tokens")):
+        assert answer.status == 200, answer.text
+        assert answer.json["usage"][used] == 6
+    assert server.chat(messages=USER, min_tokens=10**6).json["error"]["param"] == "min_tokens"
 
 
 def test_min_tokens_bans_the_end(server):

@@ -551,6 +551,10 @@ def test_pages_of_other_origins_may_ask_where_they_are_let():
         assert (
             running.send("OPTIONS", "/v1/completions", **ask).headers["access-control-allow-origin"] == page["origin"]
         )
+        # What clients in JavaScript send of their own.
+        for names in ("x-stainless-lang,x-stainless-os,x-request-id", "anthropic-version,x-api-key"):
+            own = {**ask, "access_control_request_headers": f"authorization,content-type,{names}"}
+            assert running.send("OPTIONS", "/v1/completions", **own).status == 200
         answer = running.get("/v1/models", authorization="Bearer key", **page)
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, page["origin"])
         assert "access-control-allow-origin" not in running.get("/health", origin="https://other.example").headers

@@ -13,7 +13,8 @@ from openai import BadRequestError, OpenAI
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, load
 from foretoken.serve import ServeSettings, create_app
-from foretoken.serve.calls import CallParser
+from foretoken.serve.anthropic_tools import openai_messages, tool_use
+from foretoken.serve.calls import Call, CallParser
 from foretoken.serve.in_process import post
 from foretoken.serve.tools import Tool, ToolSet, call_form, written_out
 from serve_harness import END, LONGEST, MODEL, serving
@@ -39,6 +40,9 @@ NAME = {"type": "function", "function": {"name": "name"}}
 NAMED = {"type": "function", "function": {"name": "legs_of"}}
 CALL = '<tool_call>\n{"name": "legs_of", "arguments": {"animal": "c}\\"at", "n": [1, {}]}}\n</tool_call>'
 ARGUMENTS = {"animal": 'c}"at', "n": [1, {}]}
+USED = {"type": "tool_use", "id": "toolu_1", "name": "legs_of", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
+FAILED = {**RESULT, "is_error": True, "content": 5}
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +200,30 @@ def test_results_of_tools_in_messages(server):
     assert counts[0] < counts[1] < counts[2]
 
 
+@pytest.mark.parametrize("content", ["timeout", [{"type": "text", "text": "timeout"}], None])
+def test_a_tool_that_failed_is_told_to_the_model(content):
+    """Agents send `is_error` with what the tool said."""
+    block = {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, "cache_control": None}
+
+    def told(**fields):
+        (message,) = openai_messages([{"role": "user", "content": [{**block, **fields}]}])
+        content = message["content"]
+        return "".join(part["text"] for part in content) if isinstance(content, list) else content
+
+    said = "timeout" if content else ""
+    assert told() == told(is_error=False) == told(is_error=None) == said
+    assert told(is_error=True) == f"Error: {said}"
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', '{"x": ', '{"x":' * 100_000 + "1" + "}" * 100_000]
+)
+def test_arguments_that_are_no_json_are_an_input_of_nothing(arguments):
+    """What the model wrote is no reason to lose the answer; in a stream it stands as it was written."""
+    assert tool_use(Call(0, "f", arguments))["input"] == {}
+    assert tool_use(Call(0, "f", '{"x": 1e300}'))["input"] == {"x": 1e300}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -207,6 +235,10 @@ def test_results_of_tools_in_messages(server):
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages.0.content.0.tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{**RESULT, "contnet": "4"}]}]}, "messages.0.content.0.contnet"),
+        ({"messages": [{"role": "user", "content": [{**RESULT, "is_error": 1}]}]}, "messages.0.content.0.is_error"),
+        ({"messages": [{"role": "user", "content": [FAILED]}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "content": [{**USED, "odd": 1}]}]}, "messages.0.content.0.odd"),
     ],
 )
 def test_wrong_tools_of_messages_are_refused(server, fields, param):

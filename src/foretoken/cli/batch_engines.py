@@ -131,7 +131,7 @@ def run_processes(options: EngineOptions, jobs: int, items: Iterator[Item], done
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))
     context = multiprocessing.get_context("spawn")
-    processes, open_items = {}, {}
+    processes, open_items, told = {}, {}, set()  # the last: that there is nothing left to answer
     try:
         for _ in range(jobs):
             here, there = context.Pipe()
@@ -149,7 +149,7 @@ def run_processes(options: EngineOptions, jobs: int, items: Iterator[Item], done
                 if isinstance(message, str):
                     raise ForetokenError(message)
                 if message is None:
-                    if open_items.pop(ready):
+                    if open_items.pop(ready) or ready not in told:
                         raise ForetokenError("the process of an engine has ended: run it again to go on")
                     processes.pop(ready).join()
                     continue
@@ -160,6 +160,7 @@ def run_processes(options: EngineOptions, jobs: int, items: Iterator[Item], done
                     ready.send(item)
                     open_items[ready] += 1
                 if not open_items[ready]:
+                    told.add(ready)
                     ready.send(None)
     finally:
         for process in processes.values():

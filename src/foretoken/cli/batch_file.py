@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import ForetokenError, PromptError, did_you_mean
+from foretoken.serve import strict_json
 
 if TYPE_CHECKING:
     from foretoken.serve.in_process import Answer
@@ -84,7 +85,7 @@ def read_items(file: Path) -> Iterator[Item | BadLine]:
 
 def _item(number: int, line: bytes) -> Item:
     try:
-        value = json.loads(line)
+        value = strict_json.loads(line)
     except (ValueError, RecursionError) as error:
         raise PromptError(f"it is no JSON ({error}): write an object with {', '.join(_FIELDS)}") from None
     if not isinstance(value, dict):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -78,9 +81,15 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
         check_ray()
     check_models(models)
     screen = Screen(options.no_color)
-    if options.output.exists() and options.output.samefile(file):
+    if options.output.exists() and file.exists() and options.output.samefile(file):
         raise ForetokenError(f"requests and answers are the same file, {str(file)!r}: give another one for the answers")
-    every = list(_names(file, screen))  # before the file of answers is made
+    with _read_again(file) as requests:
+        return _answer_all(file, requests, models, options, screen)
+
+
+def _answer_all(file: Path, requests: Path, models: ModelOptions, options: BatchOptions, screen: Screen) -> bool:
+    """`run_batch` of what was named `file`, as `requests` has it."""
+    every = list(_names(requests, str(file), screen))  # before the file of answers is made
     bad, total = every.count(None), len(every) - every.count(None)
     with closing(Results(options.output)) as results:
         before = sum(name in results.done for name in every if name is not None)
@@ -92,18 +101,21 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
                 "the requests answered again",
                 style="yellow",
             )
-        failed = 0
+        answered = failed = 0
         if before < total:
             with _progress(screen, before, total) as advance:
 
                 def done(item: Item, answer: Answer) -> None:
-                    nonlocal failed
+                    nonlocal answered, failed
                     results.add(item, answer)
+                    answered += 1
                     failed += answer.status >= 400
                     advance()
 
                 known = frozenset(results.done)
-                items = (item for item in read_items(file) if isinstance(item, Item) and item.custom_id not in known)
+                items = (
+                    item for item in read_items(requests) if isinstance(item, Item) and item.custom_id not in known
+                )
                 engines = EngineOptions(
                     models,
                     options.max_batch_size,
@@ -120,20 +132,36 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
                     run_here(engines, items, done)
                 else:
                     run_processes(engines, options.jobs, items, done)
-    answered = total - before
+    if (left := total - before - answered) > 0:
+        raise ForetokenError(
+            f"{left:,} of {total:,} requests have no answer, as no engine is left to give one: run it again to go on"
+        )
     told = f"{answered:,} {'request' if answered == 1 else 'requests'} answered, {failed:,} of them with an error"
     screen.note(f"{told}; {bad:,} bad {'line' if bad == 1 else 'lines'}" if bad else told)
     return not bad and not failed and not results.errors
 
 
-def _names(file: Path, screen: Screen) -> Iterator[str | None]:
-    """The name of each request of a file; None for a bad line, which is told."""
+@contextmanager
+def _read_again(file: Path) -> Iterator[Path]:
+    """A file of these lines that can be read more than once: of a pipe, a temporary one."""
+    if not file.exists() or stat.S_ISREG(file.stat().st_mode) or file.is_dir():
+        yield file
+        return
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as kept:
+        with file.open("rb") as lines:
+            shutil.copyfileobj(lines, kept)
+        kept.flush()
+        yield Path(kept.name)
+
+
+def _names(requests: Path, named: str, screen: Screen) -> Iterator[str | None]:
+    """The name of each request of a file, which the user calls `named`; None for a bad line, which is told."""
     bad = 0
-    for item in read_items(file):
+    for item in read_items(requests):
         if isinstance(item, BadLine):
             bad += 1
             if bad <= _SHOWN_BAD_LINES:
-                screen.error(f"line {item.line:,} of {str(file)!r}: {item.reason}")
+                screen.error(f"line {item.line:,} of {named!r}: {item.reason}")
             yield None
         else:
             yield item.custom_id

@@ -14,7 +14,6 @@ from foretoken.drafters.prompt_lookup import LONGEST_NGRAM
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
 from foretoken.sampling.vocabulary import topk
-from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
 
@@ -66,8 +65,8 @@ class NgramStorage(Drafter):
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A chain of most probable continuations."""
         rows = []
-        for sequence, limit, noisy in zip(batch.sequences, limits, batch.shared_noise, strict=True):
-            counts = self._counts(sequence, noisy)
+        for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
+            counts = self._counts(batch, row)
             context = sequence.context
             for end in range(self._counted[sequence], len(context)):
                 counts.add(context[max(0, end - self.max_order + 1) : end], context[end])
@@ -82,7 +81,7 @@ class NgramStorage(Drafter):
         predictions = topk(logits, min(self.top_k_filler, logits.shape[-1]))[1].tolist()
         tokens, parents, sizes = draft.listed
         for row, sequence in enumerate(batch.sequences):
-            counts = self._counts(sequence, batch.shared_noise[row])
+            counts = self._counts(batch, row)
             reach = self.max_order - 1
             contexts = [sequence.context[-reach:]]
             for node in range(sizes[row]):
@@ -91,8 +90,9 @@ class NgramStorage(Drafter):
                 for token in likely:
                     counts.add(context, token)
 
-    def _counts(self, sequence: Sequence, shared_noise: bool) -> _NgramCounts:
-        if self.keep and self._participants.takes_part(sequence, shared_noise):
+    def _counts(self, batch: Batch, row: int) -> _NgramCounts:
+        sequence, apart = batch.sequences[row], bool(batch.reproducible) and batch.reproducible[row]
+        if self.keep and not apart and self._participants.takes_part(sequence, batch.shared_noise[row]):
             return self._shared
         return self._own[sequence]
 

@@ -16,7 +16,6 @@ from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants
 from foretoken.sampling.params import check_integer
 from foretoken.sampling.vocabulary import topk
-from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
 # Where the first successor is rejected, acceptance rates of the later ones: about the same at all temperatures.
@@ -63,7 +62,7 @@ class TokenRecycling(Drafter):
         """A tree of successors, a chain of first ones where chains are wanted; nothing after an unknown token."""
         rows, parents = [], []
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
-            table = self._table(sequence, batch.shared_noise[row])
+            table = self._table(batch, row)
             if not self._entered[sequence]:
                 self._entered[sequence] = True
                 table.enter(sequence.context, self.candidates, batch.vocab_size)
@@ -80,7 +79,7 @@ class TokenRecycling(Drafter):
         likely = topk(logits, min(self.candidates, logits.shape[-1]))[1].tolist()
         drafted, _, sizes = draft.listed
         for row, sequence in enumerate(batch.sequences):
-            table = self._table(sequence, batch.shared_noise[row])
+            table = self._table(batch, row)
             tokens = [sequence.tokens[-1], *drafted[row][: sizes[row]]]
             kept = [0, *verdict.accepted[row]]
             table.judge([*(tokens[node] for node in kept), verdict.following[row]])
@@ -88,8 +87,9 @@ class TokenRecycling(Drafter):
             for node in (*range(len(tokens)), *kept):
                 table.predicted[tokens[node]] = array("i", likely[row][node])
 
-    def _table(self, sequence: Sequence, shared_noise: bool) -> _SuccessorTable:
-        if self.shared and self._participants.takes_part(sequence, shared_noise):
+    def _table(self, batch: Batch, row: int) -> _SuccessorTable:
+        sequence, apart = batch.sequences[row], bool(batch.reproducible) and batch.reproducible[row]
+        if self.shared and not apart and self._participants.takes_part(sequence, batch.shared_noise[row]):
             return self._common
         return self._own[sequence]
 

@@ -10,8 +10,9 @@ class Participants:
 
     With a drafter that learns from other requests, drafts depend on the outputs of these. That is lossless as long as
     those outputs are independent of the request's own uniforms. Requests with one seed have the same uniforms: where
-    these decide anything, only the first request of each seed takes part. Takes about 150 bytes a request, for the
-    life of the drafter: outputs that others learnt from keep having influence.
+    these decide anything, only the first request of each seed takes part. Takes about 150 bytes a request that names
+    one, for the life of the drafter: outputs that others learnt from keep having influence. Seeds of other requests are
+    new ones each time.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,6 @@ class Participants:
         """
         if sequence.scratch:
             return False
-        if shared_noise or sequence.params.greedy:
+        if shared_noise or sequence.params.greedy or sequence.params.seed is None:
             return True
         return self._first.setdefault(sequence.seed, sequence.id) == sequence.id

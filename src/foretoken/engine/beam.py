@@ -210,10 +210,10 @@ class _Search:
         beams = params.num_beams
         self._open: list[list[int]] = [[] for _ in range(beams)]
         # At first all beams are the prompt itself: only one of them may be continued.
-        self._open_scores = torch.full((beams,), _NEVER)
+        self._open_scores = torch.full((beams,), _NEVER, dtype=torch.float32)
         self._open_scores[0] = 0
         self._ended: list[list[int]] = [[] for _ in range(beams)]
-        self._ended_scores = torch.full((beams,), _NEVER)
+        self._ended_scores = torch.full((beams,), _NEVER, dtype=torch.float32)
         self._is_ended = torch.zeros(beams, dtype=torch.bool)
         self._improvable = True
         self.done = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Literal
 
 import torch
@@ -153,13 +154,15 @@ class DecodeLoop:
             logits, hidden = self._score(members, draft)
         clock.turn_to("verification")
         matchers = [row.matcher for row in members.rows]
-        verified = verify_round(members.groups, batch.sequences, draft, logits, matchers)
+        with self._memory_guard("the verification"):
+            verified = verify_round(members.groups, batch.sequences, draft, logits, matchers)
         clock.turn_to("drafter")
-        with forced.ahead():
+        with forced.ahead(), self._memory_guard(f"the drafter {self.drafter.name}"):
             own_logits = forced.logits(logits, drafted.width)
             drafter.observe(batch, drafted, forced.verdict(verified.verdict), own_logits)
         clock.turn_to("target")
-        path = self._commit(members, verified)
+        with self._memory_guard(self.target.name):
+            path = self._commit(members, verified)
         clock.turn_to("other")
         lengths = [len(sequence.tokens) for sequence in batch.sequences]
         traced = [at for at, row in enumerate(members.rows) if row.trace]
@@ -327,9 +330,10 @@ class _MemoryGuard:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or not _is_out_of_memory(error):
             return
+        clear_frames(error.__traceback__)  # or the failed pass would live as long as the requests' error
         raise OutOfMemory(
             f"out of memory in {self._name} with {len(self._rows)} rows of up to "
-            f"{max(len(row.sequence.tokens) for row in self._rows):,} tokens: lower max_batch_size, "
+            f"{max((len(row.sequence.tokens) for row in self._rows), default=0):,} tokens: lower max_batch_size, "
             "num_speculative_tokens, the prompt's length or max_new_tokens"
         ) from error
 

@@ -172,7 +172,7 @@ class Engine:
 
     @reuse_prefixes.setter
     def reuse_prefixes(self, value: bool) -> None:
-        self._loops.reuse_prefixes = check_flag("reuse_prefixes", value)
+        self._loops.reuse(check_flag("reuse_prefixes", value))
 
     @property
     def policy(self) -> Policy:

@@ -249,6 +249,12 @@ class Loops:
             return self.budget.needs(lengths), self.budget.limit
         return self.target.cache_bytes(lengths), self.target.cache_bytes(most)
 
+    def reuse(self, wanted: bool) -> None:
+        """Keep the target's KV cache between calls from now on, or not, and nothing that was kept."""
+        self.reuse_prefixes = wanted
+        if not wanted:
+            self.release()
+
     def release(self) -> None:
         """Drop what is kept."""
         self._idle = None

@@ -51,7 +51,7 @@ class Worker:
         # No request may be queued after the command to stop. Garbage collection can call `stop` and `cancel` at any
         # point, even while this thread holds the lock: so it is reentrant, and `cancel` takes none.
         self._lock = RLock()
-        self._closed = False
+        self._closed, self._has_engine = False, True
         self.failure: Exception | None = None
         self._thread: Thread | None = None
 
@@ -98,7 +98,10 @@ class Worker:
             thread = self._thread
         if thread is not None and thread is not current_thread():
             thread.join()
-        give_back(self.engine)
+        with self._lock:
+            has_engine, self._has_engine = self._has_engine, False
+        if has_engine:  # else another one may have it by now
+            give_back(self.engine)
 
     def _run(self) -> None:
         try:
@@ -112,14 +115,14 @@ class Worker:
                     break
                 command()
             self._end()
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            self._fail(_as_exception(error))
 
     def _submit(self, call: Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> None:
         try:
             call.request = self.engine.submit(prompt, params, **settings)
-        except Exception as error:
-            call.send(error)
+        except BaseException as error:
+            call.send(_as_exception(error))
         else:
             self._calls[call.request] = call
             if self._queue_seconds is not None:
@@ -221,3 +224,12 @@ class Worker:
         for call in self._calls.values():
             call.send(error)
         self._calls.clear()
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What callers get: a panic of a library's, which no `except Exception` catches, as an error of the engine's."""
+    if isinstance(error, Exception):
+        return error
+    told = ForetokenError(f"{type(error).__name__} in the engine's thread: {error}")
+    told.__cause__ = error
+    return told

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from foretoken.engine.engine import Engine
-from foretoken.models.threads import turn_of
 from foretoken.models.traits import vocab_size
 
 _ATTRIBUTE = "_foretoken_engines"
@@ -25,6 +25,7 @@ class KeptEngines:
     """
 
     def __init__(self) -> None:
+        self._making = RLock()
         self._owners: dict[Any, Owner] = {}
         self._made: WeakKeyDictionary[Owner, tuple[ref[Any], int, Engine]] = WeakKeyDictionary()
 
@@ -43,7 +44,9 @@ class KeptEngines:
             owner: as said.
             make: makes an engine for a model.
         """
-        with turn_of(model):  # threads that come at once get one engine
+        # Threads that come at once get one engine. Not by the model's turn: whoever has that, and waits for a draft
+        # model's to wrap it, and a round that has this one already, would wait for each other.
+        with self._making:
             size = vocab_size(model)
             found = self._made.get(owner)
             if found is not None and found[0]() is model and found[1] == size:

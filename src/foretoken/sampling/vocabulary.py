@@ -266,7 +266,7 @@ class RowDraws:
 
     def __init__(self, size: int) -> None:
         width = current_limits().block
-        self._probs = torch.empty((1, 1, size))
+        self._probs = torch.empty((1, 1, size), dtype=torch.float32, device="cpu")
         self._narrow, self._wide = self._probs.numpy()[0, 0], np.empty(size)
         self._blocks = self._wide[: size // width * width].reshape(-1, width) if size > width else None
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+from foretoken.serve import strict_json
 from foretoken.serve.calls import Call, Parsed
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, dump
 from foretoken.serve.tools import ToolSet, choose, listed, make_tool
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_CALL_FIELDS = frozenset(("type", "id", "name", "input", "cache_control"))
+_RESULT_FIELDS = frozenset(("type", "tool_use_id", "content", "is_error", "cache_control"))
+_FAILED = "Error: "  # templates know no results that are errors
 Event = tuple[str, dict[str, Any]]
 
 
@@ -59,16 +62,16 @@ def openai_messages(given: Any) -> Any:
         for place, block in enumerate(content):
             kind, param = block.get("type") if isinstance(block, dict) else None, f"messages.{index}.content.{place}"
             if kind == "tool_use":
+                _refuse_others(block, _CALL_FIELDS, param)
                 if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
                     raise ApiError(400, f"{param} is no call: give {{type, id, name, input}}", param)
                 function = {"name": block["name"], "arguments": block["input"]}
                 calls.append({"id": block.get("id", ""), "type": "function", "function": function})
             elif kind == "tool_result":
+                _refuse_others(block, _RESULT_FIELDS, param)
                 if not isinstance(block.get("tool_use_id"), str):
                     raise ApiError(400, f"{param}.tool_use_id is no string: give one", f"{param}.tool_use_id")
-                found.append(
-                    {"role": "tool", "content": block.get("content") or "", "tool_call_id": block["tool_use_id"]}
-                )
+                found.append({"role": "tool", "content": _result(block, param), "tool_call_id": block["tool_use_id"]})
             elif kind == "thinking" and message.get("role") == "assistant":
                 continue  # of earlier turns: as Anthropic's own models, this one does without it
             else:
@@ -81,11 +84,29 @@ def openai_messages(given: Any) -> Any:
     return found
 
 
+def _refuse_others(block: dict[str, Any], known: frozenset[str], param: str) -> None:
+    for name in block.keys() - known:
+        if block[name] is not None:
+            field = f"{param}.{name[:100]}"
+            raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+
+
+def _result(block: dict[str, Any], param: str) -> Any:
+    """What a tool answered, as a message's content: that it is an error is said in its text."""
+    content, failed = block.get("content") or "", block.get("is_error") or False
+    if not isinstance(failed, bool):
+        raise ApiError(400, f"{param}.is_error is neither true nor false: give one of them", f"{param}.is_error")
+    if failed and isinstance(content, list):
+        return [{"type": "text", "text": _FAILED}, *content]
+    return _FAILED + content if failed and isinstance(content, str) else content
+
+
 def tool_use(call: Call) -> dict[str, Any]:
-    """A call as a block of an answer; one that was cut off has no input."""
+    """A call as a block of an answer; one that was cut off, or is no JSON, has no input."""
     try:
-        arguments = json.loads(call.arguments)
-    except ValueError:
+        arguments = strict_json.loads(call.arguments)
+        dump(arguments)  # which nests as deep as the encoder takes
+    except (ValueError, RecursionError):
         arguments = {}
     return {"type": "tool_use", "id": f"toolu_{call.id.removeprefix('call_')}", "name": call.name, "input": arguments}
 

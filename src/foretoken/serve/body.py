@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from foretoken.errors import did_you_mean
+from foretoken.serve import strict_json
 from foretoken.serve.errors import ApiError, ClientGone
 from foretoken.serve.logs import log_body
 from foretoken.serve.settings import ServeSettings
@@ -101,22 +102,18 @@ def parse(data: bytes) -> dict[str, Any]:
         ApiError: it is none.
     """
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        value = strict_json.loads(data.decode("utf-8"))
     except UnicodeDecodeError:
         raise ApiError(400, "the body is not UTF-8: encode it so") from None
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON ({error.msg} at character {error.pos:,}): mend it") from None
     except RecursionError:
         raise ApiError(400, "the body's JSON is nested too deeply: send flat objects") from None
-    except ValueError as error:  # NaN, or an integer of thousands of digits
+    except ValueError as error:  # NaN, 1e400, or an integer of thousands of digits
         raise ApiError(400, f"the body has a number that can't be used ({error}): mend it") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body is JSON but no object: send {...}")
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def check(value: dict[str, Any], schema: type[Body]) -> Body:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
+_TO_TELL = 2.0
+"""Seconds for telling the clients of requests that still run after the grace time that they are ended."""
 
 
 def listen(host: str, port: int, send_seconds: float | None = None) -> socket.socket:
@@ -65,7 +67,7 @@ def serve(
 ) -> bool:
     """Serve until SIGTERM or SIGINT; a second signal ends without waiting.
 
-    After the first, no request is let in, and those that run have `grace` seconds to end.
+    After the first, no request is let in, and those that run have `grace` seconds to end; others are then told so.
 
     Args:
         app: of `create_app`.
@@ -89,14 +91,14 @@ def serve(
         http=HttpProtocol,
         ws="none",  # an upgrade would be answered in text
         server_header=False,
-        timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # passed on to asyncio, which takes fractions
+        timeout_graceful_shutdown=grace + _TO_TELL,  # type: ignore[arg-type]  # asyncio's, which takes fractions
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
     )
     with closing(listener):
         with _tls_errors(tls_cert, tls_key):
             config.load()
-        server = app.state.server = _Server(config, service)
+        server = app.state.server = _Server(config, service, grace)
         with start_not_collected():
             asyncio.run(server.serve(sockets=[listener]))
     return service.engine.failure is None
@@ -133,15 +135,28 @@ class _Server(uvicorn.Server):
     Args:
         config: of uvicorn.
         service: what is served.
+        grace: seconds that requests have to end.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._grace = service, grace
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; whether to end."""
         return await super().on_tick(counter) or self._service.engine.failure is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for what runs. uvicorn cancels what is left, whose clients would see a closed connection, or a 500."""
+        ending = asyncio.create_task(self._end_requests())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(self._grace)
+        await self._service.engine.aclose()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from foretoken.serve.anthropic_tools import Blocks, anthropic_tools, openai_mess
 from foretoken.serve.calls import OutputParser, Parsed
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
-from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params, text_of
+from foretoken.serve.schemas import Controls, chat_messages, check_model, check_sampling, text_of
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.speculation import Strict
 from foretoken.serve.streaming import EventStream, WritePart, data, part_writer, unless_gone
@@ -80,7 +80,7 @@ def messages_routes(service: Service) -> APIRouter:
             raise ApiError(400, "stop is not served here: use stop_sequences", "stop", "unsupported_field")
         body = body.model_copy(update={"stop": body.stop_sequences})
         chat, options = body.chat(), body.engine_settings(service.drafter)
-        sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
+        check_sampling(body, settings)
         with ExitStack() as held:
             held.enter_context(service.admission.admit(1))
             prepared = await unless_gone(request, chat_prompt(service, chat, body))
@@ -100,6 +100,7 @@ def messages_routes(service: Service) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         body = await bodies.read(request, CountRequest, settings)
         check_model(body.model, settings)
+        body = body.model_copy(update={"max_tokens": 1, "min_tokens": None})  # nothing is generated
         prepared = await unless_gone(request, chat_prompt(service, body.chat(), body))
         return json_response({"input_tokens": len(prepared.tokens)})
 

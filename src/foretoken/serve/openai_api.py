@@ -24,6 +24,7 @@ from foretoken.serve.schemas import (
     Sampling,
     chat_messages,
     check_model,
+    check_sampling,
     sampling_params,
 )
 from foretoken.serve.service import Batch, Service
@@ -295,7 +296,7 @@ def openai_routes(service: Service) -> APIRouter:
         check_model(body.model, settings)
         messages = chat_messages(body.messages)
         body.check_choices(1, "n", settings)
-        sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
+        check_sampling(body, settings)
         predicted = body.predicted_text()
         options = body.engine_settings(service.drafter)
         with ExitStack() as held:

@@ -73,7 +73,7 @@ def page_api_routes(service: Service) -> APIRouter:
         if body.prompt == "":
             raise ApiError(400, "prompt is empty: give at least one token", "prompt")
         messages = [] if body.messages is None else chat_messages(body.messages)
-        params = body.sampling(service, 1)  # what is wrong is told before anything is tokenized
+        params = body.sampling(service, settings.max_output_tokens)  # tells what is wrong before anything is tokenized
         options = {**body.engine_settings(service.drafter), "trace": body.detail}
         with ExitStack() as held:
             held.enter_context(service.admission.admit(1))

@@ -50,7 +50,7 @@ def as_messages(items: list[Any]) -> list[Any]:
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id", ""), "type": "function", "function": function}
-            if found and found[-1].get("tool_calls"):
+            if found and isinstance(found[-1].get("tool_calls"), list):
                 found[-1]["tool_calls"].append(call)
             else:
                 found.append({"role": "assistant", "content": "", "tool_calls": [call]})

@@ -18,7 +18,7 @@ from foretoken.serve.calls import OutputParser, Parsed
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.response_items import Items, as_messages, calls_of, response_tools
-from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params
+from foretoken.serve.schemas import Controls, chat_messages, check_model, check_sampling
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.streaming import EventStream, WritePart, data, part_writer, unless_gone
 from foretoken.serve.structured import format_grammar
@@ -250,7 +250,7 @@ def responses_routes(service: Service) -> APIRouter:
         conversation, options = body.messages(), body.engine_settings(service.drafter)
         if body.previous_response_id is not None:
             conversation = [*kept.find(body.previous_response_id), *conversation]
-        sampling_params(body, settings, 1)  # what is wrong is told before anything is tokenized
+        check_sampling(body, settings)
         chat = conversation
         if body.instructions is not None:  # of this answer alone
             chat = [{"role": "system", "content": body.instructions}, *conversation]

@@ -168,10 +168,11 @@ class Sampling(Controls):
         if self.best_of not in (None, self.n):
             message = f"best_of is {shown(self.best_of)}, but served only where it equals n, {self.n}: leave it out"
             raise ApiError(400, message, "best_of", "unsupported_field")
-        if not 1 <= prompts * self.n <= settings.max_choices:
+        if not 1 <= (count := prompts * self.n) <= settings.max_choices:
+            number = f"{count:,}" if count.bit_length() < 64 else "too many"  # Python writes no 4,300 digits
             raise ApiError(
                 400,
-                f"the request asks for {prompts * self.n:,} completions: ask for at least 1 and at most "
+                f"the request asks for {number} completions: ask for at least 1 and at most "
                 f"{settings.max_choices:,}, by {param}",
                 param,
             )
@@ -254,6 +255,11 @@ def check_model(name: str | None, settings: ServeSettings) -> None:
     if name is not None and name != settings.model:
         message = f"the model {name[:200]!r} is not served: use {settings.model!r}, or leave it out"
         raise ApiError(404, message, "model", "model_not_found")
+
+
+def check_sampling(body: Controls, settings: ServeSettings) -> None:
+    """See to it that a request can be sampled as it says, before anything is tokenized; raises as `sampling_params`."""
+    sampling_params(body, settings, settings.max_output_tokens)
 
 
 def sampling_params(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _ARCHITECTURES = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
     "mamba": gguf.MODEL_ARCH.MAMBA,
     "lfm2": gguf.MODEL_ARCH.LFM2,
+    "phi3": gguf.MODEL_ARCH.PHI3,
 }
 _GAINS_MINUS_ONE = ("gemma2",)
 """Architectures whose norms multiply with one plus the weight."""
@@ -138,6 +140,18 @@ def _gemma2(writer: Any, config: Any) -> None:
     writer.add_sliding_window(config.sliding_window)
 
 
+def _phi3(writer: Any, config: Any) -> None:
+    """With two sets of rotary frequencies."""
+    _llama_like(writer, config)
+    rope, original = config.rope_parameters, config.original_max_position_embeddings
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_scaling_orig_ctx_len(original)
+    scale = math.sqrt(1.0 + math.log(config.max_position_embeddings / original) / math.log(original))
+    writer.add_rope_scaling_attn_factors(scale)
+    for name in ("long", "short"):
+        writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], dtype=np.float32))
+
+
 def _gpt2(writer: Any, config: Any) -> None:
     writer.add_context_length(config.n_positions)
     writer.add_embedding_length(config.n_embd)
@@ -173,6 +187,7 @@ _HEADERS = {
     "gpt2": _gpt2,
     "mamba": _mamba,
     "lfm2": _lfm2,
+    "phi3": _phi3,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import gguf as reader
 import pytest
@@ -16,8 +17,9 @@ from foretoken.models.chain import Draws
 from foretoken.models.gguf import Options
 from foretoken.models.gguf import load as load_file
 from models.gguf.gguf_files import rounded
+from models.native.checkpoints import longrope
 from models.reference import walk
-from tiny import _llama_like, build, tiny_gemma2, tiny_gpt2, tiny_lfm2, tiny_llama, tiny_mamba, tiny_qwen3
+from tiny import _llama_like, build, tiny_gemma2, tiny_gpt2, tiny_lfm2, tiny_llama, tiny_mamba, tiny_phi3, tiny_qwen3
 
 
 def tiny_qwen2(vocab_size=32, seed=0, **fields):
@@ -78,6 +80,49 @@ def test_the_table_of_gelu_is_all_that_differs(load, kind, tolerance):
     for layer in module.transformer.h if kind == "gpt2" else module.model.layers:
         setattr(layer.mlp, "act" if kind == "gpt2" else "act_fn", HalfGelu())
     assert max(walk(model, 2, seed, rounds=4) for seed in range(2)) < tolerance
+
+
+def _scores(model, cache, rows):
+    """Those of the last tokens, fed in one pass behind what the cache has."""
+    width = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    counts = torch.tensor([len(row) for row in rows])
+    parents = (torch.arange(width) - 1)[None].expand(len(rows), -1)
+    found = model.forward(tokens, parents, counts, cache, keep="last").logits
+    cache.commit(torch.arange(width)[None].expand(len(rows), -1), counts)
+    return found[:, 0]
+
+
+@pytest.mark.parametrize(("n_ctx", "long"), [(2048, True), (1100, False), (600, False)])
+def test_a_context_that_grows_keeps_its_rotary_frequencies(load, n_ctx, long):
+    """llama.cpp chooses them by the room of a context; one for all rows begins with 1,024 tokens, and grows."""
+    fields = longrope(original=1100, head_dim=8, longest=2048)
+    model = load("phi3", lambda: tiny_phi3(**fields), n_ctx=n_ctx)
+    assert model.max_length == {2048: 2048, 1100: 960, 600: 600}[n_ctx]
+    cache, length = model.open(3), 1500 if long else 580
+    texts = [[(7 * place + place // 5 + row) % 31 for place in range(length - 20 * row)] for row in range(3)]
+    parts = [0, 200, 300, 1150, 1400, length] if long else [0, 400, 500, length]
+    for begin, end in pairwise(parts):
+        scores = _scores(model, cache, [text[begin:end] for text in texts])
+    with torch.inference_mode():
+        for text, found in zip(texts, scores, strict=True):
+            assert (model.module(torch.tensor([text])).logits[0, -1] - found).abs().max() < 1e-3
+
+
+def test_a_row_that_shares_less_than_a_windows_tokens_is_computed_again(load):
+    """Layers with a window give the cells of what is behind every window to other rows, which a copy may need."""
+    model = load("gemma2 32", lambda: tiny_gemma2(query_pre_attn_scalar=8, sliding_window=32))
+    text = [(7 * place + place // 5) % 31 for place in range(500)]
+    cache = model.open(2)
+    _scores(model, cache, [text[:100], text[:300]])
+    cache.select([1])  # the first row leaves its cells to the other one, whose own come next
+    for begin in range(300, 480, 20):
+        _scores(model, cache, [text[begin : begin + 20]])
+    cache.select([0, 0], [150, 40])
+    scores = _scores(model, cache, [text[150:160], text[40:60]])
+    with torch.inference_mode():
+        for length, found in zip((160, 60), scores, strict=True):
+            assert (model.module(torch.tensor([text[:length]])).logits[0, -1] - found).abs().max() < 5e-3
 
 
 @pytest.mark.parametrize(("rows", "sequences"), [(1, 2), (2, 3), (2, 5), (63, 64)])

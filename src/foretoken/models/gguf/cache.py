@@ -31,6 +31,8 @@ class Contexts(Protocol):
     """A sequence can be cut, and its beginning shared; else only whole sequences can be copied."""
     positions: int | None
     """Places in a sequence that the model has entries of a table for; None where it needs no table."""
+    window: int
+    """Tokens that layers with a window see; 0 where there are none."""
 
     def take(self, cells: int, sequences: int) -> Context:
         """An empty context with room for so many tokens of so many sequences."""
@@ -159,6 +161,7 @@ class Shard:
             cells: tokens that they need room for.
             sequences: that they need; they get no more than a context may have.
         """
+        cells = self._contexts.options.within(cells)
         if self.context is not None and self.context.cells >= cells and not self.lacks(sequences):
             return self.context
         sequences = max(sequences, self._known, _FIRST_SEQUENCES)
@@ -173,6 +176,7 @@ class Shard:
                 if row.kept or row.end(row.sequence) >= 0:
                     saved.append((row, old.save(row.sequence)))
             cells = old.cells if cells <= old.cells else max(cells, old.cells + old.cells // 2)
+            cells = self._contexts.options.within(cells)
             sequences = old.sequences if sequences <= old.sequences else max(sequences, 2 * old.sequences)
             old.close()
         try:
@@ -257,6 +261,7 @@ class GgufCache(Cache):
                 shard.context.cut(holder)
         row.sequence, row.kept = holder, kept
         row.forget()
+        self._see_window(row)
 
     def _holder(self, row: Row, node: int) -> int | None:
         """A sequence of the row that goes through a node, and can be cut after it."""
@@ -323,6 +328,7 @@ class GgufCache(Cache):
                 row.kept = 0
             if row.shard.context is not None:
                 row.shard.context.cut(row.sequence, row.kept)
+                self._see_window(row)
         return row
 
     def _shared(self, row: Row, length: int) -> Row:
@@ -342,4 +348,18 @@ class GgufCache(Cache):
         if kept and shard.context is not None:
             shard.context.share(row.sequence, sequence, kept if self._contexts.rolls_back else -1)
             new.kept = kept
+            self._see_window(new)
         return new
+
+    def _see_window(self, row: Row) -> None:
+        """Have a row computed again if layers with a window lack tokens in that of the row's next one.
+
+        Such layers keep what the window of the longest sequence's next token needs: other rows get the cells of what is
+        before it. A sequence that is cut back, or shares a part of another one, may need that again.
+        """
+        context, window = row.shard.context, self._contexts.window
+        if context is None or not window or not row.kept:
+            return
+        if not 0 <= context.first(row.sequence) <= max(0, row.kept - window):
+            context.cut(row.sequence)
+            row.kept = 0

@@ -33,6 +33,7 @@ class ContextOptions:
         cells: tokens that a new context has room for at least; it grows by half where that is not enough.
         tokens: most tokens of a pass; more are split.
         outputs: most tokens of a pass whose logits are computed. Bounds the memory of logits.
+        most_cells: that a context may have; None for any number.
     """
 
     threads: int
@@ -41,6 +42,11 @@ class ContextOptions:
     cells: int = 1024
     tokens: int = 512
     outputs: int = 128
+    most_cells: int | None = None
+
+    def within(self, cells: int) -> int:
+        """So many cells, or as many as a context may have."""
+        return cells if self.most_cells is None else min(cells, self.most_cells)
 
 
 class TokenBatch:
@@ -196,6 +202,10 @@ class Context:
         """Keep only the first tokens of a sequence; the whole sequence goes with 0."""
         if not self._library.llama_memory_seq_rm(self._memory, sequence, length or -1, -1):
             raise ModelError(f"llama.cpp can't cut sequence {sequence} of this model's to {length:,} tokens")
+
+    def first(self, sequence: int) -> int:
+        """The first position that all layers know of a sequence; -1 if some know none."""
+        return int(self._library.llama_memory_seq_pos_min(self._memory, sequence))
 
     def share(self, source: int, target: int, length: int = -1) -> None:
         """Make the first tokens of a sequence (-1: all) part of another, empty one too. Nothing is copied."""

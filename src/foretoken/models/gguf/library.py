@@ -55,7 +55,7 @@ _MODEL = {
     "llama_ftype_name": (c_char_p, (c_int32,)),
     **{
         f"llama_model_{name}": (c_int32, (c_void_p,))
-        for name in ("n_ctx_train", "n_layer", "n_embd", "n_head", "n_head_kv", "rope_type")
+        for name in ("n_ctx_train", "n_layer", "n_embd", "n_head", "n_head_kv", "n_swa", "rope_type")
     },
     **{
         f"llama_model_{name}": (c_bool, (c_void_p,))
@@ -75,6 +75,7 @@ _CONTEXT = {
     "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
     "llama_memory_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
     "llama_memory_seq_pos_max": (c_int32, (c_void_p, c_int32)),
+    "llama_memory_seq_pos_min": (c_int32, (c_void_p, c_int32)),
     "llama_state_seq_get_size": (c_size_t, (c_void_p, c_int32)),
     "llama_state_seq_get_data": (c_size_t, (c_void_p, c_void_p, c_size_t, c_int32)),
     "llama_state_seq_set_data": (c_size_t, (c_void_p, c_void_p, c_size_t, c_int32)),

@@ -6,7 +6,7 @@ import ctypes
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import torch
 
 from foretoken.errors import ModelError, OutOfMemory
 from foretoken.models import sampling_defaults
-from foretoken.models.gguf.context import ContextOptions
+from foretoken.models.gguf.context import PAD, ContextOptions
 from foretoken.models.gguf.file import parts_of
 from foretoken.models.gguf.handle import Handle
-from foretoken.models.gguf.header import Header
+from foretoken.models.gguf.header import Header, read_header
 from foretoken.models.gguf.library import Library, library
 from foretoken.models.gguf.options import TYPE_BYTES, TYPES, Options
 from foretoken.models.gguf.runner import ContextPool, GgufModel
@@ -29,6 +29,8 @@ _UNROUNDED = ("all F32", "F32", "F16", "BF16")
 _MMAP, _NO_MMAP = 1, 0
 _POSITION_TABLES = ("gpt2", "starcoder", "mpt")
 """Architectures that may have a learned table of positions."""
+_LONG_FACTORS = "rope_factors_long.weight"
+_TENTATIVE = 64  # tokens of drafts that a context has room for beside a sequence of the longest length
 
 
 def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: Any | None = None) -> GgufModel:
@@ -67,7 +69,17 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         raise ModelError(
             f"n_ctx is {options.n_ctx:,}, and {name} has a table of {positions:,} positions: give at most that"
         )
-    pool = ContextPool(handle, context, rows, rolls_back, len(own), positions)
+    max_length = options.n_ctx or trained
+    if (original := _original_context(handle, parts)) is not None:
+        if max_length > original:
+            context = replace(context, cells=max(context.cells, original + 1))
+        else:
+            rows, most = 1, max(original // PAD, 1) * PAD
+            context = replace(context, most_cells=most)
+            max_length = min(max_length, most - _TENTATIVE)
+    pool = ContextPool(
+        handle, context, rows, rolls_back, len(own), positions, max(calls.llama_model_n_swa(handle.pointer), 0)
+    )
     has_text = _has_text(handle)
     weight_bytes, numbers = calls.llama_model_size(handle.pointer), calls.llama_model_n_params(handle.pointer)
     # Its kernels for the CPU take a row of weights for one token after another, and are mostly built for AVX2.
@@ -76,7 +88,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         pool,
         name=name,
         vocab_size=len(own),
-        max_length=options.n_ctx or trained,
+        max_length=max_length,
         cell_bytes=_cell_bytes(handle, TYPE_BYTES[cache_type]),
         tokenizer=tokenizer if tokenizer is not None else own if has_text else None,
         eos_token_ids=own.eog_token_ids if has_text else (),
@@ -195,6 +207,17 @@ def _check_kind(handle: Handle, name: str) -> None:
         raise ModelError(f"{name} is an embedding model ({architecture}), which writes no text: take a language model")
     if calls.llama_model_is_diffusion(handle.pointer):
         raise ModelError(f"{name} is a diffusion model ({architecture}), which has no next token: take another model")
+
+
+def _original_context(handle: Handle, parts: Sequence[Path]) -> int | None:
+    """The longest sequence for the first of a model's two sets of rotary frequencies; None where it has but one.
+
+    llama.cpp takes the second in each context with more room than that, whatever it holds, and cached keys keep the
+    frequencies that they were made with. So all contexts of a model have more room, or none has: as `n_ctx` says, or
+    the file. Without more, a context has one row, as they share its room.
+    """
+    original = handle.number(f"{handle.metadata('general.architecture')}.rope.scaling.original_context_length")
+    return original if original is not None and _LONG_FACTORS in read_header(parts).tensors else None
 
 
 def _has_position_table(handle: Handle) -> bool:

@@ -30,6 +30,7 @@ class ContextPool:
         rolls_back: the model's state can be cut back.
         vocab_size: logits of a token.
         positions: places in a sequence that the model has entries of a table for; None where it needs no table.
+        window: tokens that layers with a window see; 0 where there are none.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class ContextPool:
         rolls_back: bool,
         vocab_size: int,
         positions: int | None = None,
+        window: int = 0,
     ) -> None:
-        self._handle, self._vocab_size, self.positions = handle, vocab_size, positions
+        self._handle, self._vocab_size, self.positions, self.window = handle, vocab_size, positions, window
         self.options, self.rows, self.sequences, self.rolls_back = options, rows, options.sequences, rolls_back
         self._spare: list[Context] = []
 
@@ -52,7 +54,8 @@ class ContextPool:
                 return self._spare.pop(index)
         while self._spare:
             self._spare.pop().close()
-        return Context(self._handle, max(cells, self.options.cells), sequences, self.options, self._vocab_size)
+        cells = self.options.within(max(cells, self.options.cells))
+        return Context(self._handle, cells, sequences, self.options, self._vocab_size)
 
     def give_back(self, context: Context) -> None:
         """A context that is no longer used. A large one is freed."""
@@ -149,7 +152,7 @@ class GgufModel(LanguageModel):
                 return Scores(found[0])
         columns = 1 if keep == "last" else width
         out = torch.empty if all(count == width for count in added) else torch.zeros
-        logits = out((batch_size, 0 if keep == "none" else columns, self.vocab_size))
+        logits = out((batch_size, 0 if keep == "none" else columns, self.vocab_size), dtype=torch.float32, device="cpu")
         starts: list[int] = []
         for row, new, above, count in zip(cache.rows, tokens.tolist(), parents.tolist(), added, strict=True):
             first = len(row.nodes)
@@ -185,8 +188,9 @@ class GgufModel(LanguageModel):
         """See `LanguageModel.chain`."""
         assert isinstance(cache, GgufCache)
         chains: list[list[int]] = [[] for _ in rows]
-        logits = torch.zeros((len(rows), self.vocab_size))
-        probs = None if draws is None else torch.zeros((len(rows), steps, self.vocab_size))
+        logits = torch.zeros((len(rows), self.vocab_size), dtype=torch.float32, device="cpu")
+        shape = len(rows), steps, self.vocab_size
+        probs = None if draws is None else torch.zeros(shape, dtype=torch.float32, device="cpu")
         if probs is not None:
             probs[..., 0] = 1  # where nothing is drawn
         pick = _picker(logits, draws, probs)
