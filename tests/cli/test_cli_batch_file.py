@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -157,6 +158,9 @@ def test_two_runs_do_not_write_to_one_file(batch, files):
 
 def test_files_that_can_not_be_used(batch, call, files):
     assert "can't be read" in call("batch", "/no/such/file", "-o", files[1]).output
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(files[0].parent / "socket"))
+        assert "can't be read" in call("batch", files[0].parent / "socket", "-o", files[1]).output
     files[1].write_text("")
     assert "can't be read" in call("batch", "/no/such/file", "-o", files[1]).output
     files[0].write_text("")

@@ -17,6 +17,7 @@ import pytest
 import foretoken
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.engine import Engine
+from foretoken.engine.prompt_scores import Scoring
 from foretoken.errors import (
     ForetokenError,
     NumericalError,
@@ -723,6 +724,25 @@ def test_a_panic_in_the_engines_thread_leaves_nobody_waiting(monkeypatch, where)
                 await served.generate([1, 2], sampling(1))
 
     assert run(main()) in (None, make().generate([1, 2], sampling(1)).token_ids)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_panic_beside_a_prompt_that_is_scored_leaves_nobody_waiting(monkeypatch, busy):
+    engine = make()
+
+    def panics(*_, **__):
+        raise Panic("index out of bounds")
+
+    async def main():
+        async with AsyncEngine(engine) as served:
+            monkeypatch.setattr(Scoring, "step", panics)
+            asked = [served.score([1, 2, 3])]
+            if busy:
+                asked.append(served.generate([1, 2], sampling(1, 200)))
+            return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), LONGEST)
+
+    told = run(main())
+    assert all(isinstance(one, ForetokenError) and "index out of bounds" in str(one) for one in told)
 
 
 def test_an_engine_is_given_back_once():

@@ -764,18 +764,22 @@ def test_memory_that_runs_out_in_the_verification_is_told_as_such(monkeypatch):
         engine.generate([1, 2, 3], SamplingParams(max_new_tokens=4, logprobs=1))
 
 
-def test_a_pass_that_memory_ran_out_in_is_not_kept_by_its_error(monkeypatch):
+@pytest.mark.parametrize("where", ["forward", "verify_round", "emit"])
+def test_a_round_that_memory_ran_out_in_is_not_kept_by_its_error(monkeypatch, where):
     """Requests that wait, and those to come, need it."""
     target, kept = load(tiny_llama(seed=1)), []
 
-    def full(*_, **__):
+    def full(*arguments, **__):
         activations = torch.zeros(1000)
-        kept.append(weakref.ref(activations))
+        kept.extend(weakref.ref(one) for one in (activations, *arguments) if isinstance(one, torch.Tensor))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     engine = Engine(target, None)
-    request = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=4))
-    monkeypatch.setattr(type(target), "forward", full)
+    request = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=4, logprobs=1))
+    if where == "forward":
+        monkeypatch.setattr(type(target), where, full)
+    else:
+        monkeypatch.setattr(f"foretoken.engine.decode_loop.{where}", full)
     gc.disable()  # which would find it, but later
     try:
         with suppress(OutOfMemory):

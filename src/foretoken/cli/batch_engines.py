@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from foretoken.serve.in_process import Answer
 
+_ENDED = "the process of an engine has ended: run it again to go on"
+
 Done = Callable[[Item, "Answer"], None]
 
 
@@ -144,24 +146,27 @@ def run_processes(options: EngineOptions, jobs: int, items: Iterator[Item], done
                 assert isinstance(ready, Connection)
                 try:
                     message = ready.recv()
-                except (EOFError, ConnectionError):
+                except (EOFError, OSError):
                     message = None
                 if isinstance(message, str):
                     raise ForetokenError(message)
                 if message is None:
                     if open_items.pop(ready) or ready not in told:
-                        raise ForetokenError("the process of an engine has ended: run it again to go on")
+                        raise ForetokenError(_ENDED)
                     processes.pop(ready).join()
                     continue
                 if isinstance(message, tuple):
                     done(*message)
                     open_items[ready] -= 1
-                for item in _some(items, options.window - open_items[ready]):
-                    ready.send(item)
-                    open_items[ready] += 1
-                if not open_items[ready]:
-                    told.add(ready)
-                    ready.send(None)
+                try:
+                    for item in _some(items, options.window - open_items[ready]):
+                        ready.send(item)
+                        open_items[ready] += 1
+                    if not open_items[ready]:
+                        told.add(ready)
+                        ready.send(None)
+                except OSError:
+                    raise ForetokenError(_ENDED) from None
     finally:
         for process in processes.values():
             process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -19,7 +18,7 @@ from foretoken.cli.checks import check_models
 from foretoken.cli.options import ModelOptions
 from foretoken.cli.screen import Screen
 from foretoken.cli.serve import check_packages, check_ray
-from foretoken.errors import ForetokenError
+from foretoken.errors import ForetokenError, PromptError
 
 if TYPE_CHECKING:
     from foretoken.serve.in_process import Answer
@@ -81,7 +80,7 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
         check_ray()
     check_models(models)
     screen = Screen(options.no_color)
-    if options.output.exists() and file.exists() and options.output.samefile(file):
+    if _are_same(options.output, file):
         raise ForetokenError(f"requests and answers are the same file, {str(file)!r}: give another one for the answers")
     with _read_again(file) as requests:
         return _answer_all(file, requests, models, options, screen)
@@ -141,17 +140,38 @@ def _answer_all(file: Path, requests: Path, models: ModelOptions, options: Batch
     return not bad and not failed and not results.errors
 
 
+def _are_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one is not there, or can't be looked at, which is told where it is opened
+        return False
+
+
 @contextmanager
 def _read_again(file: Path) -> Iterator[Path]:
-    """A file of these lines that can be read more than once: of a pipe, a temporary one."""
-    if not file.exists() or stat.S_ISREG(file.stat().st_mode) or file.is_dir():
+    """A file of these lines that can be read more than once: of a pipe, a temporary one.
+
+    Raises:
+        PromptError: it can't be read.
+    """
+    with _told(file):
+        can_be = not file.exists() or file.is_file() or file.is_dir()
+    if can_be:
         yield file
         return
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as kept:
-        with file.open("rb") as lines:
+        with _told(file), file.open("rb") as lines:
             shutil.copyfileobj(lines, kept)
-        kept.flush()
+            kept.flush()
         yield Path(kept.name)
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PromptError(f"the file of requests {str(file)!r} can't be read: {error.strerror or error}") from error
 
 
 def _names(requests: Path, named: str, screen: Screen) -> Iterator[str | None]:

@@ -168,10 +168,12 @@ class DecodeLoop:
         traced = [at for at, row in enumerate(members.rows) if row.trace]
         if traced:
             trace_round(members, traced, draft, verified, self.target.tokenizer)
-        emit(members.rows, draft, verified, logits, forced.tokens)
+        with self._memory_guard("the verification"):
+            emit(members.rows, draft, verified, logits, forced.tokens)
         if hidden:
             clock.turn_to("drafter")
-            _pass_hidden_states(self.drafter, batch, lengths, verified, path, hidden)
+            with self._memory_guard(f"the drafter {self.drafter.name}"):
+                _pass_hidden_states(self.drafter, batch, lengths, verified, path, hidden)
             clock.turn_to("other")
         self._handle_bad_logits(members, verified)
         seconds = _stop(clock, members)
@@ -330,7 +332,7 @@ class _MemoryGuard:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or not _is_out_of_memory(error):
             return
-        clear_frames(error.__traceback__)  # or the failed pass would live as long as the requests' error
+        clear_frames(error.__traceback__)  # of a pass that failed, see `Scheduler.step`
         raise OutOfMemory(
             f"out of memory in {self._name} with {len(self._rows)} rows of up to "
             f"{max((len(row.sequence.tokens) for row in self._rows), default=0):,} tokens: lower max_batch_size, "

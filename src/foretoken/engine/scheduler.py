@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as AbstractSequence
 from time import perf_counter
+from traceback import clear_frames
 
 from foretoken.engine.cache_budget import Budget
 from foretoken.engine.decode_loop import DecodeLoop
@@ -126,6 +127,8 @@ class Scheduler:
             self._settle(running)
             self.loop.clear()
             release_threads()
+            if isinstance(error, OutOfMemory):
+                clear_frames(error.__traceback__)  # or the round's tensors would live as long as the requests' error
             raise
         grown = [
             row

@@ -133,14 +133,14 @@ class Worker:
         if self.failure is not None:
             scoring.tell(self.failure)
             return
-        if scoring.step(self.engine.target):
-            return
-        if self.engine.busy:
-            try:
+        try:
+            if scoring.step(self.engine.target):
+                return
+            if self.engine.busy:
                 self._step()
-            except Exception as error:
-                scoring.tell(error)
-                raise
+        except BaseException as error:
+            scoring.tell(_as_exception(error))
+            raise
         with self._lock:
             if self._closed:
                 scoring.tell(ForetokenError("this AsyncEngine is closed: make another one"))

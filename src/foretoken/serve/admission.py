@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, shutting_down
 
 _LONGEST_RETRY = 60
 """Seconds that a client is told to wait at most."""
@@ -39,7 +39,7 @@ class Admission:
             ApiError: the queue is full (429), will never take so many (400), or the server is about to end (503).
         """
         if self.draining:
-            raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
+            raise shutting_down()
         if count > self._capacity:
             raise ApiError(
                 400, f"{count:,} completions are more than the queue takes, {self._capacity:,}: ask for fewer", "n"

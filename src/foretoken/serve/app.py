@@ -13,7 +13,7 @@ from foretoken.engine.engine import Engine
 from foretoken.serve import body as bodies
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.decoding import Decoding, DecodingHere
-from foretoken.serve.errors import ApiError, json_response
+from foretoken.serve.errors import ApiError, json_response, shutting_down
 from foretoken.serve.gate import Gate
 from foretoken.serve.handlers import METRICS_TYPE, answer_errors, cors_options
 from foretoken.serve.messages import messages_routes
@@ -87,7 +87,7 @@ def _status_routes(service: Service) -> APIRouter:
 
     async def ready() -> Response:
         if service.admission.draining:
-            raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
+            raise shutting_down()
         return await health()
 
     async def version() -> Response:

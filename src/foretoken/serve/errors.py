@@ -128,6 +128,11 @@ def _parameter(message: str) -> str | None:
     return word if word.isidentifier() else None
 
 
+def shutting_down() -> ApiError:
+    """What requests are told that a server does not take any more, or can't end."""
+    return ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
+
+
 def dump(body: Any) -> str:
     """JSON of ASCII alone, so that half a surrogate pair in what a client sent can be quoted."""
     return _ENCODER.encode(body)

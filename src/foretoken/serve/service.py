@@ -13,10 +13,11 @@ from typing import Any
 
 from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.engine.streams import Streams
+from foretoken.errors import ForetokenError
 from foretoken.sampling import SamplingParams
 from foretoken.serve.admission import Admission
 from foretoken.serve.decoding import Decoding
-from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.errors import ApiError, api_error, shutting_down
 from foretoken.serve.figures import Figures
 from foretoken.serve.metrics import Metrics, Watch
 from foretoken.serve.progress import Progress
@@ -91,6 +92,8 @@ class Service:
 
     def explain(self, error: Exception) -> ApiError:
         """What a client is told of an error."""
+        if type(error) is ForetokenError and self.admission.draining and self.engine.failure is None:
+            return shutting_down()  # the engine was closed before it had the request
         return api_error(error, self.target.name, self.settings.model)
 
     def room(self, prompt: Sequence[int]) -> int:
@@ -205,7 +208,7 @@ class Batch:
                     if what.completion is not None:
                         if what.completion.finish_reason == "cancelled":
                             watch.failed()
-                            raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down")
+                            raise shutting_down()
                         watch.end()
                     yield index, what
         except TimeoutError:

@@ -48,6 +48,7 @@ def write(
     tokenizer: Any | None = None,
     kinds: Callable[[str], str] | None = None,
     tensors: dict[str, Any] | None = None,
+    without: tuple[str, ...] = (),
     **metadata: Any,
 ) -> Path:
     """Write a model.
@@ -58,6 +59,7 @@ def write(
         tokenizer: a byte-level BPE tokenizer, or a function that writes a vocabulary; None for none.
         kinds: gives the type of a matrix of which the name is given; None for float32 throughout.
         tensors: further ones, by their names in the file.
+        without: keys that are left out.
         metadata: further keys and values.
     """
     config = module.config
@@ -85,6 +87,8 @@ def write(
             writer.add_tensor(new, stored, raw_dtype=gguf.GGMLQuantizationType[kind_of_matrix])
     for name, extra in (tensors or {}).items():
         writer.add_tensor(name, extra)
+    for key in without:
+        del writer.kv_data[0][key]
     _add_vocabulary(writer, config, tokenizer)
     for key, value in metadata.items():
         _add(writer, key.replace("__", "."), value)

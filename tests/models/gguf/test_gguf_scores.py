@@ -98,7 +98,7 @@ def test_a_context_that_grows_keeps_its_rotary_frequencies(load, n_ctx, long):
     """llama.cpp chooses them by the room of a context; one for all rows begins with 1,024 tokens, and grows."""
     fields = longrope(original=1100, head_dim=8, longest=2048)
     model = load("phi3", lambda: tiny_phi3(**fields), n_ctx=n_ctx)
-    assert model.max_length == {2048: 2048, 1100: 960, 600: 600}[n_ctx]
+    assert model.max_length == {2048: 2048, 1100: 1024 - 257, 600: 600}[n_ctx]
     cache, length = model.open(3), 1500 if long else 580
     texts = [[(7 * place + place // 5 + row) % 31 for place in range(length - 20 * row)] for row in range(3)]
     parts = [0, 200, 300, 1150, 1400, length] if long else [0, 400, 500, length]
@@ -107,6 +107,29 @@ def test_a_context_that_grows_keeps_its_rotary_frequencies(load, n_ctx, long):
     with torch.inference_mode():
         for text, found in zip(texts, scores, strict=True):
             assert (model.module(torch.tensor([text])).logits[0, -1] - found).abs().max() < 1e-3
+
+
+def test_contexts_of_a_model_with_two_sets_of_frequencies_are_used_again(load):
+    model = load("phi3", lambda: tiny_phi3(**longrope(original=1100, head_dim=8, longest=2048)), n_ctx=2048)
+    for _ in range(2):
+        cache = model.open(1)
+        _scores(model, cache, [[1, 2, 3]])
+        del cache
+        assert [context.cells for context in model.pool._spare] == [1280]
+
+
+def test_without_the_length_for_short_frequencies_it_is_the_files_context(files):
+    """As llama.cpp has it: then no context may have more room."""
+    fields = longrope(original=1100, head_dim=8, longest=2048)
+    path = files("phi3 without", lambda: tiny_phi3(**fields), without=("phi3.rope.scaling.original_context_length",))[1]
+    model = load_file(path, "phi3", Options())
+    assert (model.max_length, model.pool.rows, model.pool.options.most_cells) == (2048 - 257, 1, 2048)
+
+
+def test_states_that_are_never_cut_have_no_window(load):
+    model = load("lfm2", lambda: tiny_lfm2(block_auto_adjust_ff_dim=False))
+    assert (model.pool.rolls_back, model.pool.window) == (False, 0)
+    assert load("gemma2", ROLLING_BACK["gemma2"]).pool.window == 4
 
 
 def test_a_row_that_shares_less_than_a_windows_tokens_is_computed_again(load):

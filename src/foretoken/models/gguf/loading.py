@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from foretoken.errors import ModelError, OutOfMemory
+from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models import sampling_defaults
 from foretoken.models.gguf.context import PAD, ContextOptions
 from foretoken.models.gguf.file import parts_of
@@ -30,7 +31,7 @@ _MMAP, _NO_MMAP = 1, 0
 _POSITION_TABLES = ("gpt2", "starcoder", "mpt")
 """Architectures that may have a learned table of positions."""
 _LONG_FACTORS = "rope_factors_long.weight"
-_TENTATIVE = 64  # tokens of drafts that a context has room for beside a sequence of the longest length
+_TENTATIVE = 1 + MAX_SPECULATIVE_TOKENS  # that a context has room for beside a sequence of the longest length
 
 
 def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: Any | None = None) -> GgufModel:
@@ -70,16 +71,15 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
             f"n_ctx is {options.n_ctx:,}, and {name} has a table of {positions:,} positions: give at most that"
         )
     max_length = options.n_ctx or trained
-    if (original := _original_context(handle, parts)) is not None:
+    if (original := _original_context(handle, parts, trained)) is not None:
         if max_length > original:
-            context = replace(context, cells=max(context.cells, original + 1))
+            context = replace(context, cells=max(context.cells, (original // PAD + 1) * PAD))
         else:
             rows, most = 1, max(original // PAD, 1) * PAD
             context = replace(context, most_cells=most)
-            max_length = min(max_length, most - _TENTATIVE)
-    pool = ContextPool(
-        handle, context, rows, rolls_back, len(own), positions, max(calls.llama_model_n_swa(handle.pointer), 0)
-    )
+            max_length = min(max_length, max(most - _TENTATIVE, 1))
+    window = max(calls.llama_model_n_swa(handle.pointer), 0) if rolls_back else 0  # else no sequence is cut to a part
+    pool = ContextPool(handle, context, rows, rolls_back, len(own), positions, window)
     has_text = _has_text(handle)
     weight_bytes, numbers = calls.llama_model_size(handle.pointer), calls.llama_model_n_params(handle.pointer)
     # Its kernels for the CPU take a row of weights for one token after another, and are mostly built for AVX2.
@@ -209,15 +209,16 @@ def _check_kind(handle: Handle, name: str) -> None:
         raise ModelError(f"{name} is a diffusion model ({architecture}), which has no next token: take another model")
 
 
-def _original_context(handle: Handle, parts: Sequence[Path]) -> int | None:
+def _original_context(handle: Handle, parts: Sequence[Path], trained: int) -> int | None:
     """The longest sequence for the first of a model's two sets of rotary frequencies; None where it has but one.
 
     llama.cpp takes the second in each context with more room than that, whatever it holds, and cached keys keep the
     frequencies that they were made with. So all contexts of a model have more room, or none has: as `n_ctx` says, or
     the file. Without more, a context has one row, as they share its room.
     """
-    original = handle.number(f"{handle.metadata('general.architecture')}.rope.scaling.original_context_length")
-    return original if original is not None and _LONG_FACTORS in read_header(parts).tensors else None
+    if _LONG_FACTORS not in read_header(parts).tensors:
+        return None
+    return handle.number(f"{handle.metadata('general.architecture')}.rope.scaling.original_context_length") or trained
 
 
 def _has_position_table(handle: Handle) -> bool:
