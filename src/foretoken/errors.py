@@ -42,6 +42,10 @@ class RequestTooLarge(OutOfMemory):
     """A request may need more KV cache than `cache_memory` is in all: it never fits."""
 
 
+class EngineClosed(ForetokenError):
+    """The engine was closed: it takes no more requests, and what still ran has ended."""
+
+
 class QueueTimeout(ForetokenError):
     """A request waited for a row for longer than it may."""
 

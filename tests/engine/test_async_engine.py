@@ -726,8 +726,9 @@ def test_a_panic_in_the_engines_thread_leaves_nobody_waiting(monkeypatch, where)
     assert run(main()) in (None, make().generate([1, 2], sampling(1)).token_ids)
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_a_panic_beside_a_prompt_that_is_scored_leaves_nobody_waiting(monkeypatch, busy):
+@pytest.mark.parametrize("where", ["scoring", "round"])
+def test_a_panic_beside_a_prompt_that_is_scored_leaves_nobody_waiting(monkeypatch, where):
+    """Who asked for the scores is told once it is known that the engine has failed."""
     engine = make()
 
     def panics(*_, **__):
@@ -735,14 +736,18 @@ def test_a_panic_beside_a_prompt_that_is_scored_leaves_nobody_waiting(monkeypatc
 
     async def main():
         async with AsyncEngine(engine) as served:
-            monkeypatch.setattr(Scoring, "step", panics)
-            asked = [served.score([1, 2, 3])]
-            if busy:
-                asked.append(served.generate([1, 2], sampling(1, 200)))
+            asked = [asyncio.create_task(served.generate([1, 2], sampling(1, 200)))] * (where == "round")
+            await asyncio.sleep(0)
+            monkeypatch.setattr(Scoring, "step", panics if where == "scoring" else lambda *_: False)
+            if where == "round":
+                monkeypatch.setattr(engine, "step", panics)
+            with pytest.raises(ForetokenError, match="index out of bounds"):
+                await asyncio.wait_for(served.score([1, 2, 3]), LONGEST)
+            assert served.failure is not None
             return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), LONGEST)
 
-    told = run(main())
-    assert all(isinstance(one, ForetokenError) and "index out of bounds" in str(one) for one in told)
+    for one in run(main()):
+        assert isinstance(one, ForetokenError)
 
 
 def test_an_engine_is_given_back_once():

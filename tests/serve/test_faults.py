@@ -267,3 +267,13 @@ def test_what_still_runs_after_the_grace_time_is_told_so(monkeypatch, stream, ap
             assert told.status == (200 if stream else 503)
         engine.open()  # a last round, without requests
         assert ended.result(LONGEST) is True
+
+
+def test_a_request_that_comes_to_a_closed_engine_is_told_that_the_server_ends():
+    """As one that was let in, and was still being tokenized as the grace time ended."""
+    with serving(tiny_engine()) as running:
+        asyncio.run(running.service.engine.aclose())
+        for fields in ({}, {"stream": True}, {"echo": True, "logprobs": 1}):
+            answer = running.complete(prompt="the cat", max_tokens=2, **fields)
+            assert "shutting_down" in answer.text
+            assert answer.status == 503 or (fields == {"stream": True} and answer.status == 200)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from foretoken.serve.in_process import Answer
 
-_ENDED = "the process of an engine has ended: run it again to go on"
-
 Done = Callable[[Item, "Answer"], None]
 
 
@@ -152,7 +150,7 @@ def run_processes(options: EngineOptions, jobs: int, items: Iterator[Item], done
                     raise ForetokenError(message)
                 if message is None:
                     if open_items.pop(ready) or ready not in told:
-                        raise ForetokenError(_ENDED)
+                        raise ForetokenError("the process of an engine has ended: run it again to go on")
                     processes.pop(ready).join()
                     continue
                 if isinstance(message, tuple):
@@ -165,8 +163,8 @@ def run_processes(options: EngineOptions, jobs: int, items: Iterator[Item], done
                     if not open_items[ready]:
                         told.add(ready)
                         ready.send(None)
-                except OSError:
-                    raise ForetokenError(_ENDED) from None
+                except OSError:  # it has ended: what it said before is read first
+                    pass
     finally:
         for process in processes.values():
             process.kill()

@@ -84,7 +84,7 @@ class DecodeLoop:
         """Let requests take part from the next round on; one whose source the target can't encode fails instead."""
         if not rows:
             return
-        with taking_turns([self.target]):
+        with taking_turns([self.target]), self._memory_guard(self.target.name):
             self._prefixes.join(rows)
             for slot, row in enumerate(self.rows):
                 if row in rows and row.sequence.source is not None:

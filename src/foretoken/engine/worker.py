@@ -16,8 +16,10 @@ from foretoken.engine.prompt_scores import Scoring
 from foretoken.engine.prompts import Prompt
 from foretoken.engine.scheduler import Request
 from foretoken.engine.taken import give_back, take
-from foretoken.errors import ForetokenError, QueueTimeout, SlowConsumer
+from foretoken.errors import EngineClosed, ForetokenError, QueueTimeout, SlowConsumer
 from foretoken.sampling import SamplingParams
+
+_CLOSED = "this AsyncEngine is closed: make another one"
 
 
 class Worker:
@@ -78,7 +80,7 @@ class Worker:
                     f"this AsyncEngine was ended by an error ({self.failure!r}): make another one, with a new Engine"
                 ) from self.failure
             if self._closed:
-                raise ForetokenError("this AsyncEngine is closed: make another one")
+                raise EngineClosed(_CLOSED)
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="foretoken-engine", daemon=True)
                 self._thread.start()
@@ -138,12 +140,12 @@ class Worker:
                 return
             if self.engine.busy:
                 self._step()
-        except BaseException as error:
-            scoring.tell(_as_exception(error))
+        except BaseException:
+            self._commands.put(partial(self._score, scoring))  # `_fail` tells it, once the failure is known
             raise
         with self._lock:
             if self._closed:
-                scoring.tell(ForetokenError("this AsyncEngine is closed: make another one"))
+                scoring.tell(EngineClosed(_CLOSED))
             else:
                 self._commands.put(partial(self._score, scoring))
 

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from foretoken.errors import (
+    EngineClosed,
     ForetokenError,
     GrammarError,
     OutOfMemory,
@@ -98,6 +99,8 @@ def api_error(error: Exception, target: str, model: str) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, EngineClosed):
+        return shutting_down()
     message = str(error).replace(target, model)
     if isinstance(error, PromptError):
         code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None

@@ -13,7 +13,6 @@ from typing import Any
 
 from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.engine.streams import Streams
-from foretoken.errors import ForetokenError
 from foretoken.sampling import SamplingParams
 from foretoken.serve.admission import Admission
 from foretoken.serve.decoding import Decoding
@@ -92,8 +91,6 @@ class Service:
 
     def explain(self, error: Exception) -> ApiError:
         """What a client is told of an error."""
-        if type(error) is ForetokenError and self.admission.draining and self.engine.failure is None:
-            return shutting_down()  # the engine was closed before it had the request
         return api_error(error, self.target.name, self.settings.model)
 
     def room(self, prompt: Sequence[int]) -> int:

@@ -75,9 +75,14 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         if max_length > original:
             context = replace(context, cells=max(context.cells, (original // PAD + 1) * PAD))
         else:
-            rows, most = 1, max(original // PAD, 1) * PAD
+            rows, most = 1, original // PAD * PAD
             context = replace(context, most_cells=most)
-            max_length = min(max_length, max(most - _TENTATIVE, 1))
+            max_length = min(max_length, most - _TENTATIVE)
+            if max_length < 1:
+                raise ModelError(
+                    f"{name} has two sets of rotary frequencies, one for up to {original:,} tokens, which leaves none "
+                    f"beside drafts: give an n_ctx above {original:,}, for the other one"
+                )
     window = max(calls.llama_model_n_swa(handle.pointer), 0) if rolls_back else 0  # else no sequence is cut to a part
     pool = ContextPool(handle, context, rows, rolls_back, len(own), positions, window)
     has_text = _has_text(handle)
@@ -216,7 +221,10 @@ def _original_context(handle: Handle, parts: Sequence[Path], trained: int) -> in
     frequencies that they were made with. So all contexts of a model have more room, or none has: as `n_ctx` says, or
     the file. Without more, a context has one row, as they share its room.
     """
-    if _LONG_FACTORS not in read_header(parts).tensors:
+    try:
+        if _LONG_FACTORS not in read_header(parts).tensors:
+            return None
+    except ModelError:  # which llama.cpp has read
         return None
     return handle.number(f"{handle.metadata('general.architecture')}.rope.scaling.original_context_length") or trained
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from foretoken.errors import ForetokenError
+from foretoken.errors import EngineClosed, ForetokenError
 from foretoken.serve.apart.wire import Frames, Kind, frame
 
+_CLOSED = "the server is closed: ask another one"
 _LOOK_SECONDS = 1.0
 """After which a thread that waits looks whether somebody is there to answer."""
 
@@ -93,7 +94,7 @@ class Link(asyncio.Protocol):
                 if answer.done():  # it came meanwhile, or is that very error
                     return answer.result()
                 if self._loop.is_closed():  # it will not come any more
-                    raise ForetokenError("the server is closed: ask another one") from None
+                    raise EngineClosed(_CLOSED) from None
 
     async def close(self, seconds: float) -> None:
         """Have the engine's side end all requests, and itself; those get their last events before.
@@ -126,7 +127,7 @@ class Link(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         if self.is_open:
             self.failure = ForetokenError("the engine's process has ended: start the server again")
-        told = self.failure or ForetokenError("the server is closed: ask another one")
+        told = self.failure or EngineClosed(_CLOSED)
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(told)
@@ -148,4 +149,4 @@ class Link(asyncio.Protocol):
                 f"the engine was ended by an error ({self.failure!r}): start the server again"
             ) from self.failure
         if self._closing:
-            raise ForetokenError("the server is closed: ask another one")
+            raise EngineClosed(_CLOSED)
