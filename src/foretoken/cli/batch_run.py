@@ -155,8 +155,8 @@ def _read_again(file: Path) -> Iterator[Path]:
         PromptError: it can't be read.
     """
     with _told(file):
-        can_be = not file.exists() or file.is_file() or file.is_dir()
-    if can_be:
+        as_it_is = not file.exists() or file.is_file() or file.is_dir()
+    if as_it_is:
         yield file
         return
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as kept:
