@@ -16,6 +16,8 @@ from foretoken.errors import ParameterError, shown
 
 MAX_SPECULATIVE_TOKENS = 256
 """Most draft tokens (tree nodes included) in a round: the upper limit of num_speculative_tokens and of memory plans."""
+TENTATIVE = 1 + MAX_SPECULATIVE_TOKENS
+"""Tokens of a row in a KV cache beyond its sequence: the root and the draft after it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -336,8 +336,8 @@ def test_requests_that_name_no_seed_leave_nothing_behind():
     for seed in range(100):
         sequence = sequence_of([1, 2, 3], temperature=1.0)
         sequence.seed = seed
-        assert apart.takes_part(sequence, shared_noise=False)
+        assert apart.takes_part(batch_of(sequence), 0)
     assert apart._first == {}
     named = [sequence_of([1, 2, 3], temperature=1.0, seed=7) for _ in range(2)]
-    assert [apart.takes_part(sequence, shared_noise=False) for sequence in named] == [True, False]
+    assert [apart.takes_part(batch_of(*named), row) for row in range(2)] == [True, False]
     assert len(apart._first) == 1

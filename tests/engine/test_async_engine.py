@@ -704,12 +704,13 @@ class Panic(BaseException):
     """As libraries in Rust raise, which no `except Exception` catches."""
 
 
+def panics(*_, **__):
+    raise Panic("index out of bounds")
+
+
 @pytest.mark.parametrize("where", ["submit", "step"])
 def test_a_panic_in_the_engines_thread_leaves_nobody_waiting(monkeypatch, where):
     engine = make()
-
-    def panics(*_, **__):
-        raise Panic("index out of bounds")
 
     async def main():
         async with AsyncEngine(engine) as served:
@@ -730,9 +731,6 @@ def test_a_panic_in_the_engines_thread_leaves_nobody_waiting(monkeypatch, where)
 def test_a_panic_beside_a_prompt_that_is_scored_leaves_nobody_waiting(monkeypatch, where):
     """Who asked for the scores is told once it is known that the engine has failed."""
     engine = make()
-
-    def panics(*_, **__):
-        raise Panic("index out of bounds")
 
     async def main():
         async with AsyncEngine(engine) as served:

@@ -124,8 +124,7 @@ class Lookup(Drafter):
         sequence = batch.sequences[row]
         state = self._sequences[sequence]
         if state.known is None or len(state.known) > len(sequence.context):
-            apart = bool(batch.reproducible) and batch.reproducible[row]
-            shared = not apart and self._participants.takes_part(sequence, batch.shared_noise[row])
+            shared = self._participants.takes_part(batch, row)
             rates = AcceptanceRates(self._engine[sequence.params.greedy]) if shared else AcceptanceRates()
             state.known = Continuations(rates, self._others if shared else None)
             state.known.read(sequence.context)

@@ -91,10 +91,9 @@ class NgramStorage(Drafter):
                     counts.add(context, token)
 
     def _counts(self, batch: Batch, row: int) -> _NgramCounts:
-        sequence, apart = batch.sequences[row], bool(batch.reproducible) and batch.reproducible[row]
-        if self.keep and not apart and self._participants.takes_part(sequence, batch.shared_noise[row]):
+        if self.keep and self._participants.takes_part(batch, row):
             return self._shared
-        return self._own[sequence]
+        return self._own[batch.sequences[row]]
 
     def _chain(self, counts: _NgramCounts, context: list[int], limit: int) -> list[int]:
         window = context[-(self.max_order - 1) :]

@@ -88,10 +88,9 @@ class TokenRecycling(Drafter):
                 table.predicted[tokens[node]] = array("i", likely[row][node])
 
     def _table(self, batch: Batch, row: int) -> _SuccessorTable:
-        sequence, apart = batch.sequences[row], bool(batch.reproducible) and batch.reproducible[row]
-        if self.shared and not apart and self._participants.takes_part(sequence, batch.shared_noise[row]):
+        if self.shared and self._participants.takes_part(batch, row):
             return self._common
-        return self._own[sequence]
+        return self._own[batch.sequences[row]]
 
 
 class _SuccessorTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.sequence import Sequence
+from foretoken.drafters.base import Batch
 
 
 class Participants:
@@ -18,15 +18,15 @@ class Participants:
     def __init__(self) -> None:
         self._first: dict[int, int] = {}  # by seed, the sequence that takes part
 
-    def takes_part(self, sequence: Sequence, shared_noise: bool) -> bool:
-        """Whether a request may read and write what is shared.
+    def takes_part(self, batch: Batch, row: int) -> bool:
+        """Whether a row's request may read and write what is shared.
 
-        Args:
-            sequence: the request; a scratch one never does.
-            shared_noise: as in `Batch.shared_noise`: there, and in greedy decoding, drafts don't influence the output.
+        One whose drafts may depend on no other request (`Batch.reproducible`) never does, nor does a scratch one. With
+        `Batch.shared_noise`, and in greedy decoding, drafts don't influence the output.
         """
-        if sequence.scratch:
+        sequence = batch.sequences[row]
+        if sequence.scratch or (batch.reproducible and batch.reproducible[row]):
             return False
-        if shared_noise or sequence.params.greedy or sequence.params.seed is None:
+        if batch.shared_noise[row] or sequence.params.greedy or sequence.params.seed is None:
             return True
         return self._first.setdefault(sequence.seed, sequence.id) == sequence.id

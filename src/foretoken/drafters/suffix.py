@@ -55,8 +55,7 @@ class Suffix(Drafter):
             new = history.update(sequence)
             state, match = history.automaton.context(history.end)
             automaton = history.automaton
-            apart = bool(batch.reproducible) and batch.reproducible[row]
-            if self.global_tokens and not apart and self._participants.takes_part(sequence, batch.shared_noise[row]):
+            if self.global_tokens and self._participants.takes_part(batch, row):
                 for token in new:
                     self._others.append(history.shared, token)
                 for other, context, length in self._others.contexts(history.shared):

@@ -8,15 +8,12 @@ from typing import Protocol
 from weakref import WeakSet
 
 from foretoken.errors import ParameterError, RequestTooLarge, show_bytes, shown
-from foretoken.limits import MAX_SPECULATIVE_TOKENS
+from foretoken.limits import TENTATIVE
 from foretoken.models.base import LanguageModel
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _LARGEST = 1 << 60
-
-TENTATIVE = 1 + MAX_SPECULATIVE_TOKENS
-"""Tokens of a row in a KV cache beyond its sequence: the root and the draft after it."""
 
 
 def parse_bytes(value: int | str, name: str = "cache_memory") -> int:

@@ -7,12 +7,12 @@ from typing import Any
 
 from foretoken.serve import strict_json
 from foretoken.serve.calls import Call, Parsed
-from foretoken.serve.errors import ApiError, dump
+from foretoken.serve.errors import ApiError, dump, refuse_others
 from foretoken.serve.tools import ToolSet, choose, listed, make_tool
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_CALL_FIELDS = frozenset(("type", "id", "name", "input", "cache_control"))
-_RESULT_FIELDS = frozenset(("type", "tool_use_id", "content", "is_error", "cache_control"))
+_CALL_FIELDS = ("type", "id", "name", "input", "cache_control")
+_RESULT_FIELDS = ("type", "tool_use_id", "content", "is_error", "cache_control")
 _FAILED = "Error: "  # templates know no results that are errors
 Event = tuple[str, dict[str, Any]]
 
@@ -34,9 +34,7 @@ def anthropic_tools(tools: Any, choice: Any) -> ToolSet | None:
         param = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
             raise ApiError(400, f"{param} is no tool of your own: give {{name, description, input_schema}}", param)
-        for name in tool.keys() - {"type", "name", "description", "input_schema", "cache_control"}:
-            field = f"{param}.{name[:100]}"
-            raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+        refuse_others(tool, ("type", "name", "description", "input_schema", "cache_control"), param)
         schema = tool.get("input_schema")
         found.append(make_tool(tool.get("name"), tool.get("description"), schema, param, "input_schema"))
     named = {"type": "function", "name": choice.get("name")} if kind == "tool" else None
@@ -62,13 +60,13 @@ def openai_messages(given: Any) -> Any:
         for place, block in enumerate(content):
             kind, param = block.get("type") if isinstance(block, dict) else None, f"messages.{index}.content.{place}"
             if kind == "tool_use":
-                _refuse_others(block, _CALL_FIELDS, param)
+                refuse_others(_given(block), _CALL_FIELDS, param)
                 if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
                     raise ApiError(400, f"{param} is no call: give {{type, id, name, input}}", param)
                 function = {"name": block["name"], "arguments": block["input"]}
                 calls.append({"id": block.get("id", ""), "type": "function", "function": function})
             elif kind == "tool_result":
-                _refuse_others(block, _RESULT_FIELDS, param)
+                refuse_others(_given(block), _RESULT_FIELDS, param)
                 if not isinstance(block.get("tool_use_id"), str):
                     raise ApiError(400, f"{param}.tool_use_id is no string: give one", f"{param}.tool_use_id")
                 found.append({"role": "tool", "content": _result(block, param), "tool_call_id": block["tool_use_id"]})
@@ -84,11 +82,9 @@ def openai_messages(given: Any) -> Any:
     return found
 
 
-def _refuse_others(block: dict[str, Any], known: frozenset[str], param: str) -> None:
-    for name in block.keys() - known:
-        if block[name] is not None:
-            field = f"{param}.{name[:100]}"
-            raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+def _given(block: dict[str, Any]) -> dict[str, Any]:
+    """A block's fields without those that are null, as clients send back what they did not get."""
+    return {name: value for name, value in block.items() if value is not None}
 
 
 def _result(block: dict[str, Any], param: str) -> Any:

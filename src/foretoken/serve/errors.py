@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -129,6 +129,22 @@ def _parameter(message: str) -> str | None:
     """The parameter that the library's message begins with."""
     word = message.partition(" ")[0].partition("[")[0].partition("=")[0]
     return word if word.isidentifier() else None
+
+
+def refuse_others(value: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Refuse an object's fields that nobody knows.
+
+    Args:
+        value: the object.
+        known: names of the others.
+        where: the object's own place in the request.
+
+    Raises:
+        ApiError: it has such a field.
+    """
+    for name in value.keys() - set(known):
+        field = f"{where}.{name[:100]}"
+        raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
 
 
 def shutting_down() -> ApiError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from foretoken.serve.calls import Call, Parsed, chat_call
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, refuse_others
 from foretoken.serve.tools import ToolSet, choose, listed, make_tool
 
 Event = tuple[str, dict[str, Any]]
@@ -27,9 +27,7 @@ def response_tools(tools: Any, choice: Any, parallel: bool | None) -> ToolSet | 
         param = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise ApiError(400, f"{param} is no function, and other tools are not served: leave it out", "tools")
-        for name in tool.keys() - {"type", "name", "description", "parameters", "strict"}:
-            field = f"{param}.{name[:100]}"
-            raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+        refuse_others(tool, ("type", "name", "description", "parameters", "strict"), param)
         found.append(make_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), param))
     return choose(found, choice, parallel is not False)
 

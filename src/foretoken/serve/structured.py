@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from foretoken.errors import ForetokenError
 from foretoken.sampling import Grammar
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, refuse_others
 
 
 class StructuredOutputs(BaseModel):
@@ -79,7 +78,7 @@ def format_grammar(value: Any, param: str, nested: bool = True) -> Grammar | Non
     if kind not in (*_FORMAT_FIELDS, "json_schema"):
         raise ApiError(400, f"{param}.type is none of text, json_object, json_schema: use one", f"{param}.type")
     if nested or kind != "json_schema":
-        _refuse_others(value, ("type", *_FORMAT_FIELDS.get(kind, ("json_schema",))), param)
+        refuse_others(value, ("type", *_FORMAT_FIELDS.get(kind, ("json_schema",))), param)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -87,14 +86,8 @@ def format_grammar(value: Any, param: str, nested: bool = True) -> Grammar | Non
     inner, where = (value.get("json_schema"), f"{param}.json_schema") if nested else (value, param)
     if not isinstance(inner, dict):
         raise ApiError(400, f"{where} is no object: give {{name, schema}}", where)
-    _refuse_others(inner, ("type", "name", "description", "schema", "strict"), where)
+    refuse_others(inner, ("type", "name", "description", "schema", "strict"), where)
     return _schema(inner.get("schema"), f"{where}.schema")
-
-
-def _refuse_others(value: dict[str, Any], known: Sequence[str], where: str) -> None:
-    for name in value.keys() - set(known):
-        field = f"{where}.{name[:100]}"
-        raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
 
 
 def _schema(schema: Any, where: str) -> Grammar:

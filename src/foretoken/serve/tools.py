@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from foretoken.errors import ForetokenError
 from foretoken.sampling import Grammar
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, refuse_others
 
 CallForm = Literal["hermes", "llama"]
 """How calls are written: ``<tool_call>{"name", "arguments"}</tool_call>``, or ``{"name", "parameters"}`` alone."""
@@ -169,9 +169,7 @@ def _function(tool: Any, param: str) -> Tool:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
         raise ApiError(400, f"{param} is no function: give {{type: function, function: {{name, parameters}}}}", param)
     function = tool["function"]
-    for name in function.keys() - {"name", "description", "parameters", "strict"}:
-        field = f"{param}.function.{name[:100]}"
-        raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+    refuse_others(function, ("name", "description", "parameters", "strict"), f"{param}.function")
     return make_tool(function.get("name"), function.get("description"), function.get("parameters"), f"{param}.function")
 
 

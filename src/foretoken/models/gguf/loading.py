@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from foretoken.errors import ModelError, OutOfMemory
-from foretoken.limits import MAX_SPECULATIVE_TOKENS
+from foretoken.limits import TENTATIVE
 from foretoken.models import sampling_defaults
 from foretoken.models.gguf.context import PAD, ContextOptions
 from foretoken.models.gguf.file import parts_of
@@ -31,7 +31,6 @@ _MMAP, _NO_MMAP = 1, 0
 _POSITION_TABLES = ("gpt2", "starcoder", "mpt")
 """Architectures that may have a learned table of positions."""
 _LONG_FACTORS = "rope_factors_long.weight"
-_TENTATIVE = 1 + MAX_SPECULATIVE_TOKENS  # that a context has room for beside a sequence of the longest length
 
 
 def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: Any | None = None) -> GgufModel:
@@ -77,7 +76,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         else:
             rows, most = 1, original // PAD * PAD
             context = replace(context, most_cells=most)
-            max_length = min(max_length, most - _TENTATIVE)
+            max_length = min(max_length, most - TENTATIVE)
             if max_length < 1:
                 raise ModelError(
                     f"{name} has two sets of rotary frequencies, one for up to {original:,} tokens, which leaves none "
